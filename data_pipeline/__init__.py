@@ -1,0 +1,1 @@
+"""Raw text to shards, and shards to batches."""

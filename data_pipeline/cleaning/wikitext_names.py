@@ -1,0 +1,73 @@
+"""Names that decide whether a wikilink is text: file and category namespaces, languages, sister projects.
+
+Lower case, with spaces. The English names work in every wiki; the others are each wiki's own.
+"""
+
+
+def _names(block: str) -> frozenset[str]:
+    """The words of a text, their underscores being spaces."""
+    return frozenset(word.replace("_", " ") for word in block.split())
+
+
+FILE_NAMESPACES = _names(
+    """
+    file image media
+    archivo arquivo attēls bestand afbeelding berkas bild bildo billede bilde dosiero dosya datei datoteka delwedd
+    ficheiro ficheru fichier fil fitxategi fitxer fișier fişier fájl gambar grafika hình imagem imagen imagine imago
+    imatge imaxe immagine irudi itcel kuva kép mynd obrázok pilt plik resim skrá slika soubor súbor talaksan tiedosto vaizdas
+    íomhá faili fayl fail fails şəkil medija medeja medya médium média medium medio mídia lêer
+    tập_tin phương_tiện
+    αρχείο εικόνα
+    файл изображение зображення выява картинка датотека слика сурет сүрөт медиа медија медия
+    պատկեր ფაილი სურათი
+    ملف صورة وسائط پرونده تصویر مدیا فائل وێنە קובץ תמונה מדיה
+    चित्र चित्रम् मीडिया চিত্র ছবি મીડિયા ચિત્ર ਤਸਵੀਰ படிமம் దస్త్రం బొమ్మ ಚಿತ್ರ പ്രമാണം ചിത്രം ගොනුව ไฟล์ ภาพ ဖိုင်
+    파일 그림 미디어 ファイル 画像 メディア 文件 檔案 档案 图像 圖像 媒体 媒體
+    """
+)
+
+CATEGORY_NAMESPACES = _names(
+    """
+    category
+    catagóir catégorie categoria categoría categorie categuria catigurìa catigoría bólkur flokkur kategori kategoria
+    kategorie kategorija kategoreja kategorio kategorija kategooria kategória kateqoriya kategorîya kategorya kaarangay
+    kawanan luokka rummad toifa turkum thể_loại
+    κατηγορία
+    категория категорія катэгорыя категорија катеґорія санат төркем
+    կատեգորիա კატეგორია
+    تصنيف رده زمرہ پۆل קטגוריה קאטעגאריע
+    श्रेणी वर्ग বিষয়শ্রেণী શ્રેણી ਸ਼੍ਰੇਣੀ பகுப்பு వర్గం ವರ್ಗ വർഗ്ഗം ප්‍රවර්ගය หมวดหมู่ ကဏ္ဍ ចំណាត់ថ្នាក់ក្រុម
+    분류 カテゴリ カテゴリー 分类 分類
+    """
+)
+
+# Codes of Wikipedias, closed ones included: [[de:Titel]] without a leading colon is a language link, not text.
+LANGUAGES = _names(
+    """
+    aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg
+    bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo ce ceb ch cho
+    chr chy ckb co cr crh cs csb cu cv cy da dag de dga din diq dk dsb dtp dty dv dz ee el eml en eo es et eu ext fa fat
+    ff fi fiu-vro fj fo fon fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gpe gsw gu guc gur guw gv ha hak
+    haw he hi hif ho hr hsb ht hu hy hyw hz ia iba id ie ig igl ii ik ilo inh io is it iu ja jam jbo jp jv ka kaa kab
+    kbd kbp kcg kg kge ki kj kk kl km kn knc ko koi kr krc ks ksh ku kus kv kw ky la lad lb lbe lez lfn lg li lij lld
+    lmo ln lo lrc lt ltg lv lzh mad mai map-bms mdf mg mh mhr mi min minnan mk ml mn mni mnw mo mos mr mrj ms mt mus
+    mwl my myv mzn na nah nan nap nb nds nds-nl ne new ng nia nl nn no nov nqo nr nrm nso nup nv ny oc olo om or os pa
+    pag pam pap pcd pcm pdc pdt pfl pi pih pl pms pnb pnt ps pt pwn qu rm rmy rn ro roa-rup roa-tara rsk ru rue rup rw
+    sa sah sat sc scn sco sd se sg sgs sh shi shn si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv sw syl szl
+    szy ta tay tcy tdd te tet tg th ti tig tk tl tly tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi
+    vls vo vro wa war wo wuu xal xh xmf yi yo yue za zea zgh zh zh-cfr zh-classical zh-cn zh-min-nan zh-tw zh-yue zu
+    """
+)
+
+# [[wikt:word]] reads as "word".
+SISTER_PROJECTS = _names(
+    """
+    w wikipedia-en wikt wiktionary s wikisource q wikiquote b wikibooks n wikinews v wikiversity voy wikivoyage c
+    commons m meta species wikispecies d wikidata mw
+    """
+)
+
+FILE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".gif", ".svg", ".tif", ".tiff", ".webp", ".xcf", ".djvu", ".pdf", ".mid", ".stl"),
+    *(".ogg", ".oga", ".ogv", ".opus", ".webm", ".wav", ".mp3", ".flac", ".mpg"),
+)

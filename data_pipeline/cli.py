@@ -1,0 +1,104 @@
+"""The command `data-pipeline`: raw text to shards."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from data_pipeline import report
+from data_pipeline.command import run_command
+from data_pipeline.config import CorpusConfig
+from data_pipeline.config_file import load
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.manifest import Corpus, open_corpus, verify
+from data_pipeline.pipeline import build
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CORPUS.yaml", help="The corpus file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: tokenizer.vocab_size=8000")]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A finished corpus.")]
+
+
+@app.command("build")
+def build_command(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Build the corpus: everything, resumable at any moment."""
+    directory = _build(config, overrides, "shards")
+    for split, counts in report.read(directory)["splits"].items():
+        print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {counts['shards']} shards")
+    print(f"{directory} is complete. Next: data-pipeline show {directory}")
+
+
+@app.command()
+def clean(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Only read and clean: documents/*.parquet."""
+    directory = _build(config, overrides, "documents")
+    print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
+
+
+@app.command()
+def tokenizer(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Up to the tokenizer: tokenizer/spiece.model."""
+    directory = _build(config, overrides, "tokenizer")
+    print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
+
+
+@app.command()
+def shard(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Up to the shards; the same as build."""
+    build_command(config, overrides)
+
+
+@app.command("verify")
+def verify_command(directory: Directory) -> None:
+    """Check every checksum and count; name the damaged shards."""
+    corpus = open_corpus(directory)
+    problems = verify(corpus)
+    if problems:
+        raise FailedError("\n".join(problems))
+    shards = sum(len(split["shards"]) for split in corpus.manifest["splits"].values())
+    print(f"{directory}: {shards} shards agree with the manifest. Next: data-pipeline stats {directory}")
+
+
+@app.command()
+def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """What came in, what each rule dropped, how fast each stage was."""
+    corpus = open_corpus(directory)
+    found = report.read(directory)
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+    else:
+        Console().print(Markdown(report.as_markdown(corpus.name, found)))
+
+
+@app.command()
+def show(
+    directory: Directory,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
+    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+) -> None:
+    """Decoded inputs and targets of the first rows, with epoch 0's noise."""
+    from data_pipeline.loading.reader import Reader
+
+    corpus = open_corpus(directory)
+    if split not in corpus.manifest["splits"]:
+        raise UserError(f"--split: {directory} has the splits {', '.join(corpus.manifest['splits'])}, not {split!r}")
+    reader = Reader(corpus, split)
+    for row in range(min(number, corpus.rows(split))):
+        inputs, targets = reader.examples([row], 0)
+        print(f"row {row}")
+        print(f"  inputs   {corpus.tokenizer.decode(inputs[0])}")
+        print(f"  targets  {corpus.tokenizer.decode(targets[0])}")
+
+
+def _build(path: Path, overrides: list[str] | None, until: str) -> Path:
+    config = load(path, overrides or [], CorpusConfig)
+    print(f"{config.name}: {len(config.sources)} sources -> {config.output}")
+    return build(config, until)
+
+
+def main() -> None:
+    run_command(app)

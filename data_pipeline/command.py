@@ -1,0 +1,25 @@
+"""How every command of this project ends: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 stopped."""
+
+import os
+import sys
+
+import typer
+
+from data_pipeline.errors import UserError
+
+STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
+
+
+def run_command(app: typer.Typer) -> None:
+    """Runs `app`; an error that is the user's to mend is printed as it is, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,112 @@
+"""What a corpus file (YAML) may say."""
+
+import math
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from data_pipeline.config_file import Section
+from data_pipeline.objectives.span_corruption import SpanCorruption
+
+
+class SourceConfig(Section):
+    """Files of one format. `path`: a path, a glob or a list of them, local or an fsspec URL."""
+
+    format: Literal["wikipedia", "c4"]
+    path: str | list[str]
+    name: str = ""  # part of every document id; default: the format
+    language: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_defaults_to_format(cls, values: dict) -> dict:
+        if isinstance(values, dict) and not values.get("name"):
+            values = {**values, "name": values.get("format", "")}
+        return values
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_path_part(cls, name: str) -> str:
+        if "/" in name:
+            raise ValueError("a source's name can't contain '/'")
+        return name
+
+
+class SplitConfig(Section):
+    """Which documents are held out: by md5 of the normalised URL, else of the id."""
+
+    validation_fraction: float = Field(0.001, ge=0, lt=1)
+
+    @property
+    def ratio(self) -> tuple[int, int]:
+        """(p, q): a document is held out if md5 mod q < p. 0.001 gives TFDS's rule, md5 mod 1000 == 0."""
+        fraction = Fraction(str(self.validation_fraction)).limit_denominator(1_000_000)
+        return fraction.numerator, fraction.denominator
+
+
+class TokenizerConfig(Section):
+    """A sentencepiece unigram model: trained on the corpus, or an existing file at `path`."""
+
+    kind: Literal["sentencepiece"] = "sentencepiece"
+    path: str | None = None
+    vocab_size: PositiveInt = 32_000  # pieces; sentinels come on top
+    sentinels: PositiveInt = 100
+    sample_documents: PositiveInt = 1_000_000
+    character_coverage: float = Field(0.9995, gt=0, le=1)
+    byte_fallback: bool = False
+
+
+class RowsConfig(Section):
+    """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards."""
+
+    packing: Literal["concatenate"] = "concatenate"
+    objective: SpanCorruption = SpanCorruption()
+    apply_at: Literal["load", "build"] = "load"
+
+
+class ShardsConfig(Section):
+    rows_per_block: PositiveInt = 1024
+    blocks_per_shard: PositiveInt = 64
+
+
+class RayConfig(Section):
+    """`address`: an existing cluster, or null for one started inside the command with `num_cpus` (null: all)."""
+
+    address: str | None = None
+    num_cpus: PositiveInt | None = None
+
+
+class CorpusConfig(Section):
+    name: str
+    output: str
+    seed: int = 0
+    sources: Annotated[list[SourceConfig], Field(min_length=1)]
+    split: SplitConfig = SplitConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    rows: RowsConfig = RowsConfig()
+    shards: ShardsConfig = ShardsConfig()
+    ray: RayConfig = RayConfig()
+
+    @field_validator("sources")
+    @classmethod
+    def _names_are_unique(cls, sources: list[SourceConfig]) -> list[SourceConfig]:
+        names = [source.name for source in sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"every source needs a name of its own, got {', '.join(names)}")
+        return sources
+
+    @model_validator(mode="after")
+    def _sentinels_suffice(self) -> "CorpusConfig":
+        spans = self.rows.objective.noise_spans
+        if spans > self.tokenizer.sentinels:
+            raise ValueError(f"tokenizer.sentinels: rows.objective makes {spans} spans, one sentinel each")
+        return self
+
+    @property
+    def tokens_per_shard(self) -> int:
+        return self.shards.rows_per_block * self.shards.blocks_per_shard * self.rows.objective.raw_length
+
+    def buckets(self, tokens: int) -> int:
+        """Number of buckets (one shard each) that `tokens` of a split are dealt into."""
+        return max(1, math.ceil(tokens / self.tokens_per_shard))

@@ -1,0 +1,27 @@
+"""Errors that are the user's to mend: shown as one line, without a traceback."""
+
+
+class UserError(Exception):
+    """A wrong argument, config or input. The message is one line; the command exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class FailedError(UserError):
+    """The work could not be done, or damage was found."""
+
+    exit_code = 1
+
+
+class DamagedInput(FailedError):
+    """An input file that can't be read to its end.
+
+    `path`: the file; `position`: the byte (compressed) or record where reading stopped; `reason`: what was found.
+    """
+
+    def __init__(self, path: str, position: str, reason: str):
+        super().__init__(f"{path}: damaged at {position}: {reason}")
+        self.path, self.position, self.reason = path, position, reason
+
+    def __reduce__(self):  # exceptions with several arguments must survive the trip from a worker process
+        return type(self), (self.path, self.position, self.reason)

@@ -1,0 +1,1 @@
+"""Shards to batches: order by arithmetic, so that the state is a position."""

@@ -1,0 +1,124 @@
+"""Batches for one rank: the same global batches for every number of ranks and workers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from data_pipeline.errors import UserError
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.mixing import Mixture
+from data_pipeline.loading.order import EpochOrder
+from data_pipeline.loading.reader import Reader
+from data_pipeline.manifest import Corpus
+from data_pipeline.objectives.span_corruption import SpanCorruption
+
+Batch = dict[str, torch.Tensor]
+IGNORED = -100  # a label that counts for nothing
+
+
+class TrainingBatches(Dataset):
+    """Micro-batches of one rank, by number: number `step` × accumulation + k is the k-th of that step.
+
+    Position p of the run is a row for good: step s takes positions s·G … (s+1)·G − 1 of a global batch size G, each
+    rank a stretch of them.
+    """
+
+    def __init__(
+        self,
+        corpora: list[Corpus],
+        weights: list[float],
+        cut: Cut,
+        seed: int,
+        lanes: int,
+        objective: SpanCorruption | None = None,
+    ):
+        for corpus in corpora:
+            if corpus.rows("train") == 0:
+                raise UserError(f"{corpus.directory}: no row for training; the text is shorter than one row")
+        self._readers = [Reader(corpus, "train", objective, cached=lanes + 2) for corpus in corpora]
+        self._rows = np.array([corpus.rows("train") for corpus in corpora])
+        self._mixture = Mixture(weights)
+        self._cut, self._seed, self._lanes = cut, seed, lanes
+        self._orders: dict[tuple[int, int], EpochOrder] = {}
+
+    def __getitem__(self, number: int) -> Batch:
+        step, micro = divmod(number, self._cut.accumulation)
+        start = step * self._cut.global_batch
+        start += (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
+        return self._batch(np.arange(start, start + self._cut.micro_batch))
+
+    def loader(self, first_step: int, last_step: int, workers: int) -> Iterator[list[Batch]]:
+        """The micro-batches of each step from `first_step` up to, not including, `last_step`."""
+        accumulation = self._cut.accumulation
+        micro_batches = iter(
+            DataLoader(
+                self,
+                batch_size=None,
+                sampler=range(first_step * accumulation, last_step * accumulation),
+                num_workers=workers,
+                multiprocessing_context="forkserver" if workers else None,
+                prefetch_factor=4 if workers else None,
+                generator=torch.Generator(),  # its own: the global generator is not touched
+                pin_memory=torch.cuda.is_available(),
+            )
+        )
+        for _ in range(first_step, last_step):
+            yield [next(micro_batches) for _ in range(accumulation)]
+
+    def consumed(self, step: int) -> list[int]:
+        """Rows of each corpus that stand before `step`: the whole state of the order."""
+        return self._mixture.consumed(step * self._cut.global_batch)
+
+    def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(corpus, epoch, row id), each (n,), at `positions` (n,) of the run."""
+        corpora, places = self._mixture.deal(positions)
+        epochs, inside = np.divmod(places, self._rows[corpora])
+        ids = np.empty(len(positions), dtype=np.int64)
+        for corpus, epoch in set(zip(corpora.tolist(), epochs.tolist(), strict=True)):
+            chosen = (corpora == corpus) & (epochs == epoch)
+            ids[chosen] = self._order(corpus, epoch).row_ids(inside[chosen])
+        return corpora, epochs, ids
+
+    def _batch(self, positions: np.ndarray) -> Batch:
+        corpora, epochs, ids = self.row_ids(positions)
+        parts = [
+            (chosen, reader.examples(ids[chosen], epochs[chosen]))
+            for corpus, reader in enumerate(self._readers)
+            if len(chosen := np.flatnonzero(corpora == corpus))
+        ]
+        inputs, targets = (
+            np.concatenate([part[side] for _, part in parts])[np.argsort(np.concatenate([at for at, _ in parts]))]
+            for side in (0, 1)
+        )
+        return as_batch(inputs, targets)
+
+    def _order(self, corpus: int, epoch: int) -> EpochOrder:
+        if (corpus, epoch) not in self._orders:
+            self._orders = {key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1}
+            self._orders[corpus, epoch] = EpochOrder(self._readers[corpus].blocks, self._lanes, self._seed, epoch)
+        return self._orders[corpus, epoch]
+
+
+def validation_batches(corpus: Corpus, cut: Cut, objective: SpanCorruption | None = None) -> Iterator[Batch]:
+    """Each held-out row exactly once over all ranks, noise always epoch 0's; as many batches on every rank.
+
+    The rows that fill the last batches up have all labels `IGNORED`.
+    """
+    reader = Reader(corpus, "validation", objective)
+    total = corpus.rows("validation")
+    stride = cut.ranks * cut.micro_batch
+    for start in range(0, total, stride):
+        ids = np.arange(start, start + stride)[cut.rank * cut.micro_batch :][: cut.micro_batch]
+        batch = as_batch(*reader.examples(np.minimum(ids, total - 1), 0))
+        batch["labels"][torch.from_numpy(ids >= total)] = IGNORED
+        yield batch
+
+
+def as_batch(inputs: np.ndarray, targets: np.ndarray) -> Batch:
+    """`encoder_input_ids` (n, inputs) and `labels` (n, targets), int64."""
+    return {
+        "encoder_input_ids": torch.from_numpy(inputs.astype(np.int64)),
+        "labels": torch.from_numpy(targets.astype(np.int64)),
+    }

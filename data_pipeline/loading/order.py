@@ -1,0 +1,51 @@
+"""The order of training: position -> row, by arithmetic.
+
+In each epoch the blocks are permuted by (seed, epoch) and laid end to end. That sequence of rows is cut into `lanes`
+equal stretches, read in turn: neighbours in a batch come from different blocks, and since the stretches begin at
+different places in their blocks, no two lanes need new blocks at the same moment. Inside a block, rows are permuted.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipeline.manifest import Blocks
+from data_pipeline.objectives.randomness import permutation, row_keys
+
+
+class EpochOrder:
+    """Which row stands at which position of one epoch of one split."""
+
+    def __init__(self, blocks: Blocks, lanes: int, seed: int, epoch: int):
+        self._rows = blocks.rows
+        self._first_row = blocks.first_row
+        self._total = int(blocks.rows.sum())
+        self._lanes = lanes
+        count = len(blocks.rows)
+        self._permuted = permutation(int(row_keys(seed, "order/blocks", epoch, np.array([0]))[0]), count)
+        self._ends = np.cumsum(blocks.rows[self._permuted])
+        self._block_keys = row_keys(seed, "order/rows", epoch, np.arange(count))
+        self._within = lru_cache(maxsize=2 * lanes + 2)(self._permutation_of_block)
+
+    def row_ids(self, positions: np.ndarray) -> np.ndarray:
+        """(n,) int64: ids of the rows at `positions` (n,), each below the number of rows."""
+        sequence = self._sequence(positions)
+        place = np.searchsorted(self._ends, sequence, side="right")
+        blocks = self._permuted[place]
+        inside = sequence - (self._ends[place] - self._rows[blocks])
+        rows = [self._within(int(block))[offset] for block, offset in zip(blocks, inside, strict=True)]
+        return self._first_row[blocks] + np.array(rows, dtype=np.int64)
+
+    def _sequence(self, positions: np.ndarray) -> np.ndarray:
+        """Place in the sequence of permuted blocks: lane `p mod lanes`, `p div lanes` rows into it.
+
+        Where the rows don't divide, the first lanes are a row longer, and those rows come last.
+        """
+        share, longer = divmod(self._total, self._lanes)
+        tail = positions >= share * self._lanes
+        lane = np.where(tail, positions - share * self._lanes, positions % self._lanes)
+        depth = np.where(tail, share, positions // self._lanes)
+        return lane * share + np.minimum(lane, longer) + depth
+
+    def _permutation_of_block(self, block: int) -> np.ndarray:
+        return permutation(int(self._block_keys[block]), int(self._rows[block]))

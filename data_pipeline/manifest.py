@@ -1,0 +1,209 @@
+"""What a finished corpus is: shards, blocks, counts, checksums, lineage; and whether the files still agree with it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data_pipeline.atomic import atomic_path, fingerprint, sha256, write_json
+from data_pipeline.config import CorpusConfig
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.progress import track
+from data_pipeline.shards import decode_block
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.work_units import Finished
+
+FORMAT_VERSION = 1
+_BLOCK_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("first_row", pa.int64()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("sha256", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one split, as columns (n,): where each one lies and which rows it holds."""
+
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    first_row: np.ndarray
+    rows: np.ndarray
+    sha256: np.ndarray
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus in `directory`."""
+
+    directory: Path
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.manifest["name"]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest["fingerprint"]
+
+    @property
+    def seed(self) -> int:
+        return self.manifest["seed"]
+
+    @property
+    def applied_at_build(self) -> bool:
+        return self.manifest["rows"]["apply_at"] == "build"
+
+    @cached_property
+    def objective(self) -> SpanCorruption:
+        return SpanCorruption.model_validate(self.manifest["rows"]["objective"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        described = self.manifest["tokenizer"]
+        tokenizer = Tokenizer(self.directory / described["file"], described["sentinels"])
+        if tokenizer.sha256 != described["sha256"]:
+            raise FailedError(f"{self.directory / described['file']}: not the tokenizer this corpus was built with")
+        return tokenizer
+
+    def rows(self, split: str) -> int:
+        return self.manifest["splits"][split]["rows"]
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of `split`, read from blocks.parquet."""
+        table = pq.read_table(self.directory / "blocks.parquet", filters=pc.field("split") == split)
+        return Blocks(**{name: table[name].to_numpy() for name in Blocks.__dataclass_fields__})
+
+
+def open_corpus(directory: str | Path) -> Corpus:
+    """The corpus in `directory`. Raises UserError where there is none."""
+    path = Path(directory) / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid JSON") from None
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {manifest.get('format_version')}")
+    return Corpus(Path(directory), manifest)
+
+
+def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards: list[Finished]) -> None:
+    """Writes blocks.parquet, then manifest.json, which completes the corpus."""
+    tokenizer = Tokenizer(corpus / "tokenizer/spiece.model", config.tokenizer.sentinels)
+    rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
+    splits: dict[str, dict[str, Any]] = {}
+    for unit in shards:
+        split = splits.setdefault(unit.result["split"], {"rows": 0, "tokens": 0, "documents": 0, "shards": []})
+        for count in ("rows", "tokens", "documents"):
+            split[count] += unit.result[count]
+        ((name, output),) = unit.outputs.items()
+        split["shards"].append({"name": name, "rows": unit.result["rows"], **output})
+    blocks = [
+        {"split": unit.result["split"], "shard": next(iter(unit.outputs)), **block}
+        for unit in shards
+        for block in unit.result["blocks"]
+    ]
+    with atomic_path(corpus / "blocks.parquet") as path:
+        pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
+    identity = {
+        "tokenizer": tokenizer.sha256,
+        "rows": rows,
+        "seed": config.seed,
+        "shards": [output["sha256"] for unit in shards for output in unit.outputs.values()],
+    }
+    write_json(
+        corpus / "manifest.json",
+        {
+            "format_version": FORMAT_VERSION,
+            "name": config.name,
+            "fingerprint": fingerprint(identity),
+            "seed": config.seed,
+            "tokenizer": tokenizer.describe(),
+            "rows": rows,
+            "splits": splits,
+            "inputs": [
+                {key: unit.result[key] for key in ("source", "file", "bytes", "sha256", "status")} for unit in documents
+            ],
+            "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
+            "code_version": version("encdec-pretrain"),
+        },
+    )
+
+
+def verify(corpus: Corpus) -> list[str]:
+    """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees."""
+    problems = []
+    for described in (corpus.manifest["tokenizer"], corpus.manifest["blocks"]):
+        path = corpus.directory / described["file"]
+        if not path.exists():
+            problems.append(f"{path}: missing")
+        elif sha256(path) != described["sha256"]:
+            problems.append(f"{path}: sha256 differs from the manifest's")
+    if problems:
+        return problems
+    shards = [(split, shard) for split, described in corpus.manifest["splits"].items() for shard in described["shards"]]
+    blocks = {split: corpus.blocks(split) for split in corpus.manifest["splits"]}
+    with ThreadPoolExecutor() as pool:
+        checks = pool.map(lambda item: list(_verify_shard(corpus, item[1], blocks[item[0]])), shards)
+        for found in track(checks, len(shards), "verify"):
+            problems += found
+    for split, described in corpus.manifest["splits"].items():
+        if described["rows"] != int(blocks[split].rows.sum()):
+            problems.append(f"{split}: {described['rows']} rows in the manifest, {blocks[split].rows.sum()} in blocks")
+    return problems
+
+
+def _verify_shard(corpus: Corpus, shard: dict[str, Any], blocks: Blocks) -> Iterator[str]:
+    path = corpus.directory / shard["name"]
+    if not path.exists():
+        yield f"{path}: missing"
+        return
+    if path.stat().st_size != shard["bytes"]:
+        yield f"{path}: {path.stat().st_size} bytes, expected {shard['bytes']}"
+        return
+    if sha256(path) == shard["sha256"]:
+        yield from _verify_counts(path, shard, blocks)
+        return
+    damaged = []
+    with path.open("rb") as file:
+        for position in np.flatnonzero(blocks.shard == shard["name"]):
+            file.seek(int(blocks.offset[position]))
+            content = file.read(int(blocks.length[position]))
+            if hashlib.sha256(content).hexdigest() != blocks.sha256[position]:
+                damaged.append(str(blocks.first_row[position]))
+    where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
+    yield f"{path}: sha256 differs from the manifest's; {where}"
+
+
+def _verify_counts(path: Path, shard: dict[str, Any], blocks: Blocks) -> Iterator[str]:
+    rows = 0
+    with path.open("rb") as file:
+        for position in np.flatnonzero(blocks.shard == shard["name"]):
+            file.seek(int(blocks.offset[position]))
+            block = decode_block(file.read(int(blocks.length[position])))
+            offsets = block["row_offsets"] if "row_offsets" in block else block["input_offsets"]
+            rows += len(offsets) - 1
+    if rows != shard["rows"]:
+        yield f"{path}: {rows} rows, expected {shard['rows']}"

@@ -1,0 +1,1 @@
+"""Pure functions from (tokens, row keys) to inputs and targets."""

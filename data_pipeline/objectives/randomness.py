@@ -1,0 +1,40 @@
+"""Counter-based random numbers, keyed by row: a row's numbers depend on its own key alone, however it is batched."""
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014), in place on uint64."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Keys (n,) uint64 of `rows` (n,) for one purpose; `epoch` is one number or one per row."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
+    base = np.uint64(int.from_bytes(digest, "little"))
+    with np.errstate(over="ignore"):
+        keys = _mix(np.asarray(epoch, dtype=np.uint64) * _GOLDEN + base)
+        return _mix(keys + (np.asarray(rows).astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+
+
+def random_bits(keys: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """(n, count) uint64: `count` independent numbers for each key. Different `stream`s are independent."""
+    with np.errstate(over="ignore"):
+        start = _mix(keys + np.uint64(stream + 1) * np.uint64(0xD1342543DE82EF95))
+        counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        return _mix(start[:, None] + counters)
+
+
+def permutation(key: int, size: int) -> np.ndarray:
+    """A permutation of 0 … size − 1 (int64) that depends on `key` alone."""
+    bits = random_bits(np.array([key], dtype=np.uint64), 0, size)[0]
+    return np.argsort(bits, kind="stable")

@@ -1,0 +1,73 @@
+"""From raw text to a finished corpus: the stages, in order."""
+
+from pathlib import Path
+
+from data_pipeline import documents, manifest, report, rows, shards, tokenizer
+from data_pipeline.atomic import fingerprint, remove_leftovers
+from data_pipeline.config import CorpusConfig
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.work_units import Finished, run
+
+STAGES = ("documents", "tokenizer", "tokens", "shards")
+
+
+def build(config: CorpusConfig, until: str = "shards") -> Path:
+    """Brings the corpus up to date, stopping after the stage `until`; returns its directory.
+
+    What a former run finished is kept where its input and config are the same, however that run ended.
+    """
+    corpus = Path(config.output)
+    planned = documents.plan(config)
+    _prepare(corpus)
+    finished: dict[str, list[Finished]] = {}
+
+    finished["documents"] = run(documents.STAGE, planned, corpus, config.ray)
+    _warn_of_damage(finished["documents"])
+    if until == "documents":
+        return corpus
+
+    parts = [name for unit in finished["documents"] for name in unit.outputs]
+    checksums = [checksum for unit in finished["documents"] for checksum in unit.checksums]
+    for_training = documents.total(finished["documents"], "train")
+    if for_training == 0:
+        raise FailedError(f"{config.name}: no document for training is left after reading and cleaning")
+    planned = tokenizer.plan(config.tokenizer, config.seed, parts, checksums, for_training)
+    finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
+    if until == "tokenizer":
+        return corpus
+
+    (trained,) = finished["tokenizer"]
+    planned = rows.plan(config, finished["documents"], trained)
+    finished["tokens"] = run(rows.STAGE, planned, corpus, config.ray)
+
+    planned = shards.plan(config, corpus, finished["tokens"], trained)
+    finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
+
+    _complete(config, corpus, finished)
+    return corpus
+
+
+def _prepare(corpus: Path) -> None:
+    try:
+        corpus.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output: {corpus} can't be made: {error.strerror}") from None
+    remove_leftovers(corpus)
+
+
+def _warn_of_damage(units: list[Finished]) -> None:
+    for unit in units:
+        if unit.result["status"] != "ok":
+            print(f"warning: {unit.result['source']}/{unit.result['file']}: {unit.result['reason']}")
+
+
+def _complete(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:
+    """Writes the manifest and the report, unless those of these very units are there."""
+    stamp = fingerprint([config.name, [[unit.fingerprint for unit in units] for units in finished.values()]])
+    mark = corpus / ".stages" / "complete"
+    files = [corpus / name for name in ("manifest.json", "blocks.parquet", "report.json", "report.md")]
+    if mark.exists() and mark.read_text() == stamp and all(file.exists() for file in files):
+        return
+    manifest.write(config, corpus, finished["documents"], finished["shards"])
+    report.write(corpus, config.name, finished)
+    mark.write_text(stamp)

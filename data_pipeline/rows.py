@@ -1,0 +1,130 @@
+"""Documents to rows: tokenize each file of documents, deal the documents into buckets, concatenate and cut each bucket.
+
+The order is a global shuffle: a document's place is a hash of (seed, id). A tokenized file is sorted by that hash, so
+a bucket, a range of hashes, is one slice of every file, and the number of files grows with the units alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from data_pipeline import tokenizer
+from data_pipeline.atomic import atomic_path, fingerprint
+from data_pipeline.config import CorpusConfig
+from data_pipeline.documents import read_documents
+from data_pipeline.work_units import Finished, Stage, Unit
+
+SPLITS = ("train", "validation")
+_ENCODE_BATCH = 512
+
+
+def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
+    """uint16 where every id fits, else uint32."""
+    return np.uint16 if vocabulary_size <= 65_536 else np.uint32
+
+
+def plan(config: CorpusConfig, documents: list[Finished], trained: Finished) -> list[Unit]:
+    """One unit for each file of documents."""
+    units = []
+    for unit in documents:
+        output = f".stages/tokens/{unit.name}.safetensors"
+        spec = {
+            "part": next(iter(unit.outputs)),
+            "output": output,
+            "seed": config.seed,
+            "sentinels": config.tokenizer.sentinels,
+        }
+        inputs = [config.seed, config.tokenizer.sentinels, unit.checksums, trained.checksums]
+        units.append(Unit(unit.name, spec, fingerprint(inputs), (output,)))
+    return units
+
+
+def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Token ids of every document of one file, by split, in the order of their hashes."""
+    model = tokenizer.load(corpus, spec["sentinels"])
+    dtype = token_dtype(model.size)
+    tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
+    rows = list(read_documents(corpus, spec["part"], ["id", "split"]))
+    texts = (row["text"] for row in read_documents(corpus, spec["part"], ["text"]))
+    for start in range(0, len(rows), _ENCODE_BATCH):
+        batch = rows[start : start + _ENCODE_BATCH]
+        for row, ids in zip(batch, model.encode([next(texts) for _ in batch]), strict=True):
+            tokens[row["split"]].append(np.array(ids, dtype=dtype))
+            hashes[row["split"]].append(_shuffle_hash(spec["seed"], row["id"]))
+    arrays: dict[str, np.ndarray] = {}
+    for split in SPLITS:
+        order = np.argsort(np.array(hashes[split], dtype=np.uint64), kind="stable")
+        pieces = [tokens[split][position] for position in order]
+        lengths = np.array([0, *(len(piece) for piece in pieces)], dtype=np.int64)
+        arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
+        arrays[f"{split}.offsets"] = np.cumsum(lengths)
+        arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
+    with atomic_path(corpus / spec["output"]) as path:
+        save_file(arrays, path)
+    return {"tokens": {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS}}
+
+
+STAGE = Stage("tokens", 1, tokenize)
+
+
+def _shuffle_hash(seed: int, identity: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/shuffle/{identity}".encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A range of the shuffle's hashes, `number` of `count`: the documents of one shard."""
+
+    split: str
+    number: int
+    count: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last hash, both included."""
+        return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
+
+
+def _slice(file: Any, bucket: Bucket) -> tuple[slice, np.ndarray, np.ndarray]:
+    """(documents, their hashes (n,), their offsets (n + 1,)) of `bucket` in an open tokenized file."""
+    hashes = file.get_tensor(f"{bucket.split}.hashes")
+    first, last = bucket.bounds
+    chosen = slice(
+        int(np.searchsorted(hashes, np.uint64(first), "left")), int(np.searchsorted(hashes, np.uint64(last), "right"))
+    )
+    offsets = file.get_tensor(f"{bucket.split}.offsets")[chosen.start : chosen.stop + 1]
+    return chosen, hashes[chosen], offsets
+
+
+def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> np.ndarray:
+    """(buckets,) int64: tokens in each bucket, over all tokenized `files`."""
+    counts = np.zeros(len(buckets), dtype=np.int64)
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            for position, bucket in enumerate(buckets):
+                offsets = _slice(file, bucket)[2]
+                counts[position] += offsets[-1] - offsets[0]
+    return counts
+
+
+def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, starts of documents) of a bucket: its documents of all `files`, concatenated in shuffled order."""
+    hashes: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            _, found, offsets = _slice(file, bucket)
+            tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
+            hashes.append(found)
+            documents += np.split(tokens, offsets[1:-1] - offsets[0]) if len(found) else []
+    order = np.argsort(np.concatenate(hashes), kind="stable")
+    ordered = [documents[position] for position in order]
+    starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)[:-1]
+    return np.concatenate(ordered) if ordered else np.zeros(0, np.uint16), starts

@@ -1,0 +1,199 @@
+"""Open any file for reading, decompressed by its content; damage is an error, never a short read."""
+
+import bz2
+import contextlib
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+import fsspec
+
+from data_pipeline.errors import DamagedInput, UserError
+
+_CHUNK = 1 << 18
+_BUFFER = 1 << 20
+
+
+@contextlib.contextmanager
+def open_stream(path: str) -> Iterator[BinaryIO]:
+    """A buffered stream of the bytes in `path` (any fsspec path), with gzip and bzip2 taken off.
+
+    The first bytes tell the compression, not the name. Several gzip members or bzip2 streams in one file are read one
+    after the other. Raises `UserError` where the file can't be opened, and `DamagedInput` for an empty file, and from
+    `read` when it reaches bytes that are cut off or corrupt. (A file of several members that is cut exactly between two
+    of them is whole as far as compression can tell; the format inside has to notice.)
+
+        with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
+    """
+    with _open_file(path) as file:
+        size = _size(file)
+        head = _peek(file)
+        if not head:
+            raise DamagedInput(path, "byte 0", "empty file")
+        codec = next((codec for codec in (_Gzip, _Bzip2) if head.startswith(codec.magic)), None)
+        if codec is None:
+            raw: io.RawIOBase = _Plain(file, head)
+        else:
+            raw = _Decompressed(file, head, path, size, codec)
+        with io.BufferedReader(raw, _BUFFER) as stream:
+            yield cast(BinaryIO, stream)
+
+
+@contextlib.contextmanager
+def _open_file(path: str) -> Iterator[Any]:
+    """The file as it is stored. Only opening is guarded: errors of whoever reads the stream pass through."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(fsspec.open(path, "rb"))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
+        except IsADirectoryError:
+            raise UserError(f"{path}: is a directory, expected a file") from None
+        except PermissionError:
+            raise UserError(f"{path}: permission denied") from None
+        except (ValueError, ImportError) as error:  # an unknown protocol, or one whose library isn't installed
+            raise UserError(f"{path}: {error}") from None
+        yield file
+
+
+def _size(file: Any) -> int | None:
+    """Stored bytes, where the file system can tell: only used to say where damage lies."""
+    try:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+    except (OSError, ValueError, NotImplementedError):
+        return getattr(file, "size", None)
+    return size
+
+
+def _peek(file: Any) -> bytes:
+    """The first bytes; a short read isn't an end, so read until there are enough to know the compression."""
+    head = b""
+    while len(head) < 3 and (more := file.read(_CHUNK)):
+        head += more
+    return head
+
+
+class _Gzip:
+    name, magic, trailing = "gzip", b"\x1f\x8b\x08", b"\0"  # gzip files may be padded with zeros
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, limit)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflate.unconsumed_tail
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+
+class _Bzip2:
+    name, magic, trailing = "bz2", b"BZh", b""
+
+    def __init__(self) -> None:
+        self._decompressor = bz2.BZ2Decompressor()
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        return self._decompressor.decompress(data, limit)
+
+    @property
+    def needs_input(self) -> bool:
+        return self._decompressor.needs_input
+
+    @property
+    def eof(self) -> bool:
+        return self._decompressor.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decompressor.unused_data
+
+
+class _Plain(io.RawIOBase):
+    """An uncompressed file, with the bytes already read put back in front."""
+
+    def __init__(self, file: Any, head: bytes):
+        self._file, self._head = file, head
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] or self._file.read(len(buffer))
+        self._head = self._head[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Decompressed(io.RawIOBase):
+    """The concatenated contents of the members of a compressed file, in bounded memory."""
+
+    def __init__(self, file: Any, head: bytes, path: str, size: int | None, codec: type[_Gzip] | type[_Bzip2]):
+        self._file, self._pending, self._path, self._size, self._codec = file, head, path, size, codec
+        self._taken = 0  # stored bytes given to a decompressor
+        self._member: _Gzip | _Bzip2 | None = codec()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._decompress(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _decompress(self, limit: int) -> bytes:
+        """Some bytes of content; b"" only at the true end."""
+        while self._member or self._next_member():
+            assert self._member
+            data = b""
+            if self._member.needs_input:
+                data = self._pending or self._file.read(_CHUNK)
+                self._pending = b""
+                if not data:
+                    raise self._damage(f"{self._codec.name} stream ends before its end marker")
+            try:
+                content = self._member.decompress(data, limit)
+            except (zlib.error, OSError, EOFError) as error:
+                raise self._damage(f"corrupt {self._codec.name} data ({error})") from None
+            self._taken += len(data)
+            if self._member.eof:
+                self._pending = self._member.unused_data
+                self._taken -= len(self._pending)
+                self._member = None
+            if content:
+                return content
+        return b""
+
+    def _next_member(self) -> bool:
+        """Start the member that follows the one just finished, if there is one."""
+        while True:
+            if self._codec.trailing:
+                rest = self._pending.lstrip(self._codec.trailing)
+                self._taken += len(self._pending) - len(rest)
+                self._pending = rest
+            magic = self._codec.magic
+            if self._pending and not magic.startswith(self._pending[: len(magic)]):
+                raise self._damage(f"bytes after the end of the {self._codec.name} stream that are none of it")
+            if len(self._pending) >= len(magic):
+                self._member = self._codec()
+                return True
+            more = self._file.read(_CHUNK)
+            if not more:
+                if self._pending:
+                    self._taken += len(self._pending)
+                    raise self._damage(f"{self._codec.name} stream ends before its end marker")
+                return False
+            self._pending += more
+
+    def _damage(self, reason: str) -> DamagedInput:
+        return DamagedInput(self._path, f"byte {self._taken}" + (f" of {self._size}" if self._size else ""), reason)

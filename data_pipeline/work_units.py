@@ -1,0 +1,185 @@
+"""Units of work: planned on the driver, run on Ray Data, committed one by one, kept when nothing they depend on changed.
+
+A stage is a list of units. One Ray row is one unit: the worker writes the unit's files atomically and returns only
+counts; the driver's planning decides what exists, Ray only when. A unit is committed by its sidecar,
+`CORPUS/.stages/STAGE/UNIT.json`, written last: what it was made from (a fingerprint), its files, its counts.
+"""
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.atomic import fingerprint, sha256, write_json
+from data_pipeline.config import RayConfig
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.progress import track
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work. `spec`: what the worker is given; `inputs`: fingerprint of all that the result depends on.
+
+    `outputs`: the files it writes, relative to the corpus directory.
+    """
+
+    name: str
+    spec: Json
+    inputs: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when its bytes change."""
+
+    name: str
+    version: int
+    work: Callable[[Path, Json], Json]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A committed unit: its counts, the sha256 of each output, and the core-seconds it took."""
+
+    name: str
+    fingerprint: str
+    result: Json
+    outputs: dict[str, Json]
+    seconds: float
+
+    @property
+    def checksums(self) -> list[str]:
+        return [output["sha256"] for output in self.outputs.values()]
+
+
+def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) -> list[Finished]:
+    """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
+
+    Units that fail don't stop the others. Then raises FailedError with one line for each failure.
+    """
+    wanted = {unit.name: fingerprint([stage.name, stage.version, unit.inputs]) for unit in units}
+    done = {unit.name: _committed(corpus, stage.name, unit.name) for unit in units}
+    reasons = {unit.name: _why_redo(corpus, done[unit.name], wanted[unit.name]) for unit in units}
+    todo = [unit for unit in units if reasons[unit.name]]
+    kept = len(units) - len(todo)
+    if not todo:
+        print(f"{stage.name}: {kept} of {kept} units are up to date")
+    else:
+        because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
+        print(f"{stage.name}: {len(todo)} units to do ({because}), {kept} up to date", flush=True)
+        errors = []
+        for row in track(_on_ray(stage, todo, wanted, corpus, ray_config), len(todo), stage.name):
+            if "error" in row:
+                errors.append((row["exit_code"], row["error"]))
+            else:
+                done[row["name"]] = Finished(**row)
+        if errors:
+            _raise(errors)
+    _forget_others(corpus, stage.name, set(wanted))
+    return [finished for unit in units if (finished := done[unit.name]) is not None]
+
+
+def _why_redo(corpus: Path, finished: Finished | None, wanted: str) -> str:
+    if finished is None:
+        return "new"
+    if finished.fingerprint != wanted:
+        return "input or config changed"
+    for name, output in finished.outputs.items():
+        path = corpus / name
+        if not path.exists() or path.stat().st_size != output["bytes"]:
+            return "output missing or cut"
+    return ""
+
+
+def _committed(corpus: Path, stage: str, unit: str) -> Finished | None:
+    try:
+        return Finished(**json.loads(_sidecar(corpus, stage, unit).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _sidecar(corpus: Path, stage: str, unit: str) -> Path:
+    return corpus / ".stages" / stage / f"{unit}.json"
+
+
+def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
+    """Removes sidecars and outputs of units that the plan no longer has."""
+    for sidecar in (corpus / ".stages" / stage).glob("*.json"):
+        if sidecar.stem not in names:
+            stale = _committed(corpus, stage, sidecar.stem)
+            sidecar.unlink()
+            for name in stale.outputs if stale else ():
+                (corpus / name).unlink(missing_ok=True)
+
+
+def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path) -> Json:
+    """Runs in a worker: does the work, commits it, returns the committed row or the error that is the user's to mend."""
+    started = time.process_time()
+    try:
+        result = stage.work(corpus, unit.spec)
+        outputs = {
+            name: {"bytes": (corpus / name).stat().st_size, "sha256": sha256(corpus / name)} for name in unit.outputs
+        }
+        finished = Finished(unit.name, wanted, result, outputs, round(time.process_time() - started, 3))
+        write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))
+        return asdict(finished)
+    except UserError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        return {"error": f"{corpus}: {os.strerror(error.errno)}; what is finished is kept", "exit_code": 1}
+
+
+def _raise(errors: list[tuple[int, str]]) -> None:
+    message = "\n".join(dict.fromkeys(text for _, text in errors))
+    raise UserError(message) if max(code for code, _ in errors) == UserError.exit_code else FailedError(message)
+
+
+def _on_ray(
+    stage: Stage, todo: list[Unit], wanted: dict[str, str], corpus: Path, ray_config: RayConfig
+) -> Iterator[Json]:
+    import ray  # slow to import, and not needed when every unit is up to date
+
+    _start_ray(ray_config)
+    corpus = corpus.resolve()
+    by_name = {unit.name: unit for unit in todo}
+
+    def perform(batch: dict[str, Any]) -> dict[str, list[str]]:
+        names = [str(name) for name in batch["unit"]]
+        rows = [_perform(stage, by_name[name], wanted[name], corpus) for name in names]
+        return {"row": [json.dumps(row) for row in rows]}
+
+    dataset = ray.data.from_items([{"unit": unit.name} for unit in todo], override_num_blocks=len(todo))
+    for row in dataset.map_batches(perform, batch_size=1, num_cpus=1).iter_rows():
+        yield json.loads(row["row"])
+
+
+def _start_ray(ray_config: RayConfig) -> None:
+    import ray
+
+    if ray.is_initialized():
+        return
+    if ray_config.address is None:
+        # Only counts travel through the object store; the rest of the memory is the workers'.
+        ray.init(
+            num_cpus=ray_config.num_cpus,
+            object_store_memory=256 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    else:
+        ray.init(address=ray_config.address, logging_level=logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.verbose_progress = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -1,0 +1,1 @@
+"""Starting and supervising runs: one machine, hosts, SLURM."""

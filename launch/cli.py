@@ -1,0 +1,35 @@
+"""The command `launch`: starts runs on one machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.command import run_command
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _commands() -> None:
+    """Start and supervise training runs."""
+
+
+@app.command()
+def local(
+    config: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each GPU, else one.")] = None,
+    stop_at_step: Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")] = None,
+) -> None:
+    """Start a run on this machine through the deepspeed launcher, or go on with it.
+
+    A first Ctrl-C, SIGTERM or SIGUSR1 lets the run save and stop (exit code 75); a second one ends it at once.
+    """
+    from launch.local import launch_local
+
+    raise typer.Exit(launch_local(config, overrides or [], ranks, stop_at_step))
+
+
+def main() -> None:
+    run_command(app)

@@ -1,0 +1,1 @@
+"""Pretraining of encoder-decoder models with DeepSpeed."""

@@ -1,0 +1,96 @@
+"""What a checkpoint directory says of itself: index.json, written last. Reads no tensors."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.atomic import sha256, write_bytes
+from data_pipeline.errors import FailedError, UserError
+
+FORMAT_VERSION = 1
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Index:
+    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
+
+    `identity`: model, tokenizer, corpora, seed; `config_fingerprint`: sha256 of the resolved run file.
+    """
+
+    step: int
+    position: int
+    consumed: list[int]
+    config_fingerprint: str
+    identity: dict[str, Any]
+    world_size: int
+    zero_stage: int
+    files: dict[str, dict[str, Any]]
+    format_version: int = FORMAT_VERSION
+
+    def differences(self, identity: dict[str, Any]) -> list[str]:
+        """One line for each key in which the checkpoint is of another run than `identity`."""
+        there, here = _flat(json.loads(json.dumps(self.identity))), _flat(json.loads(json.dumps(identity)))
+        return [
+            f"step {self.step}'s checkpoint is of another run: {key} is {there.get(key)!r} there, {here.get(key)!r} here"
+            for key in sorted(there.keys() | here.keys())
+            if there.get(key) != here.get(key)
+        ]
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def read(directory: Path) -> Index:
+    """The index of a checkpoint. Raises UserError where there is none, FailedError where it is damaged."""
+    try:
+        values = json.loads((directory / INDEX).read_text())
+        if values.get("format_version") != FORMAT_VERSION:
+            raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {values.get('format_version')}")
+        return Index(**values)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None
+    except (ValueError, TypeError, AttributeError):
+        raise FailedError(f"{directory / INDEX}: damaged: not an index of this format") from None
+
+
+def verify(directory: Path, index: Index) -> None:
+    """Raises FailedError naming the first file that isn't as the index says."""
+    for name, expected in index.files.items():
+        path = directory / name
+        if not path.exists():
+            raise FailedError(f"{path}: missing from the checkpoint")
+        if path.stat().st_size != expected["bytes"] or sha256(path) != expected["sha256"]:
+            raise FailedError(f"{path}: damaged: its checksum differs from {INDEX}'s")
+
+
+def directory_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def latest(run: Path) -> Path | None:
+    """The checkpoint that the run's `latest` names, None before the first."""
+    try:
+        name = (run / "checkpoints" / "latest").read_text().strip()
+    except FileNotFoundError:
+        return None
+    return run / "checkpoints" / name
+
+
+def set_latest(run: Path, step: int) -> None:
+    write_bytes(run / "checkpoints" / "latest", (directory_of(run, step).name + "\n").encode())
+
+
+def all_steps(run: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items: list[tuple[str, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = [(str(position), item) for position, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {key: found for name, item in items for key, found in _flat(item, f"{prefix}.{name}".strip(".")).items()}

@@ -1,0 +1,145 @@
+"""What a run file (YAML) may say. No torch here: the launcher checks a run file before it starts anything."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from data_pipeline.config_file import Section
+from data_pipeline.objectives.span_corruption import SpanCorruption
+from pretrain.models.config import T5Config
+
+
+class RunSection(Section):
+    name: str
+    directory: str
+    seed: int = 0
+    max_steps: PositiveInt
+    max_hours: PositiveFloat | None = None  # of this start; then the run saves and stops, to be started again
+
+
+class TrainingCorpus(Section):
+    corpus: str
+    weight: PositiveFloat = 1.0
+
+
+class ValidationCorpus(Section):
+    corpus: str
+
+
+class DataSection(Section):
+    """`objective` overrides the corpus's where noise is applied at load. `workers`: loader processes of each rank."""
+
+    train: Annotated[list[TrainingCorpus], Field(min_length=1)]
+    validation: list[ValidationCorpus] = []
+    objective: SpanCorruption | None = None
+    lanes: PositiveInt = 64
+    workers: NonNegativeInt = 2
+
+
+class BatchSection(Section):
+    """Rows of a step over all ranks, and rows of one forward pass on one rank (null: a rank's whole share)."""
+
+    global_batch_size: PositiveInt
+    micro_batch_size: PositiveInt | None = None
+
+
+class OptimizerSection(Section):
+    """AdamW (Loshchilov and Hutter 2019). Weight decay spares norms: it is for matrices alone."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: PositiveFloat
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    gradient_clipping: NonNegativeFloat = 1.0  # largest norm of the whole gradient; 0: none
+
+
+class ScheduleSection(Section):
+    """Over run.max_steps; see pretrain/optimizers/schedules.py."""
+
+    name: Literal["cosine", "inverse_square_root", "constant"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    final_learning_rate: NonNegativeFloat = 0.0
+
+
+class CheckpointSection(Section):
+    """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th."""
+
+    every_steps: PositiveInt = 1000
+    keep_last: PositiveInt = 3
+    keep_every_steps: PositiveInt | None = None
+
+
+class ValidationLossHook(Section):
+    hook: Literal["validation_loss"]
+    every_steps: PositiveInt = 500
+
+
+class MlflowSection(Section):
+    uri: str = "sqlite:///runs/mlflow.db"
+    experiment: str = "encdec-pretrain"
+
+
+class TrackingSection(Section):
+    """`mlflow: null` leaves the local metrics.jsonl alone."""
+
+    mlflow: MlflowSection | None = MlflowSection()
+    log_every_steps: PositiveInt = 10
+
+
+class RunConfig(Section):
+    run: RunSection
+    model: T5Config
+    data: DataSection
+    batch: BatchSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = ScheduleSection()
+    precision: Literal["bf16", "fp32"] = "bf16"
+    deepspeed: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluation: list[ValidationLossHook] = []
+    tracking: TrackingSection = TrackingSection()
+
+    @property
+    def zero_stage(self) -> int:
+        return self.deepspeed["zero_optimization"]["stage"]
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _deepspeed_agrees(cls, given: dict[str, Any]) -> dict[str, Any]:
+        problems = [f"{key}: {why}" for key, why in _OWNED_BY_THE_RUN_FILE.items() if key in given]
+        zero = given.setdefault("zero_optimization", {})
+        stage = zero.setdefault("stage", 2) if isinstance(zero, dict) else zero
+        if stage == 0 and not isinstance(stage, bool):
+            problems.append(
+                "zero_optimization.stage: 0 is refused: there DeepSpeed gives no gradient norm and doesn't skip a step "
+                "with a non-finite gradient; take 1, which costs nothing more, also on one rank"
+            )
+        elif stage not in (1, 2, 3):
+            problems.append(f"zero_optimization.stage: expected 1, 2 or 3, got {stage!r}")
+        elif zero.get("round_robin_gradients"):
+            problems.append("zero_optimization.round_robin_gradients: DeepSpeed's map of fragments is wrong with it")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return given
+
+    @model_validator(mode="after")
+    def _validation_has_data(self) -> "RunConfig":
+        if self.evaluation and not self.data.validation:
+            raise ValueError("evaluation: data.validation names no corpus")
+        return self
+
+
+_OWNED_BY_THE_RUN_FILE = {
+    "train_batch_size": "follows from batch.global_batch_size",
+    "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
+    "gradient_accumulation_steps": "follows from batch and the number of ranks",
+    "gradient_clipping": "stands under optimizer.gradient_clipping",
+    "optimizer": "stands under optimizer",
+    "scheduler": "stands under schedule",
+    "bf16": "stands under precision",
+    "fp16": "not supported: T5 diverges in fp16; take precision: bf16",
+    "torch_autocast": "stands under precision",
+    "data_types": "gradients are always accumulated in fp32",
+    "communication_data_type": "gradients are always reduced in fp32",
+}

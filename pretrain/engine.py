@@ -1,0 +1,131 @@
+"""The DeepSpeed engine: its config, and one optimizer step over a global batch.
+
+The loss of a step is the mean over the valid target tokens of the whole global batch, however that is cut: DeepSpeed
+averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
+"""
+
+import hashlib
+import logging
+import math
+import warnings
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.cut import Cut
+from pretrain.config import RunConfig
+from pretrain.optimizers.adamw import adamw
+from pretrain.optimizers.schedules import learning_rate
+
+
+def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
+    """The run file's `deepspeed` section with all that the rest of the run file decides."""
+    decided: dict[str, Any] = {
+        "train_batch_size": cut.global_batch,
+        "train_micro_batch_size_per_gpu": cut.micro_batch,
+        "gradient_accumulation_steps": cut.accumulation,
+        "gradient_clipping": config.optimizer.gradient_clipping,
+        "zero_allow_untested_optimizer": True,
+        "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
+        "steps_per_print": 2**62,
+    }
+    if config.precision == "bf16":
+        decided["bf16"] = {"enabled": True}
+        decided["data_types"] = {"grad_accum_dtype": "fp32"}  # unset, they would be accumulated in bf16
+    return {**config.deepspeed, **decided}
+
+
+def quiet_deepspeed() -> None:
+    """Leaves DeepSpeed's warnings and errors, not its narration."""
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+
+
+class Engine:
+    """A model under DeepSpeed. `step` trains on one global batch; `evaluate` gives losses without gradients."""
+
+    def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
+        self.config, self.cut = config, cut
+        self.deepspeed, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=adamw(model, config.optimizer),
+            config=deepspeed_config(config, cut),
+        )
+        self.device = self.deepspeed.device
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._targets = 0
+
+    def step(self, step: int, batches: list[Batch], stop: bool) -> bool:
+        """Trains on this rank's micro-batches of `step`; returns whether any rank asks to `stop`.
+
+        Dropout is keyed by (seed, step, rank), so that a resumed run draws the same.
+        """
+        valid = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+        agreed = torch.tensor([valid, int(stop)], device=self.device)
+        dist.all_reduce(agreed)
+        targets, asked = agreed.tolist()
+        torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
+        for batch in batches:
+            losses = self.deepspeed(**self._to_device(batch))
+            total = losses.sum()
+            self._loss += total.detach()
+            self.deepspeed.backward(total * (self.cut.ranks / targets), scale_wrt_gas=False)
+            rate = learning_rate(self.config, step)
+            for group in self.deepspeed.optimizer.param_groups:
+                group["lr"] = rate
+            self.deepspeed.step()
+        self._targets += targets
+        return asked > 0
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> torch.Tensor:
+        """Loss of every target (batch, targets), fp32, without dropout; all ranks must call it together."""
+        self.deepspeed.eval()
+        try:
+            return self.deepspeed(**self._to_device(batch))
+        finally:
+            self.deepspeed.train()
+
+    def take_loss(self) -> float:
+        """Mean loss per target token since the last call, over all ranks, which must call it together."""
+        total = self._loss.clone()
+        dist.all_reduce(total)
+        mean = float(total) / self._targets if self._targets else math.nan
+        self._loss.zero_()
+        self._targets = 0
+        return mean
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
+        norm = self.deepspeed.get_global_grad_norm()
+        return math.nan if norm is None else float(norm)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps not taken because the gradient wasn't finite, since the start of this process."""
+        return self.deepspeed.skipped_steps
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.deepspeed.optimizer.param_groups[0]["lr"])
+
+    def close(self) -> None:
+        """Ends DeepSpeed and the process group; without it, gloo ranks may abort at exit."""
+        self.deepspeed.destroy()
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,1 @@
+"""Evaluation inside training: hooks that all ranks run together."""

@@ -1,0 +1,18 @@
+"""Which evaluations are due after which step."""
+
+from collections.abc import Callable
+
+from pretrain.engine import Engine
+from pretrain.evaluation.validation_loss import validation_loss
+from pretrain.setup import Setup
+
+HOOKS: dict[str, Callable[[Engine, Setup], dict[str, float]]] = {"validation_loss": validation_loss}
+
+
+def run_hooks(engine: Engine, setup: Setup, step: int, last: bool) -> dict[str, float]:
+    """Metrics of the hooks that are due after `step` steps; every hook is due after the last."""
+    metrics: dict[str, float] = {}
+    for entry in setup.config.evaluation:
+        if last or step % entry.every_steps == 0:
+            metrics |= HOOKS[entry.hook](engine, setup)
+    return metrics

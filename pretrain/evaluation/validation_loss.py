@@ -1,0 +1,49 @@
+"""Loss on held-out rows, each exactly once whatever the number of ranks."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.loading.batches import IGNORED, validation_batches
+from data_pipeline.manifest import Corpus
+from data_pipeline.tokenizer import EOS
+from pretrain.engine import Engine
+from pretrain.setup import Setup
+
+
+def validation_loss(engine: Engine, setup: Setup) -> dict[str, float]:
+    """For each corpus, in nats per token:
+
+    validation/NAME/loss: mean over all target tokens.
+    validation/NAME/text_loss: over text tokens alone. Sentinels and end marks stand where they always stand and are
+    learnt at once, so they flatter the mean.
+    validation/NAME/unigram_entropy: of the same text tokens, the least that word counts alone can reach.
+    """
+    metrics: dict[str, float] = {}
+    for corpus in setup.validation:
+        metrics |= {f"validation/{corpus.name}/{name}": value for name, value in _of_corpus(engine, setup, corpus).items()}
+    return metrics
+
+
+def _of_corpus(engine: Engine, setup: Setup, corpus: Corpus) -> dict[str, float]:
+    pieces = corpus.tokenizer.pieces
+    sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, targets, loss of text, targets of text
+    counts = torch.zeros(pieces, dtype=torch.int64, device=engine.device)
+    for batch in validation_batches(corpus, setup.cut, setup.config.data.objective):
+        losses = engine.losses(batch).double()
+        labels = batch["labels"].to(engine.device)
+        text = (labels < pieces) & (labels != EOS) & (labels != IGNORED)
+        sums += torch.stack([losses.sum(), (labels != IGNORED).sum(), (losses * text).sum(), text.sum()])
+        counts += torch.bincount(labels[text], minlength=pieces)
+    dist.all_reduce(sums)
+    dist.all_reduce(counts)
+    loss, targets, text_loss, text_targets = sums.tolist()
+    if not text_targets:
+        return {"loss": math.nan}
+    frequencies = counts[counts > 0].double() / text_targets
+    return {
+        "loss": loss / targets,
+        "text_loss": text_loss / text_targets,
+        "unigram_entropy": float(-(frequencies * frequencies.log()).sum()),
+    }

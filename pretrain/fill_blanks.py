@@ -1,0 +1,52 @@
+"""Blanks in sentences, and what a model fills them with: a look at what it has learnt."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from data_pipeline.documents import read_documents
+from data_pipeline.manifest import Corpus
+from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.tokenizer import EOS, Tokenizer
+from pretrain.generation import generate, split_spans
+from pretrain.trained import TrainedModel
+
+_WORDS = range(10, 25)
+
+
+def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
+    """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
+    found = []
+    for position, sentence in enumerate(_held_out_sentences(corpus)):
+        if len(found) == number:
+            break
+        ids = np.array(tokenizer.encode([sentence]), dtype=np.int64)
+        keys = row_keys(seed, "blanks", 0, np.array([position]))
+        inputs, _ = corpus.objective.apply(ids, keys, tokenizer.first_sentinel, EOS)
+        found.append((tokenizer.decode(inputs[0]), sentence))
+    return found
+
+
+def fill(trained: TrainedModel, blanks: str, temperature: float = 0.0, seed: int = 0) -> str:
+    """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
+    tokenizer = trained.tokenizer
+    ids = tokenizer.encode_with_sentinels(blanks)
+    sentinels = range(tokenizer.pieces, tokenizer.size)
+    generated = generate(trained.model, torch.tensor([ids]), temperature=temperature, seed=seed)[0].tolist()
+    spans = split_spans(generated, sentinels)
+    words = {f"<extra_id_{tokenizer.first_sentinel - id_}>": tokenizer.decode(span) for id_, span in spans.items()}
+    return re.sub(r"<extra_id_\d+>", lambda mark: f"[{words.get(mark[0], '')}]", blanks)
+
+
+def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
+    """The first sentence of middling length of each held-out document."""
+    for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
+        for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "split"]):
+            if document["split"] != "validation":
+                continue
+            for sentence in re.split(r"(?<=[.!?])\s+", document["text"]):
+                if len(sentence.split()) in _WORDS and sentence[0].isupper() and sentence.endswith("."):
+                    yield sentence
+                    break

@@ -1,0 +1,132 @@
+"""RUN/metrics.jsonl: every metric of a run, one line per log step, appended by rank 0 alone.
+
+The file is the truth; whatever shows curves is fed from it. A line is
+
+    {"step": 10, "attempt": 1, "time": 1767225600.0, "metrics": {"train/loss": 9.81, "train/gradient_norm": "NaN"}}
+
+JSON knows no NaN and no infinity, and a diverged loss must not be lost: such a value stands as one of the strings
+"NaN", "Infinity" and "-Infinity", which `float()` reads back.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: `time` is in seconds since the epoch, `attempt` counts the starts of the run from 1."""
+
+    step: int
+    attempt: int
+    time: float
+    metrics: dict[str, float]
+
+
+class MetricLog:
+    """Appends rows to RUN/metrics.jsonl, each handed to the operating system as soon as it is logged.
+
+    What a crashed attempt left of its last line is taken away, so that every line of the file is whole.
+    """
+
+    def __init__(self, run_dir: Path, attempt: int):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.path = run_dir / FILE_NAME
+        self.attempt = attempt
+        self._unwritten = b""
+        _mend_last_line(self.path)
+        # unbuffered: a row has left this process when log() returns, so that a kill loses none
+        self._file = self.path.open("ab", buffering=0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends one row. Raises OSError when the disk refuses it; the row is then written with the next one."""
+        values = {name: _to_json(float(value)) for name, value in metrics.items()}
+        row = {"step": step, "attempt": self.attempt, "time": round(time.time(), 3), "metrics": values}
+        self._unwritten += json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what an earlier error held back."""
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """One row for each step in `path` (a run directory or its metrics.jsonl), by ascending step.
+
+    Rows of the same step are one; a metric that several attempts logged for a step has the highest attempt's value.
+
+    >>> read_metrics(path)  # attempt 1 reached step 20, attempt 2 went on from a checkpoint of step 10
+    [Row(step=10, attempt=1, …), Row(step=20, attempt=2, …)]
+    """
+    by_step: dict[int, Row] = {}
+    rows = (row for row, _ in rows_from(path / FILE_NAME if path.is_dir() else path))
+    for row in sorted(rows, key=lambda row: row.attempt):  # stable: within an attempt the later line counts
+        before = by_step.get(row.step)
+        metrics = {**before.metrics, **row.metrics} if before else row.metrics
+        by_step[row.step] = Row(row.step, row.attempt, row.time, metrics)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def last_attempt(run_dir: Path) -> int:
+    """The highest attempt that has logged anything; 0 for a run that hasn't begun."""
+    return max((row.attempt for row, _ in rows_from(run_dir / FILE_NAME)), default=0)
+
+
+def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
+    """The rows from byte `offset` on, in the order of the file, each with the offset behind its line.
+
+    Ends before a last line that is still being written; passes over lines that are no rows.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            if row := _parse(line):
+                yield row, offset
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        value = json.loads(line)
+        metrics = {name: float(number) for name, number in value["metrics"].items()}
+        return Row(int(value["step"]), int(value["attempt"]), float(value["time"]), metrics)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _to_json(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _mend_last_line(path: Path) -> None:
+    """Ends the file with a whole line: one that lacks only its end gets it, any other rest is cut off."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size - 65536)  # far more than the longest line
+        file.seek(start)
+        tail = file.read()
+        whole = tail.rfind(b"\n") + 1
+        if whole == len(tail):
+            return
+        if _parse(tail[whole:]):
+            file.write(b"\n")
+        else:
+            file.truncate(start + whole)

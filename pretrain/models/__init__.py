@@ -1,0 +1,26 @@
+"""Model families, each reading like its paper.
+
+Nothing here imports torch before `build` is called: a run file is validated in milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from pretrain.models.config import T5Config
+
+if TYPE_CHECKING:
+    from pretrain.models.t5 import T5
+
+# family: (its config, where its module lives)
+FAMILIES = {"t5": (T5Config, "pretrain.models.t5.T5")}
+
+
+def build(config: T5Config) -> T5:
+    """The freshly initialised model that `config` describes; torch's generator decides the weights."""
+    module, name = FAMILIES[config.family][1].rsplit(".", 1)
+    return getattr(import_module(module), name)(config)
+
+
+__all__ = ["FAMILIES", "T5Config", "build"]

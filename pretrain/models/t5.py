@@ -1,0 +1,202 @@
+"""T5: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
+
+A pre-norm encoder-decoder without any bias vector, with relative positions. Version 1.0 has ReLU layers and one
+matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.models.attention import MASKED, Attention, KeyValueCache, causal_mask, padding_mask
+from pretrain.models.config import T5Config
+from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
+from pretrain.models.loss import IGNORED, token_losses
+from pretrain.models.positions import RelativePositionBias
+
+PAD_ID = 0  # also what the decoder starts from
+EOS_ID = 1
+
+# The standard deviation of the first logits. At 1, T5's own value, the first loss is ln V + 1/2 (the mean of
+# log Z for unit normal logits), and tied embeddings start out predicting their own input; at 1/2 it is ln V + 1/8.
+OUTPUT_STD = 0.5
+
+
+def _attention(config: T5Config) -> Attention:
+    return Attention(config.d_model, config.d_kv, config.num_heads, config.dropout_rate)
+
+
+def _feed_forward(config: T5Config) -> nn.Module:
+    return FEED_FORWARDS[config.feed_forward](config.d_model, config.d_ff, config.dropout_rate)
+
+
+def _norm(config: T5Config) -> RMSNorm:
+    return RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+
+def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativePositionBias:
+    return RelativePositionBias(
+        config.relative_attention_num_buckets,
+        config.relative_attention_max_distance,
+        config.num_heads,
+        bidirectional,
+        std=config.d_model**-0.5,
+    )
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention_norm = _norm(config)
+        self.self_attention = _attention(config)
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = _feed_forward(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention_norm = _norm(config)
+        self.self_attention = _attention(config)
+        self.cross_attention_norm = _norm(config)
+        self.cross_attention = _attention(config)
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = _feed_forward(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_states: Tensor,
+        bias: Tensor,
+        cross_bias: Tensor | None,
+        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+    ) -> Tensor:
+        self_cache, cross_cache = cache or (None, None)
+        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, cache=self_cache))
+        x = x + self.dropout(
+            self.cross_attention(self.cross_attention_norm(x), encoder_states, bias=cross_bias, cache=cross_cache)
+        )
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Encoder(nn.Module):
+    """The relative bias belongs to the stack: computed once, added in each layer."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.relative_attention_bias = _relative_attention_bias(config, bidirectional=True)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.final_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Embeddings (batch, length, d_model) to states of the same shape."""
+        bias = self.relative_attention_bias(x.size(1), x.size(1))
+        if attention_mask is not None:
+            bias = bias.masked_fill(~padding_mask(attention_mask), MASKED)
+        x = self.dropout(x)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return self.dropout(self.final_norm(x))
+
+
+class Decoder(nn.Module):
+    """Causal self-attention with a relative bias of its own; none in cross-attention."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.relative_attention_bias = _relative_attention_bias(config, bidirectional=False)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.final_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
+    ) -> Tensor:
+        """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds."""
+        queries = x.size(1)
+        keys = queries + (cache[0][0].length if cache else 0)
+        bias = self.relative_attention_bias(queries, keys)
+        bias = bias.masked_fill(~causal_mask(queries, keys, x.device), MASKED)
+        cross_bias = None
+        if encoder_attention_mask is not None:
+            mask = padding_mask(encoder_attention_mask)
+            cross_bias = torch.zeros_like(mask, dtype=bias.dtype).masked_fill(~mask, MASKED)
+        x = self.dropout(x)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, encoder_states, bias, cross_bias, cache[i] if cache else None)
+        return self.dropout(self.final_norm(x))
+
+
+class T5(nn.Module):
+    """`forward` gives the loss of every target token; `encode` and `decode` are its two halves."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.config = config
+        rows, d_model, tied = config.padded_vocab_size, config.d_model, config.tie_embeddings
+        self.embedding = Embedding(rows, d_model, std=OUTPUT_STD if tied else 1.0)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.lm_head = Linear(d_model, rows, std=OUTPUT_STD * d_model**-0.5)
+        if tied:  # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+            self.lm_head.weight = self.embedding.weight
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        decoder_input_ids: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100.
+
+        `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
+        tokens (None: all). `decoder_input_ids` are by default the labels moved one to the right. Padding after the
+        targets needs no mask: the decoder is causal. The z-loss is part of training only.
+        """
+        if decoder_input_ids is None:
+            decoder_input_ids = shift_right(labels)
+        encoder_states = self.encode(encoder_input_ids, encoder_attention_mask)
+        logits = self.decode(decoder_input_ids, encoder_states, encoder_attention_mask)
+        return token_losses(logits, labels, self.config.z_loss if self.training else 0.0)
+
+    def encode(self, encoder_input_ids: Tensor, encoder_attention_mask: Tensor | None = None) -> Tensor:
+        """(batch, input_length) ids to states (batch, input_length, d_model)."""
+        return self.encoder(self.embedding(encoder_input_ids), encoder_attention_mask)
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        encoder_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
+    ) -> Tensor:
+        """(batch, target_length) ids to logits (batch, target_length, padded_vocab_size)."""
+        x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
+        if self.config.tie_embeddings:
+            x = x * self.config.d_model**-0.5
+        return self.lm_head(x)
+
+    def new_cache(self) -> list[tuple[KeyValueCache, KeyValueCache]]:
+        """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
+        return [(KeyValueCache(), KeyValueCache()) for _ in self.decoder.layers]
+
+    def num_parameters(self) -> int:
+        """Scalars to train, a tied matrix counted once. Build on the meta device to count without memory."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def shift_right(labels: Tensor) -> Tensor:
+    """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1]."""
+    start = labels.new_full((labels.size(0), 1), PAD_ID)
+    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD_ID)], dim=1)

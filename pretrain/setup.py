@@ -1,0 +1,120 @@
+"""What a run file means: its corpora, the model's vocabulary, the cut of its batches, all checked before anything starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import UserError
+from data_pipeline.loading.cut import Cut
+from data_pipeline.manifest import Corpus, open_corpus
+from pretrain import checkpoint_index
+from pretrain.config import RunConfig
+from pretrain.models.config import T5Config
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run file with what it refers to. `model` has its vocabulary filled in from the corpus."""
+
+    config: RunConfig
+    training: list[Corpus]
+    validation: list[Corpus]
+    model: T5Config
+    cut: Cut
+    resume: Path | None
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.run.directory)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What may not change over the life of a run: another value here is another run."""
+        return identity(self.config, self.model, self.training)
+
+
+def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
+    """Opens and checks all that `config` names. Raises UserError with every problem found, one line each."""
+    training = [open_corpus(entry.corpus) for entry in config.data.train]
+    validation = [open_corpus(entry.corpus) for entry in config.data.validation]
+    cut, problems = _cut(config, rank, ranks)
+    problems += _disagreements(training, validation) + _objective_problems(config, training)
+    model = config.model
+    if model.vocab_size is None:
+        model = model.model_copy(update={"vocab_size": training[0].manifest["tokenizer"]["size"]})
+    elif model.vocab_size != training[0].manifest["tokenizer"]["size"]:
+        size = training[0].manifest["tokenizer"]["size"]
+        problems.append(f"model.vocab_size: {model.vocab_size}, but {training[0].directory}'s tokenizer has {size} ids")
+    resume = checkpoint_index.latest(Path(config.run.directory))
+    if resume is not None:
+        problems += checkpoint_index.read(resume).differences(identity(config, model, training))
+        problems += _change_of_ranks(resume, config, ranks)
+    if problems:
+        raise UserError("\n".join(problems))
+    assert cut is not None
+    return Setup(config, training, validation, model, cut, resume)
+
+
+def identity(config: RunConfig, model: T5Config, training: list[Corpus]) -> dict[str, Any]:
+    return {
+        "model": model.model_dump(),
+        "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
+        "corpora": [
+            {"fingerprint": corpus.fingerprint, "weight": entry.weight}
+            for corpus, entry in zip(training, config.data.train, strict=True)
+        ],
+        "objective": config.data.objective and config.data.objective.model_dump(),
+        "seed": config.run.seed,
+        "lanes": config.data.lanes,
+        "global_batch_size": config.batch.global_batch_size,
+    }
+
+
+def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
+    total = config.batch.global_batch_size
+    if total % ranks:
+        return None, [f"batch.global_batch_size: {total} rows can't be shared evenly by {ranks} ranks"]
+    share = total // ranks
+    micro = config.batch.micro_batch_size or share
+    if share % micro:
+        return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows"]
+    return Cut(rank, ranks, micro, share // micro), []
+
+
+def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:
+    first = training[0]
+    expected = first.manifest["tokenizer"]["sha256"]
+    return [
+        f"{corpus.directory}: built with another tokenizer than {first.directory} "
+        f"(sha256 {corpus.manifest['tokenizer']['sha256'][:12]}, expected {expected[:12]})"
+        for corpus in [*training[1:], *validation]
+        if corpus.manifest["tokenizer"]["sha256"] != expected
+    ]
+
+
+def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
+    objective = config.data.objective
+    if objective is None:
+        return []
+    problems = []
+    for corpus in training:
+        rows, sentinels = corpus.manifest["rows"], corpus.manifest["tokenizer"]["sentinels"]
+        if corpus.applied_at_build:
+            problems.append(f"data.objective: {corpus.directory} was built with its noise; its objective can't change")
+        elif objective.raw_length != rows["raw_length"]:
+            needs = f"rows of {objective.raw_length} tokens, {corpus.directory} has {rows['raw_length']}"
+            problems.append(f"data.objective: needs {needs}")
+        elif objective.noise_spans > sentinels:
+            problems.append(f"data.objective: makes {objective.noise_spans} spans, there are {sentinels} sentinels")
+    return problems
+
+
+def _change_of_ranks(resume: Path, config: RunConfig, ranks: int) -> list[str]:
+    index = checkpoint_index.read(resume)
+    problems = []
+    if index.world_size != ranks:
+        problems.append(f"{resume}: written by {index.world_size} ranks; resume it with as many, not {ranks}")
+    if index.zero_stage != config.zero_stage:
+        key = "deepspeed.zero_optimization.stage"
+        problems.append(f"{resume}: written at ZeRO stage {index.zero_stage}; set {key} to that, not {config.zero_stage}")
+    return problems

@@ -1,0 +1,102 @@
+"""How fast a run is: tokens per second and model FLOPs utilisation (MFU).
+
+MFU is the arithmetic a step needs (forward and backward, no recomputation) over what the devices could do in that
+time. The peak is the vendor's dense figure for known GPUs, and the best of a few matrix products elsewhere.
+"""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+from pretrain.models.config import T5Config
+
+# dense bf16 and TF32 tensor-core peaks, FLOP/s, from NVIDIA's data sheets
+_PEAKS = {
+    "A100": {"bf16": 312e12, "fp32": 156e12},
+    "H100": {"bf16": 989e12, "fp32": 494e12},
+    "H200": {"bf16": 989e12, "fp32": 494e12},
+    "L40S": {"bf16": 362e12, "fp32": 183e12},
+    "V100": {"bf16": 15.7e12, "fp32": 15.7e12},
+}
+
+
+def flops_per_row(config: T5Config, model: nn.Module, inputs: int, targets: int) -> float:
+    """FLOPs of one row, forward and backward: 6 per weight and token, and the attention products.
+
+    Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention the inputs; the
+    embedding is a look-up.
+    """
+    encoder = _matrix_weights(model.get_submodule("encoder"))
+    decoder = _matrix_weights(model.get_submodule("decoder"))
+    head = config.padded_vocab_size * config.d_model
+    width = config.num_heads * config.d_kv
+    cross = config.num_decoder_layers * 2 * config.d_model * width
+    weights = 6 * (encoder * inputs + (decoder - cross + head) * targets + cross * inputs)
+    pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
+    return weights + 12 * width * pairs
+
+
+def peak_flops(precision: str) -> float:
+    """FLOP/s that one rank's device could do."""
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        for known, peaks in _PEAKS.items():
+            if known in name:
+                return peaks[precision]
+    return _measured_peak(torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def _measured_peak(dtype: torch.dtype, size: int = 512, repetitions: int = 5) -> float:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left = torch.ones(size, size, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        float((left @ left)[0, 0])  # waits for the device
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def _matrix_weights(module: nn.Module) -> int:
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters() if _is_matrix(weight))
+
+
+def _is_matrix(weight: torch.Tensor) -> bool:
+    return len(getattr(weight, "ds_shape", weight.shape)) > 1  # under ZeRO-3 a parameter's own shape is empty
+
+
+class Meter:
+    """Times the steps between two logs."""
+
+    def __init__(self, tokens_per_step: int, flops_per_step: float, peak: float):
+        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak
+        self.restart()
+
+    def restart(self) -> None:
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._waited = 0.0
+
+    def step(self, waited: float) -> None:
+        """Counts a step that waited `waited` seconds for its data."""
+        self._steps += 1
+        self._waited += waited
+
+    def take(self) -> dict[str, float]:
+        """Metrics since the last restart, which this is again."""
+        seconds = time.perf_counter() - self._started
+        metrics = {
+            "train/tokens_per_second": self._steps * self._tokens / seconds,
+            "train/steps_per_second": self._steps / seconds,
+            "train/mfu": self._steps * self._flops / seconds / self._peak,
+            "train/data_wait_fraction": self._waited / seconds,
+        }
+        self.restart()
+        return metrics
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """CPU threads for one of `local_ranks` processes on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)

@@ -1,0 +1,29 @@
+"""A model out of a checkpoint, with its tokenizer, in this process alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.tokenizer import Tokenizer
+from pretrain import checkpoint, checkpoint_index, models
+from pretrain.models.config import T5Config
+from pretrain.models.t5 import T5
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """`model` in fp32 and evaluation mode."""
+
+    model: T5
+    tokenizer: Tokenizer
+    tokenizer_path: Path
+
+    @classmethod
+    def open(cls, directory: Path) -> "TrainedModel":
+        """Raises UserError where `directory` is no checkpoint, FailedError where it is damaged."""
+        config = T5Config.model_validate(checkpoint_index.read(directory).identity["model"])
+        model = models.build(config)
+        checkpoint.load_weights(model, directory)
+        path = directory / checkpoint.TOKENIZER
+        assert config.vocab_size is not None, "a run fills it in"
+        pieces = Tokenizer(path, 0).pieces
+        return cls(model.eval(), Tokenizer(path, config.vocab_size - pieces), path)

@@ -1,0 +1,241 @@
+"""Wikitext to plain text: each construct, whole pages, and markup that no one would write."""
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import mwparserfromhell
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.cleaning.wikitext import plain_text
+from data_pipeline.sources import READERS
+from data_pipeline.sources.stream import open_stream
+
+DATA = Path(__file__).parents[1] / "data" / "wikipedia"
+ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        # links
+        ("a [[city]], [[Danube|the river]] and [[house]]s", "a city, the river and houses"),
+        ("[[Ulm (city)|]] and [[#Part|below]]", "Ulm and below"),
+        ("A[[Category:Foo]]B [[Category:Bar|sort]]", "AB"),
+        ("[[Kategorie:Ort]][[Catégorie:Lieu]][[Categoría:X]][[Категория:Y]][[Category : Z]]A", "A"),
+        ("A\n\n[[de:Ulm]]\n[[zh-min-nan:Ulm]]\n[[simple:Ulm]]", "A"),
+        ("see [[:Category:A]], [[:File:B.jpg]] and [[:de:Ulm|Ulm]]", "see Category:A, File:B.jpg and Ulm"),
+        ("the word [[wikt:house]]", "the word house"),
+        ("[[Alien: Covenant]]", "Alien: Covenant"),
+        # files
+        ("A[[File:B.jpg|thumb|A [[caption|long]] one with [http://a.org a link]]] C", "A C"),
+        (
+            "A[[Datei:B.jpg]][[Fichier:B.jpg|x]][[Immagine:B.png]][[Bestand:B.svg|[[a]]]][[Файл:B.jpg]][[ファイル:B.jpg]]",
+            "A",
+        ),
+        ("A [[Unknown:B.JPG|thumb|caption]]B", "A B"),
+        # external links
+        (
+            "[http://a.org the label], [http://a.org]; [//b.org a [sic] label], https://c.org",
+            "the label, ; a [sic] label, https://c.org",
+        ),
+        # templates
+        ("it {{convert|5|km|mi}} text", "it 5 km text"),
+        ("{{convert|2|to|3|m2|sqft|abbr=on}}; {{cvt|6|ft|2|in|m}}; {{convert|20|C}}", "2 to 3 m²; 6 ft 2 in; 20 °C"),
+        ("{{lang|fr|mot juste}}, {{lang-de|''Wort''}}, {{nowrap|10 {{abbr|km|kilometre}}}}", "mot juste, Wort, 10 km"),
+        ("a{{snd}}b {{circa|1900}} {{frac|1|2}} {{formatnum:1234}}", "a – b c. 1900 1/2 1234"),
+        ("{{Infobox|a={{b|c={{d}}}}\n|e=[[f]]\n}}\n'''A''' is{{cn}} here {{x}}.", "A is here."),
+        ("Ulm ({{IPAc-en|a}}; born 1900 {{x}}) is ({{x}}) big {{y}}, yes", "Ulm (born 1900) is big, yes"),
+        ("{{{1|default}}}A", "A"),
+        # tables and tags
+        ("A\n{| class=x\n|-\n| a || {{b|c|}}\n{|\n| nested\n|}\n|}\nB", "A\n\nB"),
+        ("A\n:{|\n! a\n|}\nB", "A\n\nB"),
+        ("A<table border=1><tr><td>x<table><tr><td>y</table></table>B", "A\nB"),
+        ("A<br/>B<BR>C", "A\nB\nC"),
+        ("H<sub>2</sub>O, 10<sup>6</sup>, 1<sup>st</sup>", "H2O, 10^6, 1st"),
+        ('A<ref>B</ref><ref name="x" /><ref name=y>[[C]] {{d}}</ref>.', "A."),
+        ("A<math>x^{2}</math><gallery>\nFile:a.jpg|b\n</gallery><timeline>x</timeline><!-- c\n\n-->B", "AB"),
+        ("if a < b and <b>c</b> > d, <foo>", "if a < b and c > d, <foo>"),
+        ("<nowiki>[[a]] '''b''' {{c}}</nowiki>\n<nowiki>*</nowiki> d", "[[a]] '''b''' {{c}}\n* d"),
+        # text
+        ("__NOTOC__\nA __FORCETOC__B", "A B"),
+        ("'''''A''''' ''b'' '''c'''", "A b c"),
+        ("L'''Iliade'' d'Homère et '''autres'''", "L'Iliade d'Homère et autres"),
+        ("1&nbsp;km &ndash; &eacute;&#233;&#xE9; AT&T &amp;lt; &copy", "1 km – ééé AT&T &lt; &copy"),
+        ("a\u00a0b  c\t d", "a b c d"),
+        ("* a\n** b\n# c\n: d\n; e : f", "a\nb\nc\nd\ne : f"),
+        ("A\n\n\n\n----\n\n\nB\r\nC", "A\n\nB\nC"),
+        ("", ""),
+        # sections
+        (
+            "A\n== B ==\n\n=== C ===\n\n== D ==\nd\n== References ==\n{{Reflist}}\n==See also==\n==External links==",
+            "A\n\nD\nd",
+        ),
+        ("== A ==\n=== B ===\nb\n== '''C''' <!-- x --> ==\n[[Category:D]]", "A\nB\nb"),
+        # what was never closed
+        ("A [[b|c\n\nD", "A b|c\n\nD"),
+        ("A {{b|c\nD", "A\nD"),
+        ("A\n{| class=x\n|-\n| a\n! b || c\nD", "A\n\nD"),
+        ("A <ref>b\n\nC", "A b\n\nC"),
+        ("A <!-- b\n\nC", "A"),
+        ("A}} ]] b\n|}\nC", "A b\nC"),
+    ],
+)
+def test_construct(wikitext, text):
+    assert plain_text(wikitext) == text
+
+
+RESIDUE = re.compile(
+    r"\[\[|\]\]|\{\{|\}\}|\{\||''|</?(?:ref|br|small|div|table)\b|&nbsp;|\( *\)|  |\n\n\n|__[A-Z]+__|(?m:^[|=*#:;])"
+)
+
+
+def pages(path: Path) -> dict[str, str]:
+    with open_stream(str(path)) as stream:
+        return {record.title: record.text for record in READERS["wikipedia"](stream, str(path), Counter())}
+
+
+@pytest.mark.parametrize("name", ["enwiki-20171220.xml", "nlwiki-20140927.xml"])
+def test_pages_are_prose_without_residue(name):
+    for wikitext in pages(DATA / name).values():
+        text = plain_text(wikitext)
+        assert len(text) > 300
+        assert not RESIDUE.findall(text)
+        assert not re.search("Category:|Categorie:|Bestand:|thumb|px", text)
+
+
+def test_residue_is_rare_in_the_sample():
+    """Authors' own mistakes and pages about markup leave some: under one page in fifty."""
+    texts = [plain_text(wikitext) for wikitext in pages(ENWIKI).values()]
+    assert sum(bool(RESIDUE.search(text)) for text in texts) < len(texts) / 50
+
+
+def test_a_page_reads_as_it_does_in_a_browser():
+    text = plain_text(pages(DATA / "enwiki-20171220.xml")["View of Toledo"])
+    assert text.startswith(
+        "View of Toledo (original title Vista de Toledo), is one of the two surviving landscapes painted by El Greco. The "
+        "other, View and Plan of Toledo lies at Museo Del Greco, Toledo, Spain.\n\nView of Toledo is among"
+    )
+    assert "\nExternal links\nMetropolitan Museum of Art" in text
+    assert "References" not in text
+
+
+def test_paragraphs_agree_with_a_full_parser():
+    """What mwparserfromhell makes of long paragraphs is what we make of them.
+
+    References are taken out first (it keeps them); its captions, lists and gaps left by templates are not compared.
+    """
+    ours, theirs = set(), []
+    for wikitext in pages(DATA / "enwiki-20171220.xml").values():
+        wikitext = re.sub(r"<ref[^<>]*/>|<ref.*?</ref>", "", wikitext, flags=re.DOTALL)
+        ours |= set(plain_text(wikitext).split("\n"))
+        text = mwparserfromhell.parse(wikitext).strip_code().replace("\u00a0", " ")
+        theirs += [re.sub(" +", " ", line).strip() for line in text.split("\n")]
+    prose = [line for line in theirs if len(line) > 200 and not re.search(r"\||\( |^(thumb|left|right)", line)]
+    assert len(prose) > 20
+    assert [line for line in prose if line not in ours] == []
+
+
+_FRAGMENTS = [
+    "[[",
+    "]]",
+    "{{",
+    "}}",
+    "{|",
+    "|}",
+    "|",
+    "\n",
+    "=",
+    "==",
+    "'''",
+    "''",
+    "<ref>",
+    "</ref>",
+    "<ref/>",
+    "<!--",
+    "-->",
+]
+_FRAGMENTS += [
+    "<nowiki>",
+    "</nowiki>",
+    "[http://a",
+    "]",
+    "(",
+    ")",
+    "&#",
+    "&#1;",
+    "&#xD800;",
+    "&amp;",
+    ";",
+    "*",
+    ":",
+    "File:",
+    "de:",
+]
+_FRAGMENTS += [
+    "convert|",
+    "1|",
+    "to|",
+    "lang|",
+    "__A__",
+    "<table>",
+    "</table>",
+    "<br>",
+    "<sup>1",
+    "a",
+    " ",
+    "\x00",
+    "é",
+    "{",
+    "}",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(_FRAGMENTS), max_size=40).map("".join) | st.text())
+def test_any_markup_gives_tidy_text(wikitext):
+    text = plain_text(wikitext)
+    assert text == text.strip("\n")
+    assert "\n\n\n" not in text
+    text.encode()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "{{",
+        "[[",
+        "\n{|",
+        "}}",
+        "]]",
+        "<!--",
+        "<ref>",
+        "<ref ",
+        "<nowiki>",
+        "[http://a ",
+        "'''",
+        "(",
+        "( ,",
+        "&#1",
+        "__A_",
+        "=",
+        "\n=",
+        "*",
+    ]
+    + ["[[a|", "{{a|", "{{lang|fr|", "{{convert|1|", "<table>", "\n |}", "[[File:a|[[b]]", "\n {", "\t", "\n"],
+)
+def test_time_is_linear_in_the_length_of_the_page(unit):
+    """A megabyte of markup that is never closed takes well under a second; quadratic time would be minutes."""
+    start = time.process_time()
+    plain_text(unit * (1_000_000 // len(unit)))
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(("begin", "end"), [("{{a|", "}}"), ("[[a|", "]]"), ("\n{|\n", "\n|}"), ("{{lang|fr|", "}}")])
+def test_time_is_linear_in_depth(begin, end):
+    start = time.process_time()
+    plain_text(begin * 100_000 + end * 100_000)
+    assert time.process_time() - start < 5

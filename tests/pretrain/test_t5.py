@@ -1,0 +1,258 @@
+"""T5 against its paper's numbers and against the reference implementation in transformers."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from pretrain.huggingface import load_state
+from pretrain.models import T5Config, build
+from pretrain.models.loss import token_losses
+from pretrain.models.positions import RelativePositionBias, relative_position_bucket
+from pretrain.models.t5 import shift_right
+
+V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
+V1_1 = {"feed_forward": "gated-gelu", "tie_embeddings": False}
+SMALL = {"d_model": 512, "d_kv": 64}
+BASE = {"d_model": 768, "d_kv": 64, "num_heads": 12, "num_encoder_layers": 12, "num_decoder_layers": 12}
+
+
+def tiny(**changes):
+    sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4}
+    return T5Config(**{**sizes, "num_encoder_layers": 2, "num_decoder_layers": 2, **changes})
+
+
+def ids(*shape, seed=0, vocab_size=500):
+    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return build(tiny()).eval()
+
+
+# First distance of each bucket, 32 buckets up to distance 128.
+BIDIRECTIONAL = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+UNIDIRECTIONAL = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def test_buckets():
+    def buckets(firsts):
+        return [sum(first <= distance for first in firsts) - 1 for distance in range(300)]
+
+    keys_before, keys_after = -torch.arange(300), torch.arange(1, 300)
+    both, causal = buckets(BIDIRECTIONAL), buckets(UNIDIRECTIONAL)
+    assert relative_position_bucket(keys_before, bidirectional=True).tolist() == both
+    assert relative_position_bucket(keys_after, bidirectional=True).tolist() == [16 + bucket for bucket in both[1:]]
+    assert relative_position_bucket(keys_before, bidirectional=False).tolist() == causal
+    assert relative_position_bucket(keys_after, bidirectional=False).unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (3, 200), (150, 150)])
+def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(bidirectional, queries, keys):
+    bias = RelativePositionBias(32, 128, 4, bidirectional, std=1.0)
+    positions = torch.arange(keys)
+    distances = positions[None, :] - positions[keys - queries :, None]
+    expected = bias.weight[relative_position_bucket(distances, bidirectional)].permute(2, 0, 1)[None]
+    torch.testing.assert_close(bias(queries, keys), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({**V1_0, **SMALL, "d_ff": 2048, "num_heads": 8, "num_encoder_layers": 6, "num_decoder_layers": 6}, 60_506_624),
+        ({**V1_0, **BASE, "d_ff": 3072}, 222_903_552),
+        ({**V1_1, **SMALL, "d_ff": 1024, "num_heads": 6, "num_encoder_layers": 8, "num_decoder_layers": 8}, 76_961_152),
+        ({**V1_1, **BASE, "d_ff": 2048}, 247_577_856),
+    ],
+    ids=["v1.0-small", "v1.0-base", "v1.1-small", "v1.1-base"],
+)
+def test_published_parameter_counts(sizes, expected):
+    with torch.device("meta"):
+        model = build(T5Config(vocab_size=32_100, pad_vocab_to_multiple_of=128, **sizes))
+    assert model.num_parameters() == expected
+
+
+@pytest.mark.parametrize("version", [V1_0, V1_1], ids=["v1.0", "v1.1"])
+@pytest.mark.parametrize(("d_model", "vocab_size"), [(128, 1100), (512, 8000)])
+def test_first_loss_is_that_of_a_uniform_guess(version, d_model, vocab_size):
+    torch.manual_seed(0)
+    model = build(tiny(d_model=d_model, d_kv=32, d_ff=2 * d_model, vocab_size=vocab_size, **version))
+    with torch.no_grad():
+        losses = model(ids(8, 40, vocab_size=vocab_size), ids(8, 20, seed=1, vocab_size=vocab_size))
+    assert losses.mean().item() == pytest.approx(math.log(vocab_size), abs=0.3)
+
+
+def test_standard_deviations_at_the_start():
+    torch.manual_seed(0)
+    d_model, d_kv, heads, d_ff = 256, 32, 8, 512
+    model = build(tiny(vocab_size=2000, d_model=d_model, d_kv=d_kv, num_heads=heads, d_ff=d_ff))
+    layer = model.decoder.layers[1]
+    for weight, std in [
+        (model.embedding.weight, 1.0),
+        (layer.self_attention.q.weight, (d_model * d_kv) ** -0.5),
+        (layer.cross_attention.k.weight, d_model**-0.5),
+        (layer.cross_attention.v.weight, d_model**-0.5),
+        (layer.self_attention.o.weight, (heads * d_kv) ** -0.5),
+        (layer.feed_forward.wi_0.weight, d_model**-0.5),
+        (layer.feed_forward.wi_1.weight, d_model**-0.5),
+        (layer.feed_forward.wo.weight, d_ff**-0.5),
+    ]:
+        assert weight.std().item() == pytest.approx(std, rel=0.03)
+    assert model.encoder.relative_attention_bias.weight.std().item() == pytest.approx(d_model**-0.5, rel=0.2)
+    assert layer.feed_forward_norm.weight.unique().tolist() == [1.0]
+
+
+def test_a_target_does_not_see_later_targets(model):
+    inputs, targets = ids(2, 12), ids(2, 10, seed=1)
+    changed = targets.clone()
+    changed[:, 6] += 1
+    states = model.encode(inputs)
+    before, after = model.decode(targets, states), model.decode(changed, states)
+    torch.testing.assert_close(before[:, :6], after[:, :6], rtol=0, atol=0)
+    assert (before[:, 6:] != after[:, 6:]).any(dim=-1).all()
+
+
+def test_padding_of_the_inputs_changes_nothing(model):
+    inputs, labels = ids(2, 12), ids(2, 10, seed=1)
+    padded = torch.cat([inputs, ids(2, 5, seed=2)], dim=1)  # what stands under a mask doesn't matter
+    mask = torch.cat([torch.ones(2, 12), torch.zeros(2, 5)], dim=1).long()
+    torch.testing.assert_close(
+        model(padded, labels, encoder_attention_mask=mask), model(inputs, labels), rtol=0, atol=1e-5
+    )
+
+
+def test_padding_of_the_targets_changes_nothing_and_costs_nothing(model):
+    inputs, labels = ids(2, 12), ids(2, 10, seed=1)
+    padded = torch.cat([labels, torch.full((2, 4), -100)], dim=1)
+    losses = model(inputs, padded)
+    torch.testing.assert_close(losses[:, :10], model(inputs, labels), rtol=0, atol=1e-5)
+    assert losses[:, 10:].unique().tolist() == [0.0]
+
+
+def test_a_row_of_padding_alone_gives_finite_gradients(model):
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    losses = model(ids(2, 3), torch.tensor([[5, 1], [-100, -100]]), encoder_attention_mask=mask)
+    losses.sum().backward()
+    assert losses[1].tolist() == [0.0, 0.0]
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_labels_move_one_to_the_right():
+    assert shift_right(torch.tensor([[5, 6, 1, -100], [7, 1, -100, -100]])).tolist() == [[0, 5, 6, 1], [0, 7, 1, 0]]
+
+
+def test_token_losses_by_hand():
+    logits = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [5.0, 1.0]]])  # probabilities 1/4 3/4, 1/2 1/2
+    labels = torch.tensor([[1, 0, -100]])
+    expected = torch.tensor([[math.log(4 / 3), math.log(2), 0.0]])
+    torch.testing.assert_close(token_losses(logits, labels), expected)
+    z = torch.tensor([[math.log(4) ** 2, math.log(2) ** 2, 0.0]])
+    torch.testing.assert_close(token_losses(logits, labels, z_loss=0.1), expected + 0.1 * z)
+    assert token_losses(logits.bfloat16(), labels).dtype == torch.float32
+
+
+def test_z_loss_is_part_of_training_only():
+    torch.manual_seed(0)
+    model = build(tiny(z_loss=0.1))
+    batch = ids(2, 5), ids(2, 4)
+    trained = model.train()(*batch)
+    evaluated = model.eval()(*batch)
+    assert (trained > evaluated).all()
+
+
+def test_dropout_belongs_to_training():
+    torch.manual_seed(0)
+    model = build(tiny(dropout_rate=0.2))
+    batch = ids(2, 5), ids(2, 4)
+    assert not torch.equal(model.train()(*batch), model(*batch))
+    assert torch.equal(model.eval()(*batch), model(*batch))
+
+
+def test_bfloat16_weights_give_nearly_the_same_losses(model):
+    batch = ids(4, 30), ids(4, 20, seed=1)
+    mask = torch.ones(4, 30).long()
+    mask[0, 20:] = 0
+    exact = model(*batch, encoder_attention_mask=mask)
+    rounded = model.bfloat16()(*batch, encoder_attention_mask=mask)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)
+
+
+def test_the_graph_is_whole_for_the_compiler(model):
+    batch = ids(2, 9), ids(2, 6, seed=1)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*batch), model(*batch), rtol=0, atol=1e-5)
+
+
+def randomised(version, tmp_path):
+    """A T5 of transformers whose every weight is random, as it comes back from its saved checkpoint."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=500,
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_heads=4,
+        num_layers=2,
+        num_decoder_layers=3,
+        feed_forward_proj=version["feed_forward"],
+        tie_word_embeddings=version["tie_embeddings"],
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    reference = transformers.T5ForConditionalGeneration(config)
+    if not version["tie_embeddings"]:  # built by transformers 5, every T5 shares its matrix; a loaded one need not
+        reference.lm_head.weight = torch.nn.Parameter(torch.empty(500, 64))
+    torch.manual_seed(1)
+    for name, parameter in reference.named_parameters():
+        std = 1.0 if name in ("shared.weight", "lm_head.weight") else 0.1
+        torch.nn.init.normal_(parameter, mean=float("layer_norm" in name), std=std)
+    reference.save_pretrained(tmp_path)
+    reference = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    shared = reference.lm_head.weight is reference.shared.weight
+    assert shared == version["tie_embeddings"]
+    return reference
+
+
+@pytest.mark.parametrize("version", [V1_0, V1_1], ids=["v1.0", "v1.1"])
+def test_logits_and_loss_are_those_of_transformers(version, tmp_path):
+    reference = randomised(version, tmp_path)
+    config, state = load_state(tmp_path)
+    assert config.tie_embeddings == version["tie_embeddings"]
+    model = build(config).eval()
+    model.load_state_dict(state)
+    inputs, labels = ids(3, 150), ids(3, 140, seed=1)
+    mask = torch.ones(3, 150).long()
+    mask[1, 100:] = 0
+    mask[2, 1:] = 0
+    labels[1, 90:] = -100
+    with torch.no_grad():
+        expected = reference(input_ids=inputs, attention_mask=mask, labels=labels)
+        logits = model.decode(shift_right(labels), model.encode(inputs, mask), mask)
+        losses = model(inputs, labels, encoder_attention_mask=mask)
+    assert expected.logits.std() > 0.5  # the comparison is not one of zeros
+    assert (logits - expected.logits).abs().max() < 1e-4
+    assert (losses.sum() / (labels != -100).sum()).item() == pytest.approx(expected.loss.item(), abs=1e-5)
+
+
+def test_the_tied_matrix_is_one_parameter():
+    model = build(tiny(**V1_0))
+    assert model.lm_head.weight is model.embedding.weight
+    assert build(tiny(**V1_1)).num_parameters() - model.num_parameters() == 500 * 64 + 4 * 64 * 96
+
+
+def test_an_unknown_or_impossible_setting_is_refused():
+    for wrong in [{"d_modle": 3}, {"d_model": 0}, {"dropout_rate": 1.0}, {"relative_attention_max_distance": 16}]:
+        with pytest.raises(ValidationError):
+            tiny(**wrong)
+
+
+def test_configs_do_not_import_torch():
+    code = "import sys, pretrain.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

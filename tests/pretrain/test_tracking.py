@@ -1,0 +1,401 @@
+"""Tracking against the real MLflow on sqlite, and the real MLflow server asked over HTTP. No network is needed."""
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import FailedError, UserError
+from pretrain import mlflow_feeder, tracking
+from pretrain.dashboard import dashboard
+from pretrain.metric_log import MetricLog, last_attempt, read_metrics
+from pretrain.mlflow_feeder import FeedState, MlflowFeeder, TrackedRun, flatten
+from pretrain.tracking import DatasetInfo, Tracker, sync
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def feed_often(monkeypatch):
+    monkeypatch.setattr(tracking, "_SECONDS_BETWEEN_FEEDS", 0.05)
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    """One database for most tests: creating MLflow's tables takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/new-directory/mlflow.db"
+
+
+@pytest.fixture
+def client(uri):
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def start(run_dir, uri, attempt=1, **more):
+    return Tracker(run_dir, attempt=attempt, run_name="t5-small", uri=uri, experiment="wikipedia", **more)
+
+
+def run_id(run_dir):
+    state = FeedState.load(run_dir)
+    assert state
+    return state.run_id
+
+
+def points(client, run_dir, name):
+    """Every point MLflow holds of a metric."""
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run_id(run_dir), name)]
+
+
+# ---- the local log
+
+
+def test_line_holds_step_attempt_time_metrics(tmp_path):
+    before = time.time()
+    MetricLog(tmp_path, attempt=3).log(10, {"train/loss": 9.5})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert row == {"step": 10, "attempt": 3, "time": row["time"], "metrics": {"train/loss": 9.5}}
+    assert before - 1 <= row["time"] <= time.time() + 1
+
+
+@pytest.mark.parametrize(
+    "torn", ['{"step": 20, "att', '{"step": 20, "attempt": 1, "time": 1.0, "metrics": {"a": 2.0}}']
+)
+def test_torn_last_line_does_not_reach_into_the_next_attempt(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "attempt": 1, "time": 1.0, "metrics": {"a": 1.0}}\n' + torn)
+    assert [row.step for row in read_metrics(path)] == [10]  # a line without an end may still be being written
+    MetricLog(tmp_path, attempt=2).log(30, {"a": 3.0})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] in ([10, 30], [10, 20, 30])
+    assert [row.step for row in read_metrics(path)] == ([10, 20, 30] if torn.endswith("}") else [10, 30])
+
+
+def test_highest_attempt_of_a_step_counts(tmp_path):
+    for attempt, steps in ((1, (10, 20, 30, 40)), (2, (30, 40, 50)), (3, (40,))):
+        log = MetricLog(tmp_path, attempt)
+        for step in steps:
+            log.log(step, {"loss": attempt})
+        log.log(steps[-1], {"validation/loss": attempt})
+    rows = read_metrics(tmp_path)
+    assert [(row.step, row.metrics["loss"]) for row in rows] == [(10, 1), (20, 1), (30, 2), (40, 3), (50, 2)]
+    assert [row.metrics.get("validation/loss") for row in rows] == [None, None, None, 3, 2]
+    assert last_attempt(tmp_path) == 3
+    assert last_attempt(tmp_path / "none") == 0
+
+
+def test_non_finite_values_are_valid_json_and_come_back(tmp_path):
+    MetricLog(tmp_path, 1).log(1, {"nan": math.nan, "up": math.inf, "down": -math.inf})
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    (row,) = read_metrics(tmp_path)
+    assert math.isnan(row.metrics["nan"])
+    assert (row.metrics["up"], row.metrics["down"]) == (math.inf, -math.inf)
+
+
+def test_row_that_the_disk_refuses_is_written_later(tmp_path, caplog):
+    class FullDisk:
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    tracker = start(tmp_path, None)
+    log = tracker._log
+    log._file, working = FullDisk(), log._file
+    tracker.log(1, {"a": 1.0})
+    tracker.log(2, {"a": 2.0})
+    log._file = working
+    tracker.log(3, {"a": 3.0})
+    tracker.close("FINISHED")
+    assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3]
+    assert len(caplog.records) == 1
+
+
+def test_without_uri_only_the_local_log(tmp_path):
+    with start(tmp_path, None) as tracker:
+        tracker.log(1, {"a": 1.0})
+    assert not (tmp_path / "mlflow.json").exists()
+    assert TrackedRun.load(tmp_path).status == "FINISHED"
+    with pytest.raises(UserError, match=r"tracking\.mlflow\.uri"):
+        sync(tmp_path)
+
+
+# ---- MLflow
+
+
+def test_run_is_described_in_full(tmp_path, uri, client):
+    (tmp_path / "config.yaml").write_text("run: {name: t5-small}\n")
+    corpus = ("wikipedia-en", "f" * 64, "corpora/wikipedia-en")
+    tracker = start(
+        tmp_path,
+        uri,
+        parameters={"optimizer": {"name": "adamw_scale", "betas": [0.9, 0.999]}, "odd [key]": "x" * 9000},
+        tags={"git_commit": "c0ffee", "hosts": "node-1", "ranks": 8, "zero_stage": 2},
+        datasets=[DatasetInfo(*corpus, context, {"rows": 7}) for context in ("train", "validation")],
+        artifacts=[tmp_path / "config.yaml", tmp_path / "not-there.json"],
+    )
+    tracker.log(10, {"train/loss": 9.5, "validation/c4 [en]//x/loss": math.nan})
+    (tracker.artifacts_directory / "samples").mkdir(parents=True)
+    (tracker.artifacts_directory / "samples" / "step-10.txt").write_text("a sample")
+    tracker.close("FINISHED")
+
+    run = client.get_run(run_id(tmp_path))
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "t5-small"
+    assert run.info.start_time <= run.info.end_time
+    assert run.data.params["optimizer.betas"] == "[0.9, 0.999]"
+    assert run.data.params["odd _key_"] == "x" * 6000
+    assert run.data.tags["ranks"] == "8"
+    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert run.data.tags["mlflow.user"]
+    assert {"train/loss", "validation/c4 _en_/x/loss"} == set(run.data.metrics)
+    inputs = {
+        tag.value: (given.dataset.name, given.dataset.digest, json.loads(given.dataset.profile))
+        for given in run.inputs.dataset_inputs
+        for tag in given.tags
+    }
+    assert inputs == {
+        "train": ("wikipedia-en", "f" * 36, {"rows": 7}),
+        "validation": ("wikipedia-en (validation)", "f" * 36, {"rows": 7}),
+    }
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.yaml", "samples"]
+    assert Path(mlflow_feeder.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
+    with start(tmp_path, uri, parameters={"max_steps": 40}) as tracker:
+        for step in (10, 20, 30, 40):
+            tracker.log(step, {"train/loss": 1 / step, "train/tokens_per_second": 100 + step})
+    first = run_id(tmp_path)
+
+    tracker = start(tmp_path, uri, attempt=2, parameters={"max_steps": 60})
+    tracker.log(30, {"train/loss": 1 / 30, "train/tokens_per_second": 7.0, "validation/loss": 3.0})  # done over again
+    tracker.log(40, {"train/loss": 0.5, "train/tokens_per_second": 8.0})  # came out different
+    tracker.log(50, {"train/loss": 1 / 50, "train/tokens_per_second": 9.0})
+    tracker.close("KILLED")
+
+    assert run_id(tmp_path) == first
+    assert points(client, tmp_path, "train/loss") == [
+        (10, 1 / 10),
+        (20, 1 / 20),
+        (30, 1 / 30),
+        (40, 1 / 40),
+        (40, 0.5),
+        (50, 1 / 50),
+    ]
+    assert [step for step, _ in points(client, tmp_path, "train/tokens_per_second")] == [10, 20, 30, 40, 40, 50]
+    assert points(client, tmp_path, "validation/loss") == [(30, 3.0)]
+    run = client.get_run(first)
+    assert run.info.status == "KILLED"
+    assert run.data.params == {"max_steps": "40"}
+    assert run.data.tags["changed.max_steps"] == "40 → 60 (attempt 2)"
+
+
+def test_exception_in_training_marks_the_run_failed(tmp_path, uri, client):
+    def train():
+        with start(tmp_path, uri) as tracker:
+            tracker.log(1, {"loss": 1 / 0})
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert client.get_run(run_id(tmp_path)).info.status == "FAILED"
+
+
+def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, client, monkeypatch):
+    with start(tmp_path, None) as tracker:
+        for step in range(1, 1501):
+            tracker.log(step, {"loss": 1 / step})
+    feeder = MlflowFeeder(tmp_path, TrackedRun.load(tmp_path), uri)
+
+    def killed(self, run_dir):
+        if self.offset:
+            raise KeyboardInterrupt
+        save(self, run_dir)
+
+    save = FeedState.save
+    monkeypatch.setattr(FeedState, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        feeder.feed()  # a thousand are in MLflow, and nothing on disk says so
+    monkeypatch.setattr(FeedState, "save", save)
+    assert FeedState.load(tmp_path).offset == 0
+    first = run_id(tmp_path)
+    (tmp_path / "mlflow.json").unlink()  # the run is found again even without
+    assert sync(tmp_path, uri) == 1500
+    assert run_id(tmp_path) == first
+    assert points(client, tmp_path, "loss") == [(step, 1 / step) for step in range(1, 1501)]
+    assert sync(tmp_path, uri) == 0
+
+
+def child(code, *arguments):
+    """A Python process as a user would start it: MLflow behaves differently where it sees a test."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "CI")}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+TRAIN_UNTIL_KILLED = """
+import sys, time
+from pathlib import Path
+from pretrain import tracking
+tracking._SECONDS_BETWEEN_FEEDS = 0.0
+tracker = tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="killed")
+for step in range(1, 1000000):
+    tracker.log(step, {"train/loss": 1 / step, "train/gradient_norm": step})
+    time.sleep(0.0005)
+"""
+
+
+def test_sigkill_while_feeding_neither_loses_nor_doubles_a_metric(tmp_path, uri, client):
+    process = child(TRAIN_UNTIL_KILLED, tmp_path, uri)
+    try:
+        deadline = time.monotonic() + 30
+        while (state := FeedState.load(tmp_path)) is None or state.offset < 20_000:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.communicate()
+    killed_at = max(row.step for row in read_metrics(tmp_path))
+    with start(tmp_path, uri, attempt=2) as tracker:
+        for step in range(killed_at - 20, killed_at + 20):
+            tracker.log(step, {"train/loss": 1 / step, "train/gradient_norm": step})
+    steps = range(1, killed_at + 20)
+    assert run_id(tmp_path) == state.run_id
+    assert points(client, tmp_path, "train/loss") == [(step, 1 / step) for step in steps]
+    assert points(client, tmp_path, "train/gradient_norm") == [(step, step) for step in steps]
+
+
+TRAIN_BESIDE_OTHERS = """
+import socket, sys
+from pathlib import Path
+connections = []
+socket.socket.connect = lambda self, address: connections.append(address)
+from pretrain.tracking import Tracker
+with Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
+    for step in range(1, 301):
+        tracker.log(step, {"loss": step})
+sys.exit(f"reached for the network: {connections}" if connections else 0)
+"""
+
+
+def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    processes = [child(TRAIN_BESIDE_OTHERS, tmp_path / str(number), uri) for number in range(3)]
+    for process in processes:
+        output = process.communicate(timeout=50)
+        assert (process.returncode, *output) == (0, "", "")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    assert sorted(experiment.name for experiment in client.search_experiments()) == ["Default", "together"]
+    for number in range(3):
+        assert points(client, tmp_path / str(number), "loss") == [(step, step) for step in range(1, 301)]
+
+
+@pytest.mark.parametrize("answers", ["refuses", "stays silent"])
+def test_unreachable_mlflow_costs_training_nothing(tmp_path, uri, client, caplog, answers):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers == "stays silent":
+            server.listen()
+        started = time.monotonic()
+        tracker = start(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
+        for step in range(100):
+            tracker.log(step, {"loss": step})
+        assert time.monotonic() - started < 1
+        tracker.close("FINISHED", timeout=2)
+        assert time.monotonic() - started < 5
+    assert f"pretrain sync {tmp_path}" in caplog.messages[-1]
+    assert len(caplog.messages) <= 2
+    assert sync(tmp_path, uri) == 100
+    assert points(client, tmp_path, "loss") == [(step, step) for step in range(100)]
+
+
+def test_sync_that_fails_says_so(tmp_path):
+    with start(tmp_path, None) as tracker:
+        tracker.log(1, {"loss": 1.0})
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError, match="sync again"):
+        sync(tmp_path, f"sqlite:///{tmp_path}/file/mlflow.db")
+
+
+def test_flatten():
+    nested = {"a": {"b": 1, "c": {}}, "d": [{"e": None}, {"e": True}], "f": [1, 2], "g": []}
+    assert flatten(nested) == {"a.b": "1", "a.c": "{}", "d.0.e": "None", "d.1.e": "True", "f": "[1, 2]", "g": "[]"}
+
+
+# ---- the dashboard
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read().decode()
+
+
+DASHBOARD = """
+import sys
+from pathlib import Path
+from pretrain.dashboard import dashboard
+dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]), open_browser=False)
+"""
+
+
+def test_dashboard_serves_the_run_and_ends_with_its_server(tmp_path, uri):
+    import psutil
+
+    with start(tmp_path, uri) as tracker:
+        for step in (1, 2):
+            tracker.log(step, {"train/loss": step})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = child(DASHBOARD, tmp_path, port)
+        try:
+            lines = [process.stdout.readline(), process.stdout.readline(), process.stdout.readline()]
+            servers = psutil.Process(process.pid).children(recursive=True)
+            assert f"port {port} is in use" in lines[0], process.stderr.read()
+            assert "ready" in lines[1]
+            address, page = lines[2].strip().split("/#/")
+            state = FeedState.load(tmp_path)
+            assert page.startswith(f"experiments/{state.experiment_id}/runs/{state.run_id}/model-metrics")
+            assert get(f"{address}/health") == "OK"
+            assert "<title>MLflow</title>" in get(address)
+            api = f"{address}/api/2.0/mlflow"
+            run = json.loads(get(f"{api}/runs/get?run_id={state.run_id}"))["run"]
+            assert run["info"]["run_name"] == "t5-small"
+            history = json.loads(get(f"{api}/metrics/get-history?run_id={state.run_id}&metric_key=train/loss"))
+            assert [(point["step"], point["value"]) for point in history["metrics"]] == [(1, 1.0), (2, 2.0)]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert len(servers) >= 1
+    assert not any(server.is_running() for server in servers)
+
+
+def test_dashboard_of_nothing_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"pretrain sync"):
+        dashboard(tmp_path, "sqlite:///mlflow.db")
+    with pytest.raises(UserError, match="no such file"):
+        dashboard(None, f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_dashboard_prints_the_page_alone(tmp_path, uri, capsys):
+    with start(tmp_path, uri) as tracker:
+        tracker.log(1, {"a": 1.0})
+    dashboard(tmp_path, uri, port=5099, print_only=True)
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:5099/#/experiments/")
