@@ -13,13 +13,15 @@ from data_pipeline.command import run_command
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.manifest import Corpus, open_corpus, verify
+from data_pipeline.manifest import open_corpus, verify
 from data_pipeline.pipeline import build
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CORPUS.yaml", help="The corpus file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: tokenizer.vocab_size=8000")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: tokenizer.vocab_size=8000")
+]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A finished corpus.")]
 
 

@@ -1,4 +1,4 @@
-"""Reads a YAML file into a typed config: files it extends, `section.key=value` overrides, every problem reported at once."""
+"""A YAML file as a typed config: files it extends, `section.key=value` overrides, every problem reported at once."""
 
 import difflib
 from collections.abc import Sequence

@@ -21,7 +21,9 @@ from data_pipeline.sources import READERS
 from data_pipeline.sources.stream import open_stream
 from data_pipeline.work_units import Finished, Stage, Unit
 
-SCHEMA = pa.schema([(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)])
+SCHEMA = pa.schema(
+    [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
+)
 _ROW_GROUP_CHARACTERS = 8_000_000
 
 
@@ -66,7 +68,9 @@ def list_files(source: SourceConfig) -> list[InputFile]:
             info = filesystem.info(file)
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
-                raise UserError(f"{file}: source {source.name!r} already has a file {name!r}; give it a source of its own")
+                raise UserError(
+                    f"{file}: source {source.name!r} already has a file {name!r}; give it a source of its own"
+                )
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
     return [found[name] for name in sorted(found)]
@@ -79,7 +83,7 @@ def _until_magic(path: PurePosixPath) -> list[str]:
 
 
 def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Reads one input file, extracts and splits its documents, writes them; returns what came in and what was dropped."""
+    """Reads one input file, extracts, splits and writes its documents; returns what came in and what was dropped."""
     counters: Counter[str] = Counter()
     documents: Counter[str] = Counter()
     text_bytes = 0
@@ -136,7 +140,7 @@ def _documents(spec: dict[str, Any], counters: Counter[str]) -> Iterator[Documen
 
 
 def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
-    """"validation" where md5 of the normalised URL (else of the id) mod `modulus` is below `held_out`, else "train"."""
+    """Held out ("validation") where md5 of the normalised URL, else of the id, mod `modulus` is below `held_out`."""
     digest = hashlib.md5((normalize_url(url) or identity).encode(), usedforsecurity=False)
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 

@@ -77,7 +77,12 @@ def as_markdown(name: str, report: dict[str, Any]) -> str:
     lines += _table(
         ["input", "MB", "documents", "status"],
         [
-            [entry["path"], f"{entry['bytes'] / 1e6:.1f}", f"{entry['documents']:,}", f"{entry['status']} {entry['reason']}"]
+            [
+                entry["path"],
+                f"{entry['bytes'] / 1e6:.1f}",
+                f"{entry['documents']:,}",
+                f"{entry['status']} {entry['reason']}",
+            ]
             for entry in report["inputs"]
         ],
     )

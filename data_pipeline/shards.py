@@ -25,7 +25,7 @@ _KEY_DIGITS = 12
 
 
 def noise_keys(seed: int, split: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(n,) uint64 keys of the noise of `rows` (n,) of a split: the same at build time and, for epoch 0, at load time."""
+    """(n,) uint64 keys of the noise of `rows` (n,) of a split: at build time the same as for epoch 0 at load time."""
     return row_keys(seed, f"noise/{split}", epoch, rows)
 
 

@@ -113,7 +113,9 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[str], checksums: li
     if config.path is not None:
         tokenizer = Tokenizer(Path(config.path), config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
-            raise UserError(f"tokenizer.vocab_size: {config.path} has {tokenizer.pieces} pieces, not {config.vocab_size}")
+            raise UserError(
+                f"tokenizer.vocab_size: {config.path} has {tokenizer.pieces} pieces, not {config.vocab_size}"
+            )
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude={"sentinels"}), seed, checksums]
@@ -160,7 +162,9 @@ def _train(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
         )
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"tokenizer.vocab_size: sentencepiece can't train {config.vocab_size} pieces: {reason}") from None
+        raise UserError(
+            f"tokenizer.vocab_size: sentencepiece can't train {config.vocab_size} pieces: {reason}"
+        ) from None
     return model.getvalue()
 
 

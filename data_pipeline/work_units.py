@@ -1,4 +1,4 @@
-"""Units of work: planned on the driver, run on Ray Data, committed one by one, kept when nothing they depend on changed.
+"""Units of work: planned on the driver, run on Ray Data, committed one by one, kept while what they depend on stays.
 
 A stage is a list of units. One Ray row is one unit: the worker writes the unit's files atomically and returns only
 counts; the driver's planning decides what exists, Ray only when. A unit is committed by its sidecar,
@@ -121,7 +121,7 @@ def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
 
 
 def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path) -> Json:
-    """Runs in a worker: does the work, commits it, returns the committed row or the error that is the user's to mend."""
+    """Runs in a worker: does the work and commits it; returns the row committed, or an error that is the user's."""
     started = time.process_time()
     try:
         result = stage.work(corpus, unit.spec)

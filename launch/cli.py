@@ -20,7 +20,9 @@ def local(
     config: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each GPU, else one.")] = None,
-    stop_at_step: Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")] = None,
+    stop_at_step: Annotated[
+        int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
+    ] = None,
 ) -> None:
     """Start a run on this machine through the deepspeed launcher, or go on with it.
 

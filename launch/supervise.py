@@ -22,7 +22,7 @@ def supervise(command: list[str], environment: dict[str, str], run: Path) -> int
     """
     before = status.read(run)
     # a session of its own: Ctrl-C in the terminal reaches the supervisor alone
-    launcher = subprocess.Popen(command, env=environment, start_new_session=True)
+    launcher = subprocess.Popen(command, env={**environment, status.SUPERVISED: "1"}, start_new_session=True)
     signals = 0
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -46,8 +46,8 @@ def supervise(command: list[str], environment: dict[str, str], run: Path) -> int
     now = status.read(run)
     if now.attempt > before.attempt and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
-    if now == before and now.state == "finished":
-        return code
+    if code == 0 and now == before and now.state == "finished":
+        return 0  # there was nothing left to do
     return code if code > 0 else 1
 
 

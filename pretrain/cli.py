@@ -1,5 +1,6 @@
 """The command `pretrain`: shards to a trained model."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 from data_pipeline.command import run_command
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
+from pretrain.status import SUPERVISED
 
 if TYPE_CHECKING:
     from pretrain.trained import TrainedModel
@@ -15,15 +17,21 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: optimizer.learning_rate=1e-3")]
-Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run directory for its latest.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: optimizer.learning_rate=1e-3")
+]
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run directory for its latest.")
+]
 
 
 @app.command()
 def train(
     config: RunPath,
     overrides: Overrides = None,
-    stop_at_step: Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")] = None,
+    stop_at_step: Annotated[
+        int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
+    ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,  # the deepspeed launcher's
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
@@ -32,14 +40,20 @@ def train(
     settings = load(config, overrides or [], RunConfig)
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
-    raise typer.Exit(run(settings, stop_at_step))
+    code = run(settings, stop_at_step)
+    # a supervisor reads RUN/status.json; the launcher between would take any other code for a crash
+    raise typer.Exit(0 if os.environ.get(SUPERVISED) else code)
 
 
 @app.command()
 def generate(
     checkpoint: Checkpoint,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="With <extra_id_0> … as blanks.")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="Blank out sentences of this corpus's held-out documents.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="With <extra_id_0> … as blanks.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Blank out sentences of this corpus's held-out documents.")
+    ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="How many sentences of --corpus.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
@@ -51,9 +65,9 @@ def generate(
     from data_pipeline.manifest import open_corpus
     from pretrain.fill_blanks import blank_out, fill
 
-    blanked = [(text, None) for text in texts or []]
+    blanked: list[tuple[str, str | None]] = [(text, None) for text in texts or []]
     if corpus is not None:
-        blanked += blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
+        blanked.extend(blank_out(open_corpus(corpus), trained.tokenizer, number, seed))
     for blanks, original in blanked:
         print(f"blanks    {blanks}")
         print(f"model     {fill(trained, blanks, temperature, seed)}")
@@ -101,7 +115,7 @@ def sync(
 
 
 def _open(path: Path) -> "TrainedModel":
-    from pretrain import checkpoint_index
+    from pretrain.checkpoint import index as checkpoint_index
     from pretrain.trained import TrainedModel
 
     return TrainedModel.open(checkpoint_index.latest(path) or path)

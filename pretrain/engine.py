@@ -47,8 +47,6 @@ def quiet_deepspeed() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-
-
 class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `evaluate` gives losses without gradients."""
 

@@ -18,7 +18,11 @@ def describe(ranks: int) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "host": platform.node(),
         "ranks": ranks,
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "memory_gb": round(psutil.virtual_memory().total / 1e9, 1)},
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        },
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
         "git": {"commit": git_commit(), "diff": _git("diff", "HEAD")},
     }

@@ -18,7 +18,7 @@ _WORDS = range(10, 25)
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
-    found = []
+    found: list[tuple[str, str]] = []
     for position, sentence in enumerate(_held_out_sentences(corpus)):
         if len(found) == number:
             break

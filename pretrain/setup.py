@@ -1,4 +1,4 @@
-"""What a run file means: its corpora, the model's vocabulary, the cut of its batches, all checked before anything starts."""
+"""What a run file means: its corpora, the model's vocabulary, the cut of its batches; checked before all else."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.loading.cut import Cut
 from data_pipeline.manifest import Corpus, open_corpus
-from pretrain import checkpoint_index
+from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.models.config import T5Config
 
@@ -116,5 +116,7 @@ def _change_of_ranks(resume: Path, config: RunConfig, ranks: int) -> list[str]:
         problems.append(f"{resume}: written by {index.world_size} ranks; resume it with as many, not {ranks}")
     if index.zero_stage != config.zero_stage:
         key = "deepspeed.zero_optimization.stage"
-        problems.append(f"{resume}: written at ZeRO stage {index.zero_stage}; set {key} to that, not {config.zero_stage}")
+        problems.append(
+            f"{resume}: written at ZeRO stage {index.zero_stage}; set {key} to that, not {config.zero_stage}"
+        )
     return problems

@@ -48,7 +48,7 @@ def peak_flops(precision: str) -> float:
     return _measured_peak(torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
-def _measured_peak(dtype: torch.dtype, size: int = 512, repetitions: int = 5) -> float:
+def _measured_peak(dtype: torch.dtype, size: int = 1024, repetitions: int = 10) -> float:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     left = torch.ones(size, size, dtype=dtype, device=device)
     best = float("inf")

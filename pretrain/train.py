@@ -16,7 +16,12 @@ from data_pipeline.atomic import write_bytes, write_json
 from data_pipeline.command import STOPPED
 from data_pipeline.errors import UserError
 from data_pipeline.loading.batches import Batch, TrainingBatches
-from pretrain import checkpoint, environment, models, status
+from pretrain import environment, models, status
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.restore import restore
+from pretrain.checkpoint.save import save
+from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.engine import Engine, quiet_deepspeed
 from pretrain.evaluation.hooks import run_hooks
@@ -41,11 +46,13 @@ def train(config: RunConfig, stop_at_step: int | None = None) -> int:
 
 def _train(setup: Setup, stop_at_step: int | None) -> int:
     config, run = setup.config, setup.directory
-    first = checkpoint.checkpoint_index.read(setup.resume).step if setup.resume else 0
+    first = checkpoint_index.read(setup.resume).step if setup.resume else 0
     leader = setup.cut.rank == 0
     if first >= config.run.max_steps:
         if leader:
-            print(f"{run} is finished: {first} of {config.run.max_steps} steps. Next: pretrain export {setup.resume} OUT")
+            print(
+                f"{run} is finished: {first} of {config.run.max_steps} steps. Next: pretrain export {setup.resume} OUT"
+            )
         return 0
     attempt = _open_run(setup) if leader else 0
     dist.barrier()
@@ -53,19 +60,21 @@ def _train(setup: Setup, stop_at_step: int | None) -> int:
     torch.manual_seed(config.run.seed)
     model = models.build(setup.model)
     if setup.resume:
-        checkpoint.load_weights(model, setup.resume)
+        load_weights(model, setup.resume)
     flops = flops_per_row(setup.model, model, *_lengths(setup)) * config.batch.global_batch_size
     if leader:
         _announce(setup, model.num_parameters(), first)
     engine = Engine(model, config, setup.cut)
     if setup.resume:
-        checkpoint.restore(engine, setup.resume)
+        restore(engine, setup.resume)
     weights = [entry.weight for entry in config.data.train]
     batches = TrainingBatches(
         setup.training, weights, setup.cut, config.run.seed, config.data.lanes, config.data.objective
     )
     tracker = _tracker(setup, attempt) if leader else None
-    meter = Meter(sum(_lengths(setup)) * config.batch.global_batch_size, flops, peak_flops(config.precision) * setup.cut.ranks)
+    meter = Meter(
+        sum(_lengths(setup)) * config.batch.global_batch_size, flops, peak_flops(config.precision) * setup.cut.ranks
+    )
     deadline = time.monotonic() + config.run.max_hours * 3600 if config.run.max_hours else float("inf")
 
     stopped = False
@@ -94,7 +103,7 @@ def _train(setup: Setup, stop_at_step: int | None) -> int:
                     _print_validation(done, validation)
                 meter.restart()
             if done % config.checkpoint.every_steps == 0 or last or stopped:
-                saved = checkpoint.save(engine, setup, done, batches.consumed(done))
+                saved = save(engine, setup, done, batches.consumed(done))
                 if leader:
                     print(f"saved {saved}", flush=True)
                 meter.restart()
@@ -133,7 +142,7 @@ def _open_run(setup: Setup) -> int:
         raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
     (run / status.STOP).unlink(missing_ok=True)  # asked of an attempt that is over
     resolved = OmegaConf.to_yaml(OmegaConf.create(setup.config.model_dump(mode="json")))
-    config = run / checkpoint.CONFIG
+    config = run / CONFIG
     attempt = status.read(run).attempt + 1
     if config.exists() and config.read_text() != resolved:
         config.rename(run / f"config.before-attempt-{attempt}.yaml")
@@ -152,14 +161,16 @@ def _leave(setup: Setup, tracker: Tracker | None, done: int, stopped: bool) -> N
     if stopped:
         print(f"stopped on request after step {done}; the same command goes on from there", flush=True)
     else:
-        directory = checkpoint.directory_of(run, done)
+        directory = checkpoint_index.directory_of(run, done)
         print(f"finished {done} steps. Next: pretrain export {directory} OUT", flush=True)
 
 
 def _tracker(setup: Setup, attempt: int) -> Tracker:
     config, run = setup.config, setup.directory
     mlflow = config.tracking.mlflow
-    contexts = [("train", corpus) for corpus in setup.training] + [("validation", corpus) for corpus in setup.validation]
+    contexts = [("train", corpus) for corpus in setup.training] + [
+        ("validation", corpus) for corpus in setup.validation
+    ]
     return Tracker(
         run,
         attempt=attempt,
@@ -183,7 +194,7 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
             )
             for context, corpus in contexts
         ],
-        artifacts=[run / checkpoint.CONFIG, run / "environment.json"],
+        artifacts=[run / CONFIG, run / "environment.json"],
     )
 
 
@@ -203,8 +214,8 @@ def _timed(steps: Iterator[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:
 def _announce(setup: Setup, parameters: int, first: int) -> None:
     config, cut = setup.config, setup.cut
     print(
-        f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, {cut.ranks} ranks × "
-        f"{cut.accumulation} × {cut.micro_batch} rows, steps {first} to {config.run.max_steps}",
+        f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
+        f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, steps {first} to {config.run.max_steps}",
         flush=True,
     )
 
@@ -221,4 +232,3 @@ def _print_metrics(step: int, steps: int, metrics: dict[str, float]) -> None:
 
 def _print_validation(step: int, metrics: dict[str, float]) -> None:
     print(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()), flush=True)
-

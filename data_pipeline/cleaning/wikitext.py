@@ -101,8 +101,10 @@ _INLINE_TAG = re.compile(
 
 # Every alternative begins with a literal character: the search for the next token then skips ahead fast.
 _TOKEN = re.compile(
-    r"(\[\[[^\[\]{}\n]*\]\]|\[\[|\]\](?!\](?!\]))|\{\{+|\}\}+|\n[ :]*\{\||\n *\|\}(?!\}(?!\}))|<[Tt][Aa][Bb][Ll][Ee]\b[^<>]*>|"
-    r"</[Tt][Aa][Bb][Ll][Ee] *>)"
+    r"(\[\[[^\[\]{}\n]*\]\]|\[\[|\]\](?!\](?!\]))|"  # in "]]]" the last two close the link
+    r"\{\{+|\}\}+|"
+    r"\n[ :]*\{\||\n *\|\}(?!\}(?!\}))|"  # "|}}" ends a template, "|}}}" a table and then a template
+    r"<[Tt][Aa][Bb][Ll][Ee]\b[^<>]*>|</[Tt][Aa][Bb][Ll][Ee] *>)"
 )
 _MAX_DEPTH = 50  # each level copies what is inside it; MediaWiki's own limit is 40
 

@@ -1,6 +1,7 @@
 """Names that decide whether a wikilink is text: file and category namespaces, languages, sister projects.
 
-Lower case, with spaces. The English names work in every wiki; the others are each wiki's own.
+Lower case, with spaces. The English names work in every wiki; the others are each wiki's own. Names that begin titles
+elsewhere ("Imagine: John Lennon") are left out: a file's suffix gives it away too.
 """
 
 
@@ -13,9 +14,9 @@ FILE_NAMESPACES = _names(
     """
     file image media
     archivo arquivo attēls bestand afbeelding berkas bild bildo billede bilde dosiero dosya datei datoteka delwedd
-    ficheiro ficheru fichier fil fitxategi fitxer fișier fişier fájl gambar grafika hình imagem imagen imagine imago
-    imatge imaxe immagine irudi itcel kuva kép mynd obrázok pilt plik resim skrá slika soubor súbor talaksan tiedosto vaizdas
-    íomhá faili fayl fail fails şəkil medija medeja medya médium média medium medio mídia lêer
+    ficheiro ficheru fichier fil fitxategi fitxer fișier fişier fájl gambar grafika hình imagem imagen imatge
+    imaxe immagine irudi itcel kuva kép mynd obrázok pilt plik resim skrá slika soubor súbor talaksan tiedosto
+    vaizdas íomhá faili fayl şəkil medija medeja medya médium média mídia lêer
     tập_tin phương_tiện
     αρχείο εικόνα
     файл изображение зображення выява картинка датотека слика сурет сүрөт медиа медија медия

@@ -37,11 +37,16 @@ class TrainingBatches(Dataset):
         for corpus in corpora:
             if corpus.rows("train") == 0:
                 raise UserError(f"{corpus.directory}: no row for training; the text is shorter than one row")
+        self._arguments = (corpora, weights, cut, seed, lanes, objective)
         self._readers = [Reader(corpus, "train", objective, cached=lanes + 2) for corpus in corpora]
         self._rows = np.array([corpus.rows("train") for corpus in corpora])
         self._mixture = Mixture(weights)
         self._cut, self._seed, self._lanes = cut, seed, lanes
         self._orders: dict[tuple[int, int], EpochOrder] = {}
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """A worker process makes readers and caches of its own."""
+        return type(self), self._arguments
 
     def __getitem__(self, number: int) -> Batch:
         step, micro = divmod(number, self._cut.accumulation)
@@ -96,7 +101,9 @@ class TrainingBatches(Dataset):
 
     def _order(self, corpus: int, epoch: int) -> EpochOrder:
         if (corpus, epoch) not in self._orders:
-            self._orders = {key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1}
+            self._orders = {
+                key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
+            }
             self._orders[corpus, epoch] = EpochOrder(self._readers[corpus].blocks, self._lanes, self._seed, epoch)
         return self._orders[corpus, epoch]
 

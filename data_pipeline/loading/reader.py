@@ -43,7 +43,9 @@ class Reader:
         out: np.ndarray | None = None
         for place in np.unique(places):
             chosen = np.flatnonzero(places == place)
-            found = block_rows(self._cached_block(int(place)), name, offsets, ids[chosen] - self.blocks.first_row[place])
+            found = block_rows(
+                self._cached_block(int(place)), name, offsets, ids[chosen] - self.blocks.first_row[place]
+            )
             if out is None:
                 out = np.empty((len(ids), found.shape[1]), dtype=found.dtype)
             out[chosen] = found

@@ -63,9 +63,7 @@ class SpanCorruption(Section):
         """Masked spans of a row; each takes one sentinel."""
         return self._noise(self.raw_length)[1]
 
-    def apply(
-        self, rows: np.ndarray, keys: np.ndarray, first_sentinel: int, eos: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def apply(self, rows: np.ndarray, keys: np.ndarray, first_sentinel: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
         """(inputs (n, inputs), targets (n, targets)) of `rows` (n, length), each masked as its key (n,) says.
 
         Every row has exactly the same number of masked tokens and spans; token 0 is always kept and the last is

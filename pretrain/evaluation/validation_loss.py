@@ -22,7 +22,9 @@ def validation_loss(engine: Engine, setup: Setup) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     for corpus in setup.validation:
-        metrics |= {f"validation/{corpus.name}/{name}": value for name, value in _of_corpus(engine, setup, corpus).items()}
+        metrics |= {
+            f"validation/{corpus.name}/{name}": value for name, value in _of_corpus(engine, setup, corpus).items()
+        }
     return metrics
 
 

@@ -155,7 +155,7 @@ def test_namespace_element_decides_where_there_is_one():
 
 
 def test_without_namespace_elements_the_titles_prefix_decides():
-    """A prefix counts if <siteinfo> lists it, in any case and with underscores or spaces; else it is part of a title."""
+    """A prefix counts if <siteinfo> lists it, in any case, with underscores or spaces; else it belongs to the title."""
     titles = ["Categoria:A", "discussioni_wikipedia:B", "DISCUSSIONE:C", "Alien: Covenant", "Categorie:D", "E"]
     kept, counters = records("wikipedia", export(*(page(title, "text") for title in titles)))
     assert [(record.ordinal, record.title) for record in kept] == [(3, "Alien: Covenant"), (4, "Categorie:D"), (5, "E")]
@@ -265,8 +265,10 @@ def test_c4_lines_become_records():
 
 @pytest.mark.parametrize(
     "line",
-    ['{"text": "cut o', '{"url": "https://a.org/"}', '{"text": null}', "[]", "", '{"text": "\\ud800"}', "[" * 100_000]
-    + ['{"text": "a", "url": 3}'],
+    [
+        *('{"text": "cut o', '{"url": "https://a.org/"}', '{"text": null}', "[]", "", '{"text": "\\ud800"}'),
+        *("[" * 100_000, '{"text": "a", "url": 3}'),
+    ],
 )
 def test_a_line_that_is_no_record_is_damage_at_its_number(line):
     data = b'{"text": "a"}\n' + line.encode() + b"\n"

@@ -30,6 +30,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
         ("see [[:Category:A]], [[:File:B.jpg]] and [[:de:Ulm|Ulm]]", "see Category:A, File:B.jpg and Ulm"),
         ("the word [[wikt:house]]", "the word house"),
         ("[[Alien: Covenant]]", "Alien: Covenant"),
+        ("[[Imagine: John Lennon]]", "Imagine: John Lennon"),
         # files
         ("A[[File:B.jpg|thumb|A [[caption|long]] one with [http://a.org a link]]] C", "A C"),
         (
@@ -38,10 +39,8 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
         ),
         ("A [[Unknown:B.JPG|thumb|caption]]B", "A B"),
         # external links
-        (
-            "[http://a.org the label], [http://a.org]; [//b.org a [sic] label], https://c.org",
-            "the label, ; a [sic] label, https://c.org",
-        ),
+        ("[http://a.org the label], [http://a.org]; [//b.org a [sic] label]", "the label, ; a [sic] label"),
+        ("https://a.org", "https://a.org"),
         # templates
         ("it {{convert|5|km|mi}} text", "it 5 km text"),
         ("{{convert|2|to|3|m2|sqft|abbr=on}}; {{cvt|6|ft|2|in|m}}; {{convert|20|C}}", "2 to 3 m²; 6 ft 2 in; 20 °C"),
@@ -116,8 +115,8 @@ def test_residue_is_rare_in_the_sample():
 def test_a_page_reads_as_it_does_in_a_browser():
     text = plain_text(pages(DATA / "enwiki-20171220.xml")["View of Toledo"])
     assert text.startswith(
-        "View of Toledo (original title Vista de Toledo), is one of the two surviving landscapes painted by El Greco. The "
-        "other, View and Plan of Toledo lies at Museo Del Greco, Toledo, Spain.\n\nView of Toledo is among"
+        "View of Toledo (original title Vista de Toledo), is one of the two surviving landscapes painted by El Greco. "
+        "The other, View and Plan of Toledo lies at Museo Del Greco, Toledo, Spain.\n\nView of Toledo is among"
     )
     assert "\nExternal links\nMetropolitan Museum of Art" in text
     assert "References" not in text
@@ -140,57 +139,32 @@ def test_paragraphs_agree_with_a_full_parser():
 
 
 _FRAGMENTS = [
-    "[[",
-    "]]",
-    "{{",
-    "}}",
-    "{|",
-    "|}",
-    "|",
-    "\n",
-    "=",
-    "==",
-    "'''",
-    "''",
-    "<ref>",
-    "</ref>",
-    "<ref/>",
-    "<!--",
-    "-->",
-]
-_FRAGMENTS += [
-    "<nowiki>",
-    "</nowiki>",
-    "[http://a",
-    "]",
-    "(",
-    ")",
-    "&#",
-    "&#1;",
-    "&#xD800;",
-    "&amp;",
-    ";",
-    "*",
-    ":",
-    "File:",
-    "de:",
-]
-_FRAGMENTS += [
-    "convert|",
-    "1|",
-    "to|",
-    "lang|",
-    "__A__",
-    "<table>",
-    "</table>",
-    "<br>",
-    "<sup>1",
-    "a",
-    " ",
-    "\x00",
-    "é",
-    "{",
-    "}",
+    *(
+        "[[",
+        "]]",
+        "{{",
+        "}}",
+        "{|",
+        "|}",
+        "{",
+        "}",
+        "]",
+        "(",
+        ")",
+        "|",
+        "=",
+        "==",
+        "*",
+        ":",
+        ";",
+        "'''",
+        "''",
+        "\n",
+        " ",
+    ),
+    *("<ref>", "</ref>", "<ref/>", "<!--", "-->", "<nowiki>", "</nowiki>", "<table>", "</table>", "<br>", "<sup>1"),
+    *("[http://a", "&#", "&#1;", "&#xD800;", "&amp;", "File:", "de:", "convert|", "1|", "to|", "lang|", "__A__"),
+    *("a", "é", "\x00"),
 ]
 
 
@@ -206,26 +180,23 @@ def test_any_markup_gives_tidy_text(wikitext):
 @pytest.mark.parametrize(
     "unit",
     [
-        "{{",
-        "[[",
-        "\n{|",
-        "}}",
-        "]]",
-        "<!--",
-        "<ref>",
-        "<ref ",
-        "<nowiki>",
-        "[http://a ",
-        "'''",
-        "(",
-        "( ,",
-        "&#1",
-        "__A_",
-        "=",
-        "\n=",
-        "*",
-    ]
-    + ["[[a|", "{{a|", "{{lang|fr|", "{{convert|1|", "<table>", "\n |}", "[[File:a|[[b]]", "\n {", "\t", "\n"],
+        *(
+            "{{",
+            "[[",
+            "}}",
+            "]]",
+            "\n{|",
+            "\n |}",
+            "\n {",
+            "[[a|",
+            "{{a|",
+            "{{lang|fr|",
+            "{{convert|1|",
+            "[[File:a|[[b]]",
+        ),
+        *("<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"),
+        *("'''", "\t", "\n"),
+    ],
 )
 def test_time_is_linear_in_the_length_of_the_page(unit):
     """A megabyte of markup that is never closed takes well under a second; quadratic time would be minutes."""

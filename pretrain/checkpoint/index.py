@@ -33,7 +33,8 @@ class Index:
         """One line for each key in which the checkpoint is of another run than `identity`."""
         there, here = _flat(json.loads(json.dumps(self.identity))), _flat(json.loads(json.dumps(identity)))
         return [
-            f"step {self.step}'s checkpoint is of another run: {key} is {there.get(key)!r} there, {here.get(key)!r} here"
+            f"the checkpoint of step {self.step} is of another run: {key} is {there.get(key)!r} there, "
+            f"{here.get(key)!r} here"
             for key in sorted(there.keys() | here.keys())
             if there.get(key) != here.get(key)
         ]
@@ -47,7 +48,9 @@ def read(directory: Path) -> Index:
     try:
         values = json.loads((directory / INDEX).read_text())
         if values.get("format_version") != FORMAT_VERSION:
-            raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {values.get('format_version')}")
+            raise UserError(
+                f"{directory}: expected format version {FORMAT_VERSION}, got {values.get('format_version')}"
+            )
         return Index(**values)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None

@@ -1,4 +1,4 @@
-"""Saving and restoring a run: named fragments of fp32 parameters and optimizer state, safetensors and JSON.
+"""Saving a run: named fragments of fp32 parameters and optimizer state, safetensors and JSON.
 
 Each rank writes what it owns, by parameter name and offset: `rank-00000.safetensors` with a tensor "STATE/NAME" for
 each fragment (STATE is "parameter" or the optimizer's own name for it, as "exp_avg"), and `rank-00000.json` with where
@@ -8,30 +8,27 @@ the fragments belong. Nothing is pickled. A checkpoint appears under its name wh
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from data_pipeline.atomic import fingerprint, sha256
 from data_pipeline.errors import FailedError
-from pretrain import checkpoint_index
-from pretrain.checkpoint_index import Index, directory_of
+from pretrain.checkpoint import CONFIG, TOKENIZER, rank_file
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.index import Index, directory_of
+from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.engine import Engine
 from pretrain.optimizers.fragments import Fragment, fragments, optimizer_state
 from pretrain.setup import Setup
 
-PARAMETER = "parameter"
-TOKENIZER, CONFIG = "tokenizer/spiece.model", "config.yaml"
-
 
 def save(engine: Engine, setup: Setup, step: int, consumed: list[int]) -> Path:
-    """Writes the checkpoint of `step` steps done; all ranks call it together. Raises FailedError on all if one fails."""
+    """Writes the checkpoint of `step` steps done; all ranks call it together. Raises FailedError on all if one does."""
     rank, run = setup.cut.rank, setup.directory
     final = directory_of(run, step)
     temporary = final.with_name(f".{final.name}.tmp")
@@ -39,89 +36,14 @@ def save(engine: Engine, setup: Setup, step: int, consumed: list[int]) -> Path:
     if rank == 0:
         error = _attempt(lambda: _begin(temporary, setup))
     _agree(error, final)
-    error = _attempt(lambda: _write_rank(temporary, rank, fragments(engine.deepspeed), optimizer_state(engine.deepspeed)))
+    error = _attempt(
+        lambda: _write_rank(temporary, rank, fragments(engine.deepspeed), optimizer_state(engine.deepspeed))
+    )
     _agree(error, final)
     if rank == 0:
         error = _attempt(lambda: _complete(temporary, final, setup, step, consumed))
     _agree(error, final)
     return final
-
-
-def restore(engine: Engine, directory: Path) -> None:
-    """Puts fp32 parameters and optimizer state into an engine whose model already has the checkpoint's weights."""
-    stored = StoredTensors(directory)
-    owned = fragments(engine.deepspeed)
-    state = optimizer_state(engine.deepspeed)
-    for fragment in owned:
-        fragment.of(fragment.flat.data).copy_(stored.read(PARAMETER, fragment.name, fragment.start, fragment.size))
-        slots = state.setdefault(fragment.flat, {})
-        for name, value in stored.scalars(fragment.name).items():
-            slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.flat.device)
-        for name in stored.states():
-            if name not in slots:
-                slots[name] = torch.zeros_like(fragment.flat.data)
-            fragment.of(slots[name]).copy_(stored.read(name, fragment.name, fragment.start, fragment.size))
-
-
-def load_weights(model: nn.Module, directory: Path) -> None:
-    """Puts a checkpoint's fp32 parameters into `model`, in its own precision. Raises FailedError if they differ."""
-    stored = StoredTensors(directory)
-    own = dict(model.named_parameters())
-    if strange := sorted(own.keys() ^ set(stored.names())):
-        raise FailedError(f"{directory}: not of this model: only one of both has {', '.join(strange[:3])}")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(stored.whole(PARAMETER, name))
-
-
-class StoredTensors:
-    """The tensors of a checkpoint by name and range, whichever ranks wrote them."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.index = checkpoint_index.read(directory)
-        checkpoint_index.verify(directory, self.index)
-        self._pieces: dict[str, list[tuple[int, int, str]]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._scalars: dict[str, dict[str, float]] = {}
-        self._states: list[str] = []
-        for rank in range(self.index.world_size):
-            table = json.loads((directory / f"rank-{rank:05d}.json").read_text())
-            self._states = table["states"] or self._states
-            for name, piece in table["fragments"].items():
-                place = (piece["start"], piece["size"], f"rank-{rank:05d}.safetensors")
-                self._pieces.setdefault(name, []).append(place)
-                self._shapes[name] = tuple(piece["shape"])
-                self._scalars[name] = piece["scalars"]
-
-    def names(self) -> Iterable[str]:
-        return self._pieces.keys()
-
-    def states(self) -> list[str]:
-        """Names of the optimizer's element-wise states; none before the first step."""
-        return self._states
-
-    def scalars(self, name: str) -> dict[str, float]:
-        return self._scalars[name]
-
-    def whole(self, state: str, name: str) -> Tensor:
-        shape = self._shapes[name]
-        return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
-
-    def read(self, state: str, name: str, start: int, size: int) -> Tensor:
-        """(size,) fp32: elements from `start` on of the flattened parameter `name`, or of a state of it."""
-        out = torch.empty(size)
-        filled = 0
-        for piece_start, piece_size, file in self._pieces.get(name, []):
-            first, last = max(start, piece_start), min(start + size, piece_start + piece_size)
-            if first < last:
-                with safe_open(self.directory / file, "pt") as tensors:
-                    piece = tensors.get_slice(f"{state}/{name}")[first - piece_start : last - piece_start]
-                out[first - start : last - start] = piece
-                filled += last - first
-        if filled != size:
-            raise FailedError(f"{self.directory}: holds {filled} of {size} elements of {state}/{name}")
-        return out
 
 
 def _begin(temporary: Path, setup: Setup) -> None:
@@ -148,7 +70,7 @@ def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[T
         tensors[f"{PARAMETER}/{fragment.name}"] = fragment.of(fragment.flat.data).cpu()
         for name in elementwise:
             tensors[f"{name}/{fragment.name}"] = fragment.of(slots[name]).cpu()
-    path = directory / f"rank-{rank:05d}.safetensors"
+    path = directory / f"{rank_file(rank)}.safetensors"
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
     path.with_suffix(".json").write_text(json.dumps(table))
 

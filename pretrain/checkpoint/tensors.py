@@ -1,0 +1,75 @@
+"""Reading the tensors of a checkpoint, by name and range, whichever ranks wrote them."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from data_pipeline.errors import FailedError
+from pretrain.checkpoint import index, rank_file
+
+PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
+
+
+def load_weights(model: nn.Module, directory: Path) -> None:
+    """Puts a checkpoint's fp32 parameters into `model`, in its own precision. Raises FailedError if they differ."""
+    stored = StoredTensors(directory)
+    own = dict(model.named_parameters())
+    if strange := sorted(own.keys() ^ set(stored.names())):
+        raise FailedError(f"{directory}: not of this model: only one of both has {', '.join(strange[:3])}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(stored.whole(PARAMETER, name))
+
+
+class StoredTensors:
+    """The tensors of a checkpoint by name and range, whichever ranks wrote them."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.index = index.read(directory)
+        index.verify(directory, self.index)
+        self._pieces: dict[str, list[tuple[int, int, str]]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._scalars: dict[str, dict[str, float]] = {}
+        self._states: list[str] = []
+        for rank in range(self.index.world_size):
+            table = json.loads((directory / f"{rank_file(rank)}.json").read_text())
+            self._states = table["states"] or self._states
+            for name, piece in table["fragments"].items():
+                place = (piece["start"], piece["size"], f"{rank_file(rank)}.safetensors")
+                self._pieces.setdefault(name, []).append(place)
+                self._shapes[name] = tuple(piece["shape"])
+                self._scalars[name] = piece["scalars"]
+
+    def names(self) -> Iterable[str]:
+        return self._pieces.keys()
+
+    def states(self) -> list[str]:
+        """Names of the optimizer's element-wise states; none before the first step."""
+        return self._states
+
+    def scalars(self, name: str) -> dict[str, float]:
+        return self._scalars[name]
+
+    def whole(self, state: str, name: str) -> Tensor:
+        shape = self._shapes[name]
+        return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
+
+    def read(self, state: str, name: str, start: int, size: int) -> Tensor:
+        """(size,) fp32: elements from `start` on of the flattened parameter `name`, or of a state of it."""
+        out = torch.empty(size)
+        filled = 0
+        for piece_start, piece_size, file in self._pieces.get(name, []):
+            first, last = max(start, piece_start), min(start + size, piece_start + piece_size)
+            if first < last:
+                with safe_open(self.directory / file, "pt") as tensors:
+                    piece = tensors.get_slice(f"{state}/{name}")[first - piece_start : last - piece_start]
+                out[first - start : last - start] = piece
+                filled += last - first
+        if filled != size:
+            raise FailedError(f"{self.directory}: holds {filled} of {size} elements of {state}/{name}")
+        return out

@@ -1,0 +1,71 @@
+"""A small corpus of real text, built once by the real pipeline, and helpers to run the commands as users do."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import data_pipeline
+
+SAMPLES = Path(data_pipeline.__file__).parent / "samples"
+C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
+
+
+def run(*command: str | Path, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs one of this project's commands in a process of its own, as a user does."""
+    name, *arguments = map(str, command)
+    program = [str(Path(sys.executable).with_name(name)), *arguments]
+    environment = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+def write_c4(path: Path, records: int, skip: int = 0) -> None:
+    """A file in the published layout with some of the shipped C4 records."""
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines, gzip.open(path, "wt", encoding="utf-8") as out:
+        for number, line in enumerate(lines):
+            if skip <= number < skip + records:
+                out.write(line)
+
+
+def write_corpus_file(path: Path, **changes: object) -> Path:
+    """A corpus file over the C4 files beside it."""
+    config = {
+        "name": "small",
+        "output": str(path.parent / "corpus"),
+        "sources": [{"format": "c4", "path": str(path.parent / "*.json.gz"), "language": "en"}],
+        "split": {"validation_fraction": 0.05},
+        "tokenizer": {"vocab_size": 500, "sentinels": 20},
+        "rows": {"objective": {"name": "span_corruption", "inputs_length": 32}},
+        "shards": {"rows_per_block": 64, "blocks_per_shard": 8},
+        **changes,
+    }
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory) -> Path:
+    """The directory of a finished corpus: 3 input files, noise applied at load."""
+    folder = tmp_path_factory.mktemp("small")
+    for part in range(3):
+        write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
+    done = run("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml"))
+    assert done.returncode == 0, done.stderr
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="session")
+def corpus_built_with_noise(small_corpus) -> Path:
+    """The same corpus with span corruption applied at build."""
+    folder = small_corpus.parent
+    objective = {"name": "span_corruption", "inputs_length": 32}
+    config = write_corpus_file(
+        folder / "built.yaml", output=str(folder / "built"), rows={"objective": objective, "apply_at": "build"}
+    )
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    return folder / "built"

@@ -1,0 +1,95 @@
+"""Corpus files: every problem at once, each with its key."""
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.config import CorpusConfig, SplitConfig
+from data_pipeline.config_file import load
+from data_pipeline.errors import UserError
+from tests.conftest import run
+
+VALID = """
+name: a
+output: corpora/a
+sources:
+  - {format: c4, path: a.json.gz}
+"""
+
+
+@pytest.fixture
+def corpus_file(tmp_path):
+    path = tmp_path / "corpus.yaml"
+    path.write_text(VALID)
+    return path
+
+
+def test_overrides_reach_into_lists(corpus_file):
+    config = load(corpus_file, ["sources.0.path=b.json.gz", "tokenizer.vocab_size=8000"], CorpusConfig)
+    assert config.sources[0].path == "b.json.gz"
+    assert config.tokenizer.vocab_size == 8000
+
+
+def test_all_problems_are_told_at_once_with_the_nearest_valid_key(corpus_file):
+    overrides = ["tokenizer.vocab_sise=8000", "shards.rows_per_block=many", "sources.0.formt=c4"]
+    with pytest.raises(UserError) as error:
+        load(corpus_file, overrides, CorpusConfig)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(str(corpus_file)) for line in lines)
+    assert any("tokenizer.vocab_sise: unknown key; nearest valid key: tokenizer.vocab_size" in line for line in lines)
+    assert any("sources.0.formt: unknown key; nearest valid key: sources.0.format" in line for line in lines)
+    assert any("shards.rows_per_block" in line and "'many'" in line for line in lines)
+
+
+def test_a_file_extends_others_and_has_the_last_word(corpus_file):
+    child = corpus_file.with_name("child.yaml")
+    child.write_text("extends: [corpus.yaml]\nname: b\nseed: 3\n")
+    config = load(child, [], CorpusConfig)
+    assert (config.name, config.seed, config.output) == ("b", 3, "corpora/a")
+
+
+def test_a_file_that_extends_itself_is_refused(corpus_file):
+    corpus_file.write_text(VALID + "extends: [corpus.yaml]\n")
+    with pytest.raises(UserError, match="extends itself"):
+        load(corpus_file, [], CorpusConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("rows.objective.noise_density=1.0", "rows.objective"),
+        ("rows.objective.noise_density=0.9", "rows.objective"),  # more spans than tokens to keep them apart
+        ("tokenizer.sentinels=5", "tokenizer.sentinels"),
+        ("split.validation_fraction=1.5", "split.validation_fraction"),
+        ("sources=[]", "sources"),
+    ],
+)
+def test_impossible_settings_are_refused(corpus_file, override, key):
+    with pytest.raises(UserError, match=key):
+        load(corpus_file, [override], CorpusConfig)
+
+
+def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
+    done = run("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        f"error: {corpus_file}: tokenizer.vocabsize: unknown key; nearest valid key: tokenizer.vocab_size"
+    ]
+
+
+def test_a_missing_config_exits_with_2(tmp_path):
+    done = run("data-pipeline", "build", tmp_path / "none.yaml")
+    assert (done.returncode, "none.yaml: no such file" in done.stderr) == (2, True)
+
+
+def test_a_thousandth_is_held_out_by_tfds_rule():
+    assert SplitConfig(validation_fraction=0.001).ratio == (1, 1000)
+    assert SplitConfig(validation_fraction=0.03).ratio == (3, 100)
+
+
+def test_every_shipped_corpus_file_is_valid():
+    files = sorted(Path("configs/corpora").glob("*.yaml"))
+    assert files
+    for path in files:
+        load(path, [], CorpusConfig)

@@ -1,0 +1,135 @@
+"""The loader: order by arithmetic, the same for every number of ranks and workers."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.errors import DamagedInput
+from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.mixing import Mixture
+from data_pipeline.loading.order import EpochOrder
+from data_pipeline.loading.reader import Reader
+from data_pipeline.manifest import Blocks, open_corpus
+
+
+def blocks_of(sizes):
+    rows = np.array(sizes)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    return Blocks(nothing, nothing, nothing, np.cumsum(rows) - rows, rows, nothing)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50), st.integers(0, 5))
+def test_an_epoch_holds_every_row_once(sizes, lanes, epoch):
+    order = EpochOrder(blocks_of(sizes), lanes, seed=3, epoch=epoch)
+    total = sum(sizes)
+    ids = order.row_ids(np.arange(total))
+    assert sorted(ids.tolist()) == list(range(total))
+    some = np.random.default_rng(0).integers(0, total, 5)
+    assert (EpochOrder(blocks_of(sizes), lanes, 3, epoch).row_ids(some) == ids[some]).all()  # random access
+
+
+def test_neighbours_come_from_different_blocks_and_epochs_differ():
+    blocks = blocks_of([64] * 32)
+    first = EpochOrder(blocks, 16, 0, 0).row_ids(np.arange(2048))
+    assert len(set((first[:16] // 64).tolist())) >= 12
+    second = EpochOrder(blocks, 16, 0, 1).row_ids(np.arange(2048))
+    assert (first == second).mean() < 0.01
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.05, 10), min_size=1, max_size=5), st.integers(0, 10**9))
+def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
+    mixture = Mixture(weights)
+    positions = np.arange(start, start + 300)
+    corpora, places = mixture.deal(positions)
+    before = np.array(mixture.consumed(start))
+    for corpus, place in zip(corpora, places, strict=True):
+        assert place == before[corpus]
+        before[corpus] += 1
+    assert before.tolist() == mixture.consumed(start + 300)
+    shares = np.array(mixture.consumed(10**9)) / 10**9
+    assert np.abs(shares - np.array(weights) / sum(weights)).max() < 2e-4
+
+
+def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
+    """encoder_input_ids of each step, put together from all ranks."""
+    ranks = [list(TrainingBatches([corpus], [1.0], cut, 0, 8).loader(first, first + steps, workers)) for cut in cuts_of]
+    return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("ranks", "accumulation"), [(1, 4), (2, 1), (2, 4), (4, 2), (8, 1)])
+def test_global_batches_do_not_depend_on_the_ranks(small_corpus, ranks, accumulation):
+    corpus = open_corpus(small_corpus)
+    whole = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6)
+    cuts = [Cut(rank, ranks, 16 // ranks // accumulation, accumulation) for rank in range(ranks)]
+    for one, many in zip(whole, all_inputs(corpus, cuts, 6), strict=True):
+        assert torch.equal(one, many)
+
+
+def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(small_corpus):
+    corpus = open_corpus(small_corpus)
+    whole = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6)
+    with_workers = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6, workers=2)
+    resumed = all_inputs(corpus, [Cut(0, 1, 16, 1)], 4, first=2)
+    assert all(torch.equal(one, many) for one, many in zip(whole, with_workers, strict=True))
+    assert all(torch.equal(one, many) for one, many in zip(whole[2:], resumed, strict=True))
+
+
+def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("train")
+    batches = TrainingBatches([corpus], [1.0], Cut(0, 1, 16, 1), 0, 8)
+    _, epochs, ids = batches.row_ids(np.arange(2 * rows))
+    assert sorted(ids[epochs == 0].tolist()) == list(range(rows))
+    assert sorted(ids[epochs == 1].tolist()) == list(range(rows))
+    assert batches.consumed(3) == [48]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_validation_sees_each_row_once_on_any_number_of_ranks(small_corpus, ranks):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("validation")
+    reference = Reader(corpus, "validation").examples(np.arange(rows), 0)[1]
+    counted = []
+    lengths = set()
+    for rank in range(ranks):
+        found = list(validation_batches(corpus, Cut(rank, ranks, 7, 1)))
+        lengths.add(len(found))
+        counted += [tuple(row) for batch in found for row in batch["labels"].tolist() if row[0] != IGNORED]
+    assert len(lengths) == 1  # as many batches on every rank
+    assert sorted(counted) == sorted(map(tuple, reference.tolist()))
+
+
+def test_noise_at_build_equals_the_loaders_in_epoch_0_and_the_loader_goes_on_with_fresh_noise(
+    small_corpus, corpus_built_with_noise
+):
+    at_load, at_build = open_corpus(small_corpus), open_corpus(corpus_built_with_noise)
+    for split in ("train", "validation"):
+        ids = np.arange(at_load.rows(split))
+        assert at_build.rows(split) == len(ids)
+        loaded, built = Reader(at_load, split), Reader(at_build, split)
+        for side in (0, 1):
+            assert (loaded.examples(ids, 0)[side] == built.examples(ids, 0)[side]).all()
+        assert (loaded.examples(ids, 1)[0] != loaded.examples(ids, 0)[0]).any(axis=1).mean() > 0.95
+
+
+def test_a_damaged_block_is_named(small_corpus, tmp_path):
+    import shutil
+
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy)
+    corpus = open_corpus(copy)
+    blocks = corpus.blocks("train")
+    shard = copy / str(blocks.shard[0])
+    shard.chmod(0o644)
+    with shard.open("r+b") as file:
+        file.seek(int(blocks.offset[0]) + 700)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(DamagedInput, match="shard-00000"):
+        Reader(corpus, "train").examples([0], 0)

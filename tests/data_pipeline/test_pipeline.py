@@ -1,0 +1,315 @@
+"""Building a corpus with the real pipeline on Ray Data, as the command does."""
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sentencepiece
+import webdataset
+
+from data_pipeline.documents import split_of
+from data_pipeline.manifest import open_corpus
+from data_pipeline.shards import decode_block
+from data_pipeline.tokenizer import Tokenizer
+from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
+
+
+def checksums(corpus: Path) -> dict[str, str]:
+    """sha256 of everything a build makes but the report, which holds times."""
+    files = [path for path in corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
+    return {
+        str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.startswith("report.")
+    }
+
+
+def make_inputs(folder: Path, records: int = 25, parts: int = 3) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in range(parts):
+        write_c4(folder / f"c4-{part}.json.gz", records=records, skip=records * part)
+    return write_corpus_file(folder / "corpus.yaml")
+
+
+def test_rows_have_the_helpers_length_and_manifest_and_blocks_agree(small_corpus):
+    manifest = json.loads((small_corpus / "manifest.json").read_text())
+    blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
+    assert manifest["rows"]["raw_length"] == 34  # 5 masked in 2 spans: 34 - 5 + 2, and the end mark, make 32
+    for split in ("train", "validation"):
+        described = manifest["splits"][split]
+        own = [block for block in blocks if block["split"] == split]
+        assert described["rows"] == sum(block["rows"] for block in own)
+        assert described["tokens"] == described["rows"] * manifest["rows"]["raw_length"]
+        assert [block["first_row"] for block in own] == np.cumsum([0, *[b["rows"] for b in own]])[:-1].tolist()
+        for shard in described["shards"]:
+            content = (small_corpus / shard["name"]).read_bytes()
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
+            for block in own:
+                if block["shard"] == shard["name"]:
+                    part = content[block["offset"] : block["offset"] + block["length"]]
+                    assert hashlib.sha256(part).hexdigest() == block["sha256"]
+                    arrays = decode_block(part)
+                    assert set(np.diff(arrays["row_offsets"])) == {34}
+                    assert len(arrays["row_offsets"]) == block["rows"] + 1
+
+
+def test_shards_are_plain_webdataset(small_corpus):
+    shard = next((small_corpus / "shards" / "train").glob("*.tar"))
+    samples = list(webdataset.WebDataset(str(shard), shardshuffle=False).decode())
+    blocks = [
+        b
+        for b in pq.read_table(small_corpus / "blocks.parquet").to_pylist()
+        if b["shard"].endswith(f"train/{shard.name}")
+    ]
+    assert [int(sample["__key__"]) for sample in samples] == [block["first_row"] for block in blocks]
+    for sample in samples:
+        assert sample["tokens.npy"].dtype == np.uint16
+        assert sample["row_offsets.npy"].dtype == np.int64
+        assert sample["row_offsets.npy"][-1] == len(sample["tokens.npy"])
+        assert (np.diff(sample["document_offsets.npy"]) > 0).all()
+
+
+def test_noise_at_build_is_stored_as_the_contract_says(corpus_built_with_noise):
+    shard = next((corpus_built_with_noise / "shards" / "train").glob("*.tar"))
+    sample = next(iter(webdataset.WebDataset(str(shard), shardshuffle=False).decode()))
+    assert set(np.diff(sample["input_offsets.npy"])) == {32}
+    assert len(sample["inputs.npy"]) == sample["input_offsets.npy"][-1]
+    assert len(sample["targets.npy"]) == sample["target_offsets.npy"][-1]
+    assert "tokens.npy" not in sample
+
+
+def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
+    """Concatenated, rows and dropped tail are the documents; document_offsets are where they start."""
+    corpus = open_corpus(small_corpus)
+    documents = {}
+    for part in sorted((small_corpus / "documents").glob("*.parquet")):
+        for row in pq.read_table(part).to_pylist():
+            if row["split"] == "train":
+                documents[tuple(corpus.tokenizer.encode([row["text"]])[0])] = row["id"]
+    found = []
+    for shard in corpus.manifest["splits"]["train"]["shards"]:
+        tokens, starts = [], []
+        for sample in webdataset.WebDataset(str(small_corpus / shard["name"]), shardshuffle=False).decode():
+            starts += [len(tokens) + int(start) for start in sample["document_offsets.npy"]]
+            tokens += sample["tokens.npy"].tolist()
+        ends = [*starts[1:], len(tokens)]
+        found += [tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=True)]
+    whole = [tokens for tokens in found if tokens in documents]
+    assert len(found) - len(whole) <= len(corpus.manifest["splits"]["train"]["shards"])  # only the last may be cut
+    assert len(set(whole)) == len(whole)
+    assert len(found) == corpus.manifest["splits"]["train"]["documents"]
+
+
+def test_the_tokenizer_keeps_t5s_conventions(small_corpus):
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
+    assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
+    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
+    assert (described["pieces"], described["size"], described["first_sentinel"]) == (500, 520, 519)
+
+
+def test_text_that_spells_a_sentinel_never_becomes_one(small_corpus):
+    tokenizer = Tokenizer(small_corpus / "tokenizer/spiece.model", 20)
+    (ids,) = tokenizer.encode(["A page about <extra_id_0> and <extra_id_19>."])
+    assert max(ids) < 500
+    assert tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>.")[-1] == 1
+    assert {519, 518} <= set(tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>."))
+
+
+def test_the_split_is_tfds_rule():
+    """md5("Example.com/a") = …: the digest as an integer modulo 1000, computed here by hand."""
+    held_out = [
+        n for n in range(5000) if split_of(f"https://www.example.com/{n}/?utm_source=x", "", 1, 1000) != "train"
+    ]
+    by_hand = [n for n in range(5000) if int(hashlib.md5(f"example.com/{n}".encode()).hexdigest(), 16) % 1000 == 0]
+    assert held_out == by_hand
+    assert held_out
+    assert split_of("", "c4/file/000000001", 1, 1) == "validation"
+
+
+def test_a_second_run_does_nothing(small_corpus):
+    before = {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()}
+    done = run("data-pipeline", "build", small_corpus.parent / "corpus.yaml")
+    assert done.returncode == 0
+    assert "to do" not in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()} == before
+
+
+def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
+    config = make_inputs(tmp_path)
+    assert run("data-pipeline", "build", config).returncode == 0
+    documents = {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()}
+    first = json.loads((tmp_path / "corpus/manifest.json").read_text())
+    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=400")
+    assert done.returncode == 0, done.stderr
+    assert "documents: 3 of 3 units are up to date" in done.stdout
+    assert "tokens: 3 units to do (input or config changed)" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()} == documents
+    assert json.loads((tmp_path / "corpus/manifest.json").read_text())["fingerprint"] != first["fingerprint"]
+
+
+def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path):
+    """One worker, uninterrupted, against two workers killed at random moments until the build gets through."""
+    config = make_inputs(tmp_path / "inputs")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run("data-pipeline", "build", config, f"output={whole}", "ray.num_cpus=1").returncode == 0
+    program = [str(Path(sys.executable).with_name("data-pipeline")), "build", str(config)]
+    moments = random.Random(0)
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            [*program, f"output={killed}", "ray.num_cpus=2"], start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        try:
+            process.wait(timeout=moments.uniform(2.5, 7))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    done = run("data-pipeline", "build", config, f"output={killed}", "ray.num_cpus=2")
+    assert done.returncode == 0, done.stderr
+    assert kills >= 2
+    assert checksums(killed) == checksums(whole)
+    assert not list(killed.rglob("*.tmp"))
+
+
+def test_wikipedia_and_c4_samples_build_together(tmp_path):
+    """The shipped dump's second part and C4: redirects and other namespaces are dropped, and counted."""
+    sources = [
+        {"format": "wikipedia", "name": "enwiki", "path": str(SAMPLES / "*articles2.xml.bz2"), "language": "en"},
+        {"format": "c4", "path": str(C4_SAMPLE), "language": "en"},
+    ]
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources)
+    assert run("data-pipeline", "build", config).returncode == 0
+    stats = json.loads(run("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
+    assert stats["documents"]["read"] == stats["documents"]["kept"] + sum(stats["documents"]["dropped"].values())
+    assert stats["documents"]["dropped"]["redirect"] > 0
+    assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
+    assert stats["inputs"][1]["documents"] == 1000
+    assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()
+    assert {"name", "megabytes", "core_seconds", "megabytes_per_core_second"} == stats["stages"][0].keys()
+    table = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet")
+    assert table.column_names == ["id", "text", "url", "title", "language", "source", "split"]
+    first = table.to_pylist()[0]
+    assert first["id"].startswith("enwiki/enwiki-20060303-pages-articles2.xml.bz2/0")
+    assert first["url"].startswith("http://en.wikipedia.org/wiki/")
+
+
+def test_verify_names_the_shard_with_one_flipped_byte(small_corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy)
+    assert run("data-pipeline", "verify", copy).returncode == 0
+    shard = copy / "shards/train/shard-00001.tar"
+    for position in (0, shard.stat().st_size // 2, shard.stat().st_size - 1):
+        content = bytearray(shard.read_bytes())
+        content[position] ^= 0x10
+        shard.write_bytes(content)
+        done = run("data-pipeline", "verify", copy)
+        assert done.returncode == 1
+        assert [line for line in done.stderr.splitlines() if "shard-" in line] == [
+            line for line in done.stderr.splitlines() if "shards/train/shard-00001.tar" in line
+        ]
+        content[position] ^= 0x10
+        shard.write_bytes(content)
+    shard.write_bytes(shard.read_bytes()[:-512])
+    assert "shard-00001.tar" in run("data-pipeline", "verify", copy).stderr
+
+
+def test_show_prints_decoded_inputs_and_targets(small_corpus):
+    done = run("data-pipeline", "show", small_corpus, "-n", "2")
+    assert done.returncode == 0
+    assert done.stdout.count("inputs") == done.stdout.count("targets") == 2
+    assert "<extra_id_0>" in done.stdout
+
+
+def test_a_missing_input_exits_with_2_and_names_it(tmp_path):
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [f"error: {tmp_path}/*.json.gz: no such file (path of source 'c4')"]
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2"])
+def test_a_truncated_archive_exits_with_1_in_one_line_and_leaves_nothing_half_written(tmp_path, kind):
+    if kind == "gz":
+        source = {"format": "c4", "path": str(tmp_path / "cut.json.gz")}
+        (tmp_path / "cut.json.gz").write_bytes(C4_SAMPLE.read_bytes()[:100_000])
+    else:
+        dump = next(SAMPLES.glob("*articles1.xml.bz2"))
+        source = {"format": "wikipedia", "path": str(tmp_path / "cut.xml.bz2")}
+        (tmp_path / "cut.xml.bz2").write_bytes(dump.read_bytes()[:200_000])
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=[source])
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert f"cut.{'json.gz' if kind == 'gz' else 'xml.bz2'}: damaged at byte" in errors[0]
+    assert "Traceback" not in done.stderr
+    assert [path for path in (tmp_path / "corpus").rglob("*") if path.is_file()] == []
+
+
+def test_a_dump_cut_inside_a_page_yields_every_whole_page_and_says_so(tmp_path):
+    xml = bz2.decompress(next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes())
+    with gzip.open(tmp_path / "cut.xml.gz", "wb") as out:
+        out.write(xml[: len(xml) // 2])
+    config = write_corpus_file(
+        tmp_path / "corpus.yaml", sources=[{"format": "wikipedia", "path": str(tmp_path / "cut.xml.gz")}]
+    )
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    assert "warning: wikipedia/cut.xml.gz" in done.stdout
+    stats = json.loads(run("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
+    whole = xml[: len(xml) // 2].count(b"</page>")
+    assert stats["documents"]["read"] == whole
+    assert stats["inputs"][0]["status"] == "truncated"
+
+
+def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
+    config = make_inputs(tmp_path, records=3, parts=1)
+    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
+    assert done.returncode == 2
+    assert "error: tokenizer.vocab_size" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "corpus/tokenizer/spiece.model").exists()
+
+
+def test_an_existing_tokenizer_is_taken_as_it_is(small_corpus, tmp_path):
+    config = make_inputs(tmp_path, records=20, parts=1)
+    model = small_corpus / "tokenizer/spiece.model"
+    tokenizer = {"path": str(model), "vocab_size": 500, "sentinels": 20}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer": tokenizer}))
+    assert run("data-pipeline", "build", config).returncode == 0
+    assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
+    wrong = run("data-pipeline", "build", config, "tokenizer.vocab_size=499")
+    assert wrong.returncode == 2
+    assert "tokenizer.vocab_size" in wrong.stderr
+
+
+def test_no_corpus_is_a_clear_line(tmp_path):
+    for command in ("verify", "stats", "show"):
+        done = run("data-pipeline", command, tmp_path)
+        assert done.returncode == 2
+        assert "manifest.json: no such file" in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["clean", "tokenizer", "shard"])
+def test_stages_run_by_themselves(tmp_path, stage):
+    config = make_inputs(tmp_path, records=20, parts=1)
+    started = time.monotonic()
+    assert run("data-pipeline", stage, config).returncode == 0
+    assert time.monotonic() - started < 120
+    made = {name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()}
+    expected = {"clean": {"documents"}, "tokenizer": {"documents", "tokenizer"}}
+    assert made == expected.get(stage, {"documents", "tokenizer", "shards"})

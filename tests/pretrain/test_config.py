@@ -1,0 +1,47 @@
+"""Run files and schedules."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.config_file import load
+from pretrain.config import RunConfig
+from pretrain.optimizers.schedules import learning_rate
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        """
+run: {name: a, directory: a, max_steps: 1000}
+model: {family: t5, d_model: 8, d_kv: 4, d_ff: 8, num_heads: 2, num_encoder_layers: 1, num_decoder_layers: 1}
+data: {train: [{corpus: a}]}
+batch: {global_batch_size: 8}
+optimizer: {learning_rate: 1.0e-2}
+"""
+    )
+    return lambda *overrides: load(path, overrides, RunConfig)
+
+
+def test_cosine(config):
+    settings = config("schedule={name: cosine, warmup_steps: 100, final_learning_rate: 1.0e-3}")
+    assert learning_rate(settings, 49) == pytest.approx(5e-3)
+    assert learning_rate(settings, 99) == pytest.approx(1e-2)
+    assert learning_rate(settings, 549) == pytest.approx((1e-2 + 1e-3) / 2)
+    assert learning_rate(settings, 999) == pytest.approx(1e-3)
+
+
+def test_inverse_square_root_is_t5s(config):
+    """Raffel et al. 2020, section 3.1.2: 1/√max(n, k) with k warm-up steps; here scaled to peak at 1e-2."""
+    settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
+    for step in (0, 50, 99, 100, 399, 899):
+        assert learning_rate(settings, step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
+
+
+def test_every_shipped_run_file_is_valid():
+    files = sorted(Path("configs/runs").glob("*.yaml"))
+    assert files
+    for path in files:
+        load(path, [], RunConfig)

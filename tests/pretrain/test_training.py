@@ -1,0 +1,335 @@
+"""Training through DeepSpeed with real ranks on a real corpus: exactness, resume, tracking, export, refusals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+import transformers
+
+from pretrain.metric_log import read_metrics
+from pretrain.trained import TrainedModel
+from tests.conftest import run, write_corpus_file
+
+MODEL = {
+    "family": "t5",
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "dropout_rate": 0.1,
+}
+
+
+def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8},
+        "model": MODEL,
+        "data": {
+            "train": [{"corpus": str(corpus)}],
+            "validation": [{"corpus": str(corpus)}],
+            "lanes": 8,
+            "workers": 0,
+        },
+        "batch": {"global_batch_size": 16, "micro_batch_size": 4},
+        "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5},
+        "schedule": {"name": "cosine", "warmup_steps": 3},
+        "precision": "fp32",
+        "deepspeed": {"zero_optimization": {"stage": stage}},
+        "checkpoint": {"every_steps": 4, "keep_last": 2},
+        "evaluation": [{"hook": "validation_loss", "every_steps": 8}],
+        "tracking": {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1},
+        **changes,
+    }
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if ranks == 1:
+        return run("pretrain", "train", path, *arguments)
+    return run("launch", "local", path, "--ranks", str(ranks), *arguments)
+
+
+def losses(path: Path) -> dict[int, float]:
+    rows = read_metrics(path.parent / "run")
+    return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
+
+
+@pytest.fixture(scope="module")
+def reference(small_corpus, tmp_path_factory) -> Path:
+    """A finished run of one rank at ZeRO stage 2; returns its run file."""
+    path = run_file(tmp_path_factory.mktemp("reference"), small_corpus)
+    done = train(path, 1)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_run_leaves_what_the_contract_says(reference):
+    folder = reference.parent / "run"
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"} <= {p.name for p in folder.iterdir()}
+    metrics = {name for row in read_metrics(folder) for name in row.metrics}
+    expected = {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "data_wait_fraction"}
+    assert {f"train/{name}" for name in expected} | {"validation/small/loss"} <= metrics
+    assert (folder / "checkpoints" / "latest").read_text() == "step-00000008\n"
+    index = json.loads((folder / "checkpoints/step-00000008/index.json").read_text())
+    assert (index["step"], index["position"], index["world_size"], index["zero_stage"]) == (8, 128, 1, 2)
+    suffixes = {path.suffix for path in (folder / "checkpoints/step-00000008").rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors", ".yaml", ".model"}  # no pickle
+
+
+def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):
+    assert abs(losses(reference)[1] - torch.log(torch.tensor(520.0)).item()) < 0.3
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (3, 1), (1, 2), (2, 2), (3, 2)])
+def test_losses_do_not_depend_on_zero_stage_and_ranks(small_corpus, tmp_path_factory, stage, ranks):
+    """Without dropout, whose draws belong to a rank."""
+    model = {**MODEL, "dropout_rate": 0.0}
+    folder = tmp_path_factory.getbasetemp() / "stages"
+    single = run_file(folder / "single", small_corpus, model=model)
+    if not (single.parent / "run").exists():
+        assert train(single, 1).returncode == 0
+    path = run_file(folder / f"{stage}-{ranks}", small_corpus, stage, model=model)
+    done = train(path, ranks)
+    assert done.returncode == 0, done.stderr
+    expected, found = losses(single), losses(path)
+    assert list(found) == list(range(1, 9))
+    assert max(abs(found[step] - expected[step]) for step in found) < 1e-4
+    both = [read_metrics(file.parent / "run")[-1].metrics["validation/small/loss"] for file in (single, path)]
+    assert abs(both[0] - both[1]) < 1e-4
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
+def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, stage, precision):
+    """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id."""
+    whole = run_file(tmp_path / "whole", small_corpus, stage, precision=precision)
+    assert train(whole, 2).returncode == 0
+    parts = run_file(tmp_path / "parts", small_corpus, stage, precision=precision)
+    stopped = train(parts, 2, "--stop-at-step", "3")
+    assert stopped.returncode == 75, stopped.stderr
+    assert list(losses(parts)) == [1, 2, 3]
+    run_id = json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"]
+    resumed = train(parts, 2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "steps 3 to 8" in resumed.stdout
+    assert losses(parts) == losses(whole)
+    assert json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"] == run_id
+    validation = [read_metrics(path.parent / "run")[-1].metrics for path in (whole, parts)]
+    assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):
+    path = run_file(tmp_path, small_corpus, run={"name": "test", "directory": str(tmp_path / "run"), "max_steps": 8})
+    program = [str(Path(sys.executable).with_name("pretrain")), "train", str(path)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("step 6/"):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait()
+    done = train(path, 1)
+    assert "steps 4 to 8" in done.stdout
+    assert losses(path) == losses(reference)
+    attempts = {row.step: row.attempt for row in read_metrics(path.parent / "run")}
+    assert attempts[4] == 1
+    assert attempts[5] == 2
+
+
+def test_a_finished_run_says_so(reference):
+    before = losses(reference)
+    done = train(reference, 1)
+    assert done.returncode == 0
+    assert "is finished: 8 of 8 steps" in done.stdout
+    assert losses(reference) == before
+
+
+def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_corpus):
+    state = json.loads((reference.parent / "run/mlflow.json").read_text())
+    client = mlflow.MlflowClient(state["tracking_uri"])
+    found = client.get_run(state["run_id"])
+    history = client.get_metric_history(state["run_id"], "train/loss")
+    assert {metric.step: metric.value for metric in history} == losses(reference)
+    assert {"train/gradient_norm", "train/learning_rate", "train/tokens_per_second"} <= found.data.metrics.keys()
+    assert found.info.status == "FINISHED"
+    assert found.data.params["optimizer.learning_rate"] == "0.01"
+    fingerprint = json.loads((small_corpus / "manifest.json").read_text())["fingerprint"]
+    datasets = found.inputs.dataset_inputs
+    assert {dataset.dataset.name for dataset in datasets} == {"small", "small (validation)"}
+    assert all(fingerprint.startswith(dataset.dataset.digest) for dataset in datasets)
+    assert "config.yaml" in {artifact.path for artifact in client.list_artifacts(state["run_id"])}
+
+
+def test_an_exported_checkpoint_gives_the_same_logits_in_transformers(reference, small_corpus, tmp_path):
+    out = tmp_path / "hf"
+    done = run("pretrain", "export", reference.parent / "run", out)
+    assert done.returncode == 0, done.stderr
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(out).eval()
+    ours = TrainedModel.open(reference.parent / "run/checkpoints/step-00000008")
+    inputs, targets = torch.randint(3, 500, (4, 40)), torch.randint(3, 500, (4, 12))
+    with torch.no_grad():
+        expected = ours.model.decode(targets, ours.model.encode(inputs))
+        found = theirs(input_ids=inputs, decoder_input_ids=targets).logits
+    assert (found - expected).abs().max() < 1e-4
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    text = "A sentence of real words, with <extra_id_0> in it."
+    assert tokenizer(text).input_ids == ours.tokenizer.encode_with_sentinels(text)
+    again = run("pretrain", "export", reference.parent / "run", out)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+
+
+def test_blanks_are_filled(reference, small_corpus):
+    done = run("pretrain", "generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("blanks ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
+
+
+def test_sigterm_to_the_launcher_saves_and_stops_with_75_and_leaves_no_process(small_corpus, tmp_path):
+    settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 100_000}
+    path = run_file(tmp_path, small_corpus, run=settings)
+    program = [str(Path(sys.executable).with_name("launch")), "local", str(path), "--ranks", "2"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("step 5/"):
+            process.send_signal(signal.SIGTERM)
+            break
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 75
+    assert "stopped on request" in rest
+    latest = (tmp_path / "run/checkpoints/latest").read_text().strip()
+    assert max(losses(path)) == int(latest.removeprefix("step-"))
+    assert not (tmp_path / "run/stop").exists()
+    assert _processes_of(tmp_path) == []
+
+
+def test_a_killed_rank_fails_the_launch_and_leaves_no_process(small_corpus, tmp_path):
+    settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 100_000}
+    path = run_file(tmp_path, small_corpus, run=settings)
+    program = [str(Path(sys.executable).with_name("launch")), "local", str(path), "--ranks", "2"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("step 2/"):
+            ranks = [
+                pid
+                for pid, command in _processes_of(tmp_path)
+                if "\0pretrain\0train" in command and "launch" not in command
+            ]
+            os.kill(ranks[-1], signal.SIGKILL)
+            break
+    process.communicate(timeout=120)
+    assert process.returncode not in (0, 75)
+    assert _processes_of(tmp_path) == []
+
+
+def _processes_of(folder: Path) -> list[tuple[int, str]]:
+    """(pid, command line) of the processes that name a file in `folder`."""
+    time.sleep(0.2)
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+        if str(folder) in command and entry.name != str(os.getpid()):
+            found.append((int(entry.name), command))
+    return found
+
+
+def refused(path: Path, *overrides: str, ranks: int = 1) -> str:
+    """The one error line of a refused start, on one rank and through the launcher alike."""
+    done = train(path, ranks, *overrides)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_stage_0_is_refused_with_the_reason(small_corpus, tmp_path):
+    line = refused(run_file(tmp_path, small_corpus, stage=0), ranks=2)
+    assert "zero_optimization.stage: 0 is refused" in line
+    assert "gradient norm" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimizer.learning_rat=1", "optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate"),
+        ("run.max_steps=ten", "run.max_steps"),
+        ("deepspeed.train_batch_size=4", "train_batch_size: follows from batch.global_batch_size"),
+        ("batch.micro_batch_size=3", "batch.micro_batch_size: 3 doesn't divide"),
+        ("data.train.0.corpus=nowhere", "nowhere/manifest.json: no such file"),
+        ("data.objective={name: span_corruption, inputs_length: 64}", "data.objective: needs rows of"),
+        ("model.vocab_size=100", "model.vocab_size: 100"),
+    ],
+)
+def test_wrong_run_files_are_refused_in_one_line(small_corpus, tmp_path, override, expected):
+    assert expected in refused(run_file(tmp_path, small_corpus), override)
+
+
+def test_a_corpus_with_another_tokenizer_is_refused(small_corpus, tmp_path):
+    folder = small_corpus.parent
+    config = write_corpus_file(
+        tmp_path / "other.yaml",
+        name="other",
+        output=str(tmp_path / "other"),
+        sources=[{"format": "c4", "path": str(folder / "c4-0.json.gz")}],
+        tokenizer={"vocab_size": 400, "sentinels": 20},
+    )
+    assert run("data-pipeline", "build", config).returncode == 0
+    data = {"train": [{"corpus": str(small_corpus)}, {"corpus": str(tmp_path / "other")}]}
+    line = refused(run_file(tmp_path, small_corpus, data=data, evaluation=[]))
+    assert f"{tmp_path}/other: built with another tokenizer than {small_corpus}" in line
+
+
+def test_a_checkpoint_of_another_model_is_refused(reference, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(reference.parent / "run", copy)
+    line = refused(reference, f"run.directory={copy}", "run.max_steps=9", "model.d_ff=128")
+    assert "the checkpoint of step 8 is of another run: model.d_ff is 64 there, 128 here" in line
+
+
+def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(reference, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(reference.parent / "run", copy)
+    tensors = copy / "checkpoints/step-00000008/rank-00000.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-5] ^= 1
+    tensors.write_bytes(content)
+    done = train(reference, 1, f"run.directory={copy}", "run.max_steps=9")
+    assert done.returncode == 1
+    assert f"error: {tensors}: damaged" in done.stderr
+    assert tensors.exists()
+
+
+def test_gradient_accumulation_does_not_change_the_loss(small_corpus, tmp_path_factory):
+    """16 rows in one forward pass or in eight of two."""
+    model = {**MODEL, "dropout_rate": 0.0}
+    folder = tmp_path_factory.getbasetemp() / "stages"
+    single = run_file(folder / "single", small_corpus, model=model)
+    if not (single.parent / "run").exists():
+        assert train(single, 1).returncode == 0
+    for micro in (2, 16):
+        path = run_file(
+            folder / f"micro-{micro}",
+            small_corpus,
+            model=model,
+            batch={"global_batch_size": 16, "micro_batch_size": micro},
+        )
+        assert train(path, 1).returncode == 0
+        assert max(abs(loss - losses(single)[step]) for step, loss in losses(path).items()) < 1e-4
