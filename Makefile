@@ -10,7 +10,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
 	$(BIN)/data-pipeline verify corpora/quickstart
 	$(BIN)/data-pipeline show corpora/quickstart -n 1
-	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 600 || test $$? -eq 75
+	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 500 || test $$? -eq 75
 	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2
 	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 3
 	test -e exports/quickstart || $(BIN)/pretrain export runs/quickstart exports/quickstart

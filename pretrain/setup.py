@@ -39,6 +39,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     validation = [open_corpus(entry.corpus) for entry in config.data.validation]
     cut, problems = _cut(config, rank, ranks)
     problems += _disagreements(training, validation) + _objective_problems(config, training)
+    problems += _empty("train", training) + _empty("validation", validation)
     model = config.model
     if model.vocab_size is None:
         model = model.model_copy(update={"vocab_size": training[0].manifest["tokenizer"]["size"]})
@@ -79,6 +80,10 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     if share % micro:
         return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows"]
     return Cut(rank, ranks, micro, share // micro), []
+
+
+def _empty(split: str, corpora: list[Corpus]) -> list[str]:
+    return [f"data.{split}: {corpus.directory} has no {split} row" for corpus in corpora if not corpus.rows(split)]
 
 
 def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:

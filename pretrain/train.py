@@ -1,5 +1,6 @@
 """Training: build everything, loop, done."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.engine import Engine, quiet_deepspeed
 from pretrain.evaluation.hooks import run_hooks
+from pretrain.evaluation.validation_loss import METRICS as VALIDATION_METRICS
 from pretrain.setup import Setup, prepare
 from pretrain.throughput import Meter, flops_per_row, peak_flops, threads_per_rank
 from pretrain.tracking import DatasetInfo, Tracker
@@ -100,7 +102,7 @@ def _train(setup: Setup, stop_at_step: int | None) -> int:
             if validation := run_hooks(engine, setup, done, last):
                 if tracker:
                     tracker.log(done, validation)
-                    _print_validation(done, validation)
+                    _print_validation(setup, done, validation)
                 meter.restart()
             if done % config.checkpoint.every_steps == 0 or last or stopped:
                 saved = save(engine, setup, done, batches.consumed(done))
@@ -230,5 +232,12 @@ def _print_metrics(step: int, steps: int, metrics: dict[str, float]) -> None:
     )
 
 
-def _print_validation(step: int, metrics: dict[str, float]) -> None:
-    print(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()), flush=True)
+def _print_validation(setup: Setup, step: int, metrics: dict[str, float]) -> None:
+    for corpus in setup.validation:
+        loss, text, entropy = (metrics[f"validation/{corpus.name}/{name}"] for name in VALIDATION_METRICS)
+        uniform = math.log(corpus.tokenizer.pieces)
+        print(
+            f"step {step}  validation on {corpus.name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
+            f"(word counts alone give {entropy:.4f}, ln(vocabulary) is {uniform:.4f})",
+            flush=True,
+        )

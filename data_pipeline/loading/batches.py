@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.errors import UserError
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.order import EpochOrder
@@ -34,9 +33,6 @@ class TrainingBatches(Dataset):
         lanes: int,
         objective: SpanCorruption | None = None,
     ):
-        for corpus in corpora:
-            if corpus.rows("train") == 0:
-                raise UserError(f"{corpus.directory}: no row for training; the text is shorter than one row")
         self._arguments = (corpora, weights, cut, seed, lanes, objective)
         self._readers = [Reader(corpus, "train", objective, cached=lanes + 2) for corpus in corpora]
         self._rows = np.array([corpus.rows("train") for corpus in corpora])

@@ -1,7 +1,5 @@
 """Loss on held-out rows, each exactly once whatever the number of ranks."""
 
-import math
-
 import torch
 import torch.distributed as dist
 
@@ -10,6 +8,8 @@ from data_pipeline.manifest import Corpus
 from data_pipeline.tokenizer import EOS
 from pretrain.engine import Engine
 from pretrain.setup import Setup
+
+METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
 def validation_loss(engine: Engine, setup: Setup) -> dict[str, float]:
@@ -41,11 +41,6 @@ def _of_corpus(engine: Engine, setup: Setup, corpus: Corpus) -> dict[str, float]
     dist.all_reduce(sums)
     dist.all_reduce(counts)
     loss, targets, text_loss, text_targets = sums.tolist()
-    if not text_targets:
-        return {"loss": math.nan}
     frequencies = counts[counts > 0].double() / text_targets
-    return {
-        "loss": loss / targets,
-        "text_loss": text_loss / text_targets,
-        "unigram_entropy": float(-(frequencies * frequencies.log()).sum()),
-    }
+    entropy = float(-(frequencies * frequencies.log()).sum())
+    return dict(zip(METRICS, (loss / targets, text_loss / text_targets, entropy), strict=True))
