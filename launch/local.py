@@ -1,7 +1,6 @@
 """Ranks on this machine, started by the deepspeed launcher."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
 from launch.supervise import supervise
 from pretrain.config import RunConfig
+from pretrain.hardware import count_gpus, free_port, threads_per_rank
 from pretrain.setup import prepare
 
 
@@ -25,7 +25,7 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         "--num_gpus",  # which for DeepSpeed also means CPU ranks
         str(ranks),
         "--master_port",
-        str(_free_port()),
+        str(free_port()),
         "--no_local_rank",
         "--quiet",
         "--module",
@@ -39,22 +39,8 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
     return supervise(command, _environment(gpus, ranks), Path(config.run.directory))
 
 
-def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    return len(devices) if visible is None else min(len(devices), len([part for part in visible.split(",") if part]))
-
-
 def _environment(gpus: int, ranks: int) -> dict[str, str]:
     environment = dict(os.environ)
     if not gpus:
-        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}
+        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_per_rank(ranks))}
     return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

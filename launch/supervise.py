@@ -30,7 +30,6 @@ def supervise(command: list[str], environment: dict[str, str], run: Path) -> int
         signals += 1
         if signals == 1:
             print(f"{signal.Signals(number).name}: saving and stopping; once more ends the run at once", flush=True)
-            run.mkdir(parents=True, exist_ok=True)
             status.request_stop(run)
         else:
             _end(launcher)

@@ -6,7 +6,6 @@ averages gradients over ranks, so each micro-batch contributes its sum of losses
 
 import hashlib
 import logging
-import math
 import warnings
 from typing import Any
 
@@ -92,32 +91,28 @@ class Engine:
         finally:
             self.deepspeed.train()
 
-    def take_loss(self) -> float:
-        """Mean loss per target token since the last call, over all ranks, which must call it together."""
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call, over all ranks, which must call it together.
+
+        train/loss: mean per target token, nats. train/gradient_norm: L2 norm of the last step's gradient before
+        clipping, infinite if that step was skipped. train/skipped_steps: steps not taken for a gradient that isn't
+        finite, since the start of this process.
+        """
         total = self._loss.clone()
         dist.all_reduce(total)
-        mean = float(total) / self._targets if self._targets else math.nan
+        metrics = {
+            "train/loss": float(total) / self._targets,
+            "train/learning_rate": float(self.deepspeed.optimizer.param_groups[0]["lr"]),
+            "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
+            "train/skipped_steps": float(self.deepspeed.skipped_steps),
+        }
         self._loss.zero_()
         self._targets = 0
-        return mean
-
-    @property
-    def gradient_norm(self) -> float:
-        """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
-        norm = self.deepspeed.get_global_grad_norm()
-        return math.nan if norm is None else float(norm)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps not taken because the gradient wasn't finite, since the start of this process."""
-        return self.deepspeed.skipped_steps
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self.deepspeed.optimizer.param_groups[0]["lr"])
+        return metrics
 
     def close(self) -> None:
-        """Ends DeepSpeed and the process group; without it, gloo ranks may abort at exit."""
+        """Ends DeepSpeed's threads and hooks, once all ranks are through."""
+        dist.barrier()
         self.deepspeed.destroy()
 
     def _to_device(self, batch: Batch) -> Batch:

@@ -28,6 +28,11 @@ class Setup:
         return Path(self.config.run.directory)
 
     @property
+    def first_step(self) -> int:
+        """Steps that are done already."""
+        return checkpoint_index.read(self.resume).step if self.resume else 0
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What may not change over the life of a run: another value here is another run."""
         return identity(self.config, self.model, self.training)

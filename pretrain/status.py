@@ -32,4 +32,14 @@ def write(run: Path, status: Status) -> None:
 
 
 def request_stop(run: Path) -> None:
+    """Asks the ranks of `run` to save and leave after their step."""
+    run.mkdir(parents=True, exist_ok=True)
     (run / STOP).touch()
+
+
+def stop_requested(run: Path) -> bool:
+    return (run / STOP).exists()
+
+
+def clear_stop(run: Path) -> None:
+    (run / STOP).unlink(missing_ok=True)

@@ -4,13 +4,13 @@ MFU is the arithmetic a step needs (forward and backward, no recomputation) over
 time. The peak is the vendor's dense figure for known GPUs, and the best of a few matrix products elsewhere.
 """
 
-import os
 import time
 
 import torch
 from torch import nn
 
 from pretrain.models.config import T5Config
+from pretrain.setup import Setup
 
 # dense bf16 and TF32 tensor-core peaks, FLOP/s, from NVIDIA's data sheets
 _PEAKS = {
@@ -68,13 +68,24 @@ def _is_matrix(weight: torch.Tensor) -> bool:
 
 
 class Meter:
-    """Times the steps between two logs."""
+    """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
 
     def __init__(self, tokens_per_step: int, flops_per_step: float, peak: float):
         self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak
         self.restart()
 
+    @classmethod
+    def of(cls, setup: Setup, model: nn.Module) -> "Meter":
+        """For a run's whole batches; `model` before its parameters are sharded."""
+        config = setup.config
+        objective = config.data.objective or setup.training[0].objective
+        lengths = objective.inputs_length, objective.targets_length
+        rows = config.batch.global_batch_size
+        flops = flops_per_row(setup.model, model, *lengths) * rows
+        return cls(sum(lengths) * rows, flops, peak_flops(config.precision) * setup.cut.ranks)
+
     def restart(self) -> None:
+        """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
         self._started = time.perf_counter()
         self._steps = 0
         self._waited = 0.0
@@ -95,8 +106,3 @@ class Meter:
         }
         self.restart()
         return metrics
-
-
-def threads_per_rank(local_ranks: int) -> int:
-    """CPU threads for one of `local_ranks` processes on this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // local_ranks)

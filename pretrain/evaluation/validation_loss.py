@@ -1,18 +1,24 @@
 """Loss on held-out rows, each exactly once whatever the number of ranks."""
 
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 
 from data_pipeline.loading.batches import IGNORED, validation_batches
 from data_pipeline.manifest import Corpus
 from data_pipeline.tokenizer import EOS
-from pretrain.engine import Engine
 from pretrain.setup import Setup
 
-METRICS = ("loss", "text_loss", "unigram_entropy")
+if TYPE_CHECKING:
+    from pretrain.engine import Engine
+
+_METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
-def validation_loss(engine: Engine, setup: Setup) -> dict[str, float]:
+def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
     """For each corpus, in nats per token:
 
     validation/NAME/loss: mean over all target tokens.
@@ -28,7 +34,18 @@ def validation_loss(engine: Engine, setup: Setup) -> dict[str, float]:
     return metrics
 
 
-def _of_corpus(engine: Engine, setup: Setup, corpus: Corpus) -> dict[str, float]:
+def describe(corpora: list[Corpus], metrics: dict[str, float]) -> Iterator[str]:
+    """One line for each corpus that `metrics` tell of: its loss on text beside what knows no context."""
+    for corpus in corpora:
+        if f"validation/{corpus.name}/loss" in metrics:
+            loss, text, entropy = (metrics[f"validation/{corpus.name}/{name}"] for name in _METRICS)
+            yield (
+                f"validation on {corpus.name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
+                f"(word counts alone give {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
+            )
+
+
+def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, float]:
     pieces = corpus.tokenizer.pieces
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, targets, loss of text, targets of text
     counts = torch.zeros(pieces, dtype=torch.int64, device=engine.device)
@@ -43,4 +60,4 @@ def _of_corpus(engine: Engine, setup: Setup, corpus: Corpus) -> dict[str, float]
     loss, targets, text_loss, text_targets = sums.tolist()
     frequencies = counts[counts > 0].double() / text_targets
     entropy = float(-(frequencies * frequencies.log()).sum())
-    return dict(zip(METRICS, (loss / targets, text_loss / text_targets, entropy), strict=True))
+    return dict(zip(_METRICS, (loss / targets, text_loss / text_targets, entropy), strict=True))

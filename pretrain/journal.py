@@ -1,0 +1,136 @@
+"""What a run writes down and prints: run directory, tracker and console, on rank 0; the other ranks are silent."""
+
+from types import TracebackType
+
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.errors import UserError
+from pretrain import environment, status
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint.index import directory_of
+from pretrain.evaluation.validation_loss import describe
+from pretrain.setup import Setup
+from pretrain.status import Status
+from pretrain.tracking import DatasetInfo, Tracker
+
+
+class Journal:
+    """Opens the run directory and the tracker; all ranks make one together. Left by an error, the run has failed."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self._tracker: Tracker | None = None
+        if setup.cut.rank == 0:
+            attempt = _open_directory(setup)
+            self._tracker = _tracker(setup, attempt)
+        dist.barrier()
+
+    @staticmethod
+    def nothing_left(setup: Setup) -> None:
+        if setup.cut.rank == 0:
+            done = f"{setup.first_step} of {setup.config.run.max_steps} steps"
+            print(f"{setup.directory} is finished: {done}. Next: pretrain export {setup.directory} OUT")
+
+    def announce(self, parameters: int) -> None:
+        config, cut = self.setup.config, self.setup.cut
+        self._print(
+            f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
+            f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "
+            f"steps {self.setup.first_step} to {config.run.max_steps}"
+        )
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Keeps the metrics of a step, and prints what one follows a run by."""
+        if self._tracker is None:
+            return
+        self._tracker.log(step, metrics)
+        steps = self.setup.config.run.max_steps
+        if "train/loss" in metrics:
+            left = (steps - step) / metrics["train/steps_per_second"]
+            self._print(
+                f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
+                f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
+                f"{left:.0f} s left"
+            )
+        for line in describe(self.setup.validation, metrics):
+            self._print(f"step {step}  {line}")
+
+    def saved(self, path: object) -> None:
+        self._print(f"saved {path}")
+
+    def finish(self, step: int, finished: bool) -> None:
+        """Ends the run: it has `finished`, or stopped on request after `step` steps."""
+        if self._tracker is None:
+            return
+        self._tracker.close("FINISHED" if finished else "KILLED")
+        run = self.setup.directory
+        status.clear_stop(run)
+        status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step))
+        if finished:
+            self._print(f"finished {step} steps. Next: pretrain export {directory_of(run, step)} OUT")
+        else:
+            self._print(f"stopped on request after step {step}; the same command goes on from there")
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None and self._tracker is not None:
+            self._tracker.close("FAILED")
+
+    def _print(self, line: str) -> None:
+        if self.setup.cut.rank == 0:
+            print(line, flush=True)
+
+
+def _open_directory(setup: Setup) -> int:
+    """Makes the run directory ready; returns the number of this attempt."""
+    run = setup.directory
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+    remove_leftovers(run)
+    status.clear_stop(run)  # asked of an attempt that is over
+    resolved = OmegaConf.to_yaml(OmegaConf.create(setup.config.model_dump(mode="json")))
+    config = run / CONFIG
+    attempt = status.read(run).attempt + 1
+    if config.exists() and config.read_text() != resolved:
+        config.rename(run / f"config.before-attempt-{attempt}.yaml")
+    write_bytes(config, resolved.encode())
+    write_json(run / "environment.json", environment.describe(setup.cut.ranks))
+    status.write(run, Status("running", attempt))
+    return attempt
+
+
+def _tracker(setup: Setup, attempt: int) -> Tracker:
+    config, run = setup.config, setup.directory
+    mlflow = config.tracking.mlflow
+    uses = [("train", corpus) for corpus in setup.training] + [("validation", corpus) for corpus in setup.validation]
+    return Tracker(
+        run,
+        attempt=attempt,
+        run_name=config.run.name,
+        uri=mlflow.uri if mlflow else None,
+        experiment=mlflow.experiment if mlflow else "",
+        parameters=config.model_dump(mode="json"),
+        tags={
+            "git_commit": environment.git_commit(),
+            "ranks": setup.cut.ranks,
+            "zero_stage": config.zero_stage,
+            "precision": config.precision,
+        },
+        datasets=[
+            DatasetInfo(
+                name=corpus.name,
+                digest=corpus.fingerprint,
+                source=str(corpus.directory / "manifest.json"),
+                context=split,
+                profile={key: corpus.manifest["splits"][split][key] for key in ("rows", "tokens", "documents")},
+            )
+            for split, corpus in uses
+        ],
+        artifacts=[run / CONFIG, run / "environment.json"],
+    )
