@@ -1,6 +1,25 @@
-"""What every source yields."""
+"""What a reader is given, what it yields, and where it notes what came in and what was damaged."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+_DAMAGE_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file to read, any fsspec path, or the bytes `start` … `stop` − 1 of one that can be read from there.
+
+    `first_ordinal`: index, among all records of the file, of the first record in that range. `options`: what the
+    source's config says of its format (names of columns, a task prefix).
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    first_ordinal: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -8,10 +27,31 @@ class Record:
     """One record of an input file, before cleaning.
 
     `ordinal`: index of the record among all records of its file, dropped ones included, so that it never depends on
-    what the filters do. `text`: as the file has it (for Wikipedia: wikitext). Empty strings: the file doesn't say.
+    what the filters do. `text`: as the file has it (for Wikipedia: wikitext). `target`: of a text-to-text pair.
+    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say.
     """
 
     ordinal: int
     text: str
     url: str = ""
     title: str = ""
+    timestamp: str = ""
+    language: str = ""
+    target: str = ""
+
+
+@dataclass(slots=True)
+class Intake:
+    """Notes on one input: `counters` by rule ("read" counts every record), and `damage` with its place.
+
+    `damage`: (position, reason) of records that can't be used while the rest of the file can; the first hundred are
+    kept, all are counted under "damaged". A reader that can't go on raises DamagedInput instead.
+    """
+
+    counters: Counter[str] = field(default_factory=Counter)
+    damage: list[tuple[str, str]] = field(default_factory=list)
+
+    def damaged(self, position: str, reason: str) -> None:
+        self.counters["damaged"] += 1
+        if len(self.damage) < _DAMAGE_KEPT:
+            self.damage.append((position, reason))
