@@ -23,6 +23,11 @@ FILE_NAMESPACES = _names(
     պատկեր ფაილი სურათი
     ملف صورة وسائط پرونده تصویر مدیا فائل وێنە קובץ תמונה מדיה
     चित्र चित्रम् मीडिया চিত্র ছবি મીડિયા ચિત્ર ਤਸਵੀਰ படிமம் దస్త్రం బొమ్మ ಚಿತ್ರ പ്രമാണം ചിത്രം ගොනුව ไฟล์ ภาพ ဖိုင်
+    imej larawan litrato fasciculus wêne wobraz restr dataja failas eecama taswiira picha talet comhad faidhle coadan
+    ìomhaigh immàgini imàgine immaggini sary
+    сүрәт һүрәт ӳкерчĕк суьрат податотека эмблем нерм расм зураг ойса
+    دوتنه انځور پەڕگە وېنە عکس فایل شکل ܠܦܦܐ ފައިލު ስዕል
+    सञ्चिका संचिका फाइल किपा ਫ਼ਾਈਲ ଫାଇଲ சான்று ಫೈಲ್ ຮູບ ឯកសារ
     파일 그림 미디어 ファイル 画像 メディア 文件 檔案 档案 图像 圖像 媒体 媒體
     """
 )
@@ -33,9 +38,15 @@ CATEGORY_NAMESPACES = _names(
     catagóir catégorie categoria categoría categorie categuria catigurìa catigoría bólkur flokkur kategori kategoria
     kategorie kategorija kategoreja kategorio kategorija kategooria kategória kateqoriya kategorîya kategorya kaarangay
     kawanan luokka rummad toifa turkum thể_loại
+    abdeeling categorîa catègorie categurìa catigoria catégourie ẹ̀ka flocc jamii kateggoría kategoriija kategorijo
+    kategoriya kategoriye kategoriyê kategoriýa kategory kategoryja kategoryjo kategorėjė kategorëjô katiguriya katigori
+    klad ñemohenda roinn-seòrsa ronney setensele sokajy sumut_atassuseq kaubanan toddubiya
     κατηγορία
+    категори категориэ катагори гурӯҳ ангилал
     категория категорія катэгорыя категорија катеґорія санат төркем
     կատեգորիա კატეგორია
+    وېشنيزه زمرو رج تۈر بؤلمه سانات ټولۍ ܣܕܪܐ ޤިސްމު መደብ
+    ᏗᏓᏴᎳᏛᏍᏗ ໝວດ རིགས་ पुचः वर्गः শ্ৰেণী থাক ଶ୍ରେଣୀ
     تصنيف رده زمرہ پۆل קטגוריה קאטעגאריע
     श्रेणी वर्ग বিষয়শ্রেণী શ્રેણી ਸ਼੍ਰੇਣੀ பகுப்பு వర్గం ವರ್ಗ വർഗ്ഗം ප්‍රවර්ගය หมวดหมู่ ကဏ္ဍ ចំណាត់ថ្នាក់ក្រុម
     분류 カテゴリ カテゴリー 分类 分類

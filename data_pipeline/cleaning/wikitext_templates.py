@@ -22,7 +22,7 @@ _UNITS = {
 def has_text(name: str) -> bool:
     """Whether a template of this name contributes anything: a cheap question, asked before its parts are joined."""
     name = _normalised(name)
-    return name in _VALUES or name.startswith(("lang-", *_FUNCTIONS))
+    return name in _VALUES or name.startswith("lang-") or name.partition(":")[0].rstrip() in _FUNCTIONS
 
 
 def template_text(source: str) -> str:
@@ -31,9 +31,10 @@ def template_text(source: str) -> str:
     "convert|5|km|mi"  ->  "5 km"        "lang|fr|mot juste"  ->  "mot juste"        "Infobox person|name=A"  ->  ""
     """
     name, _, rest = source.partition("|")
+    function, colon, subject = name.partition(":")
+    if colon and (call := _FUNCTIONS.get(_normalised(function))):
+        return call(subject.strip(), [argument.strip() for argument in rest.split("|")])
     name = _normalised(name)
-    if name.startswith(_FUNCTIONS):
-        return name.partition(":")[2].strip()
     value = _first if name.startswith("lang-") else _VALUES.get(name)
     return value(_positional(rest)) if value else ""
 
@@ -115,10 +116,44 @@ def _convert(arguments: list[str]) -> str:
     return text
 
 
-# Parser functions whose argument follows a colon: {{formatnum:1234}}.
-_FUNCTIONS = ("formatnum:", "lc:", "uc:", "lcfirst:", "ucfirst:")
+def _choose(condition: bool, arguments: list[str]) -> str:
+    return arguments[0] if condition else _second(arguments)
 
-# Names of the same value, comma-separated, as they are on the English Wikipedia.
+
+def _switch(subject: str, cases: list[str]) -> str:
+    """ "a", ["a", "b=1", "2"]  ->  "1"        "c", ["a", "b=1", "2"]  ->  "2" """
+    matched, default = False, ""
+    for case in cases:
+        value, equals, result = case.partition("=")
+        value = value.strip()
+        matched = matched or value == subject
+        if equals and matched:
+            return result.strip()
+        if not equals or value == "#default":
+            default = (result if equals else case).strip()
+    return default
+
+
+def _plural(subject: str, forms: list[str]) -> str:
+    return forms[0] if subject == "1" else forms[-1]
+
+
+# Parser functions: {{formatnum:1234}}, {{#if: text | then | else}}.
+_FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
+    "formatnum": lambda subject, rest: subject,
+    "lc": lambda subject, rest: subject.lower(),
+    "uc": lambda subject, rest: subject.upper(),
+    "lcfirst": lambda subject, rest: subject[:1].lower() + subject[1:],
+    "ucfirst": lambda subject, rest: subject[:1].upper() + subject[1:],
+    "plural": _plural,
+    "#if": lambda subject, rest: _choose(bool(subject), rest),
+    "#ifeq": lambda subject, rest: _choose(subject == rest[0], rest[1:] or [""]),
+    "#ifexist": lambda subject, rest: rest[0],
+    "#switch": _switch,
+    "#tag": lambda subject, rest: "" if subject.lower() == "ref" else rest[0],
+}
+
+# Names of the same value, comma-separated: first those of the English Wikipedia, then other languages'.
 _NAMES: dict[str, Callable[[list[str]], str]] = {
     "convert, cvt": _convert,
     "nowrap, nobr, nobold, noitalic, small, smaller, big, larger, center, sup, sub, em, strong, sic, linktext": _first,
@@ -150,5 +185,20 @@ _NAMES: dict[str, Callable[[list[str]], str]] = {
     "=": _constant("="),
     "!": _constant("|"),
     "×, times": _constant("×"),
+    "chem, chem2": "".join,
+    "ruby, ruby-ja, furigana": _first,
+    # French, German, Spanish, Italian, Portuguese, Dutch, Polish, Swedish, Catalan
+    "langue, lang1, lengua, lingua, język, språk, taal": _second,
+    "citation bloc, bloc citation, zitat, cita, citazione, citação, citaat, cytat, citat, citació, sitat": _block,
+    "souligner, petites capitales, nombre, formatnombre": _first,
+    "unité, unidad, unità": lambda arguments: " ".join(filter(None, arguments[:2])),
+    "date, date-": lambda arguments: " ".join(filter(None, arguments[:3])),
+    # Russian, Ukrainian, Bulgarian
+    "нп, нп1, нп2, нп3, нп4, нп5, не переведено, не переведено 3, не переведено 5": lambda arguments: (
+        _second(arguments) or _first(arguments)
+    ),
+    "нобр, число, цитата, начало цитаты": _first,
+    # Chinese, Japanese, Korean
+    "link-en, link-ja, le, 仮リンク, 読み仮名, 임시링크": _first,
 }
 _VALUES = {name: value for names, value in _NAMES.items() for name in names.split(", ")}

@@ -1,14 +1,35 @@
-"""Readers, one per file format: `read(stream, path, counters) -> Iterator[Record]`."""
+"""Readers, one per file format: `read(file, intake) -> Iterator[Record]`, and what each format's options may say."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
 
-from data_pipeline.sources import c4, wikipedia
-from data_pipeline.sources.record import Record
+from data_pipeline.config_file import Section
+from data_pipeline.sources import c4, jsonl, pairs, parquet, text, warc, wet, wikiextractor, wikipedia
+from data_pipeline.sources.record import Input, Intake, Record
 
-Reader = Callable[[BinaryIO, str, Counter], Iterator[Record]]
+Reader = Callable[[Input, Intake], Iterator[Record]]
 
-READERS: dict[str, Reader] = {"wikipedia": wikipedia.read, "c4": c4.read}
+READERS: dict[str, Reader] = {
+    "wet": wet.read,
+    "warc": warc.read,
+    "c4": c4.read,
+    "wikipedia": wikipedia.read,
+    "wikiextractor": wikiextractor.read,
+    "jsonl": jsonl.read,
+    "text": text.read,
+    "parquet": parquet.read,
+    "pairs": pairs.read,
+}
 
-__all__ = ["READERS", "Reader", "Record"]
+OPTIONS: dict[str, type[Section]] = {
+    "wet": wet.Options,
+    "warc": warc.Options,
+    "c4": c4.Options,
+    "wikipedia": Section,
+    "wikiextractor": wikiextractor.Options,
+    "jsonl": jsonl.Options,
+    "text": text.Options,
+    "parquet": parquet.Options,
+    "pairs": pairs.Options,
+}
+
+__all__ = ["OPTIONS", "READERS", "Input", "Intake", "Reader", "Record"]

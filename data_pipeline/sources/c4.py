@@ -1,37 +1,37 @@
-"""Published C4 (`c4-train.00000-of-01024.json.gz`): one JSON object per line with text, timestamp and url."""
+"""C4 as published (`c4-train.00000-of-01024.json.gz`): one JSON object per line with text, timestamp and url."""
 
-import json
-from collections import Counter
+import re
 from collections.abc import Iterator
-from typing import BinaryIO
 
-from data_pipeline.errors import DamagedInput
-from data_pipeline.sources.record import Record
+from data_pipeline.sources.jsonl import json_lines, string
+from data_pipeline.sources.lines import RecordOptions
+from data_pipeline.sources.record import Input, Intake, Record
+
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 
 
-def read(stream: BinaryIO, path: str, counters: Counter) -> Iterator[Record]:
-    """Every line's text and url; the ordinal is the line's index. Counts `read`.
+class Options(RecordOptions):
+    """What a C4 source's `options` may say."""
 
-    Raises `DamagedInput` at the first line that isn't such an object.
 
-        {"text":"Hello.","timestamp":"2019-04-25T12:57:54Z","url":"https://a.org/"}  ->  Record(0, "Hello.", "https://a.org/")
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    """Every line's text, url and timestamp; the ordinal is the line's index.
+
+    Copies of C4 differ: timestamps without "T" and "Z", `date` for `timestamp`, or a text alone. All are read; the
+    timestamp becomes ISO 8601. Counts `read` (lines that aren't blank) and `empty` (texts without a letter, dropped). A
+    line that isn't such an object is damage, and the next is read.
+
+        {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
+          ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
-    for ordinal, line in enumerate(stream):
+    for number, line in json_lines(file, intake, Options(**file.options)):
         try:
-            record = _parse(line)
-        except (ValueError, RecursionError) as error:
-            raise DamagedInput(path, f"line {ordinal + 1}", f"expected a JSON object with a text: {error}") from None
-        counters["read"] += 1
-        yield Record(ordinal, record["text"], record.get("url", ""))
-
-
-def _parse(line: bytes) -> dict:
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"found a JSON {type(record).__name__}")
-    if not isinstance(record.get("text"), str):
-        raise ValueError('no string under the key "text"')
-    if not isinstance(record.get("url", ""), str):
-        raise ValueError('no string under the key "url"')
-    record["text"].encode()  # a lone surrogate ("\ud800") is valid JSON but no text, and can't be written anywhere
-    return record
+            text, url = string(line, "text"), string(line, "url", required=False)
+            timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
+        except ValueError as error:
+            intake.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
+            continue
+        if text.strip():
+            yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
+        else:
+            intake.counters["empty"] += 1

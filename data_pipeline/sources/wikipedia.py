@@ -1,25 +1,20 @@
 """Wikipedia dumps (`pages-articles.xml.bz2`, Special:Export): MediaWiki XML, export schemas 0.3 to 0.11."""
 
-from collections import Counter
+import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from contextlib import closing
 from urllib.parse import quote, urlsplit
 from xml.parsers import expat
 
 from data_pipeline.errors import DamagedInput
-from data_pipeline.sources.record import Record
+from data_pipeline.sources.byte_ranges import DamagedBeyond, pieces
+from data_pipeline.sources.page_tags import END, PAGE, ROOT, page_tags
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.redirects import is_redirect
+from data_pipeline.sources.xml_encoding import as_utf8
 
-_CHUNK = 1 << 18
-
-# What is read, by depth and name: the depth sets a revision's own <text> apart from that of its other slots.
-_VALUES = {
-    (3, "base"),
-    (4, "namespace"),
-    (3, "title"),
-    (3, "ns"),
-    (4, "model"),
-    (4, "text"),
-}
+_MAX_TEXT = 1 << 26  # characters; MediaWiki's own limit is 2 MiB
+_MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
 
 # Valid in every wiki; a dump without <siteinfo> has nothing else to go by.
 _CANONICAL_NAMESPACES = (
@@ -27,93 +22,237 @@ _CANONICAL_NAMESPACES = (
     "template template_talk help help_talk category category_talk"
 )
 
-_CUT_OFF = {
-    expat.errors.codes[error]
-    for error in (
-        expat.errors.XML_ERROR_NO_ELEMENTS,
-        expat.errors.XML_ERROR_UNCLOSED_TOKEN,
-        expat.errors.XML_ERROR_PARTIAL_CHAR,
-        expat.errors.XML_ERROR_UNCLOSED_CDATA_SECTION,
-    )
-}
 
-
-def read(stream: BinaryIO, path: str, counters: Counter) -> Iterator[Record]:
+def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
 
     The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and what was dropped:
-    `not_article`, `redirect`, `empty`. A file whose XML stops in the middle yields its whole pages and then sets
-    `truncated_xml` to 1. Raises `DamagedInput` for anything that isn't a MediaWiki export. One page is in memory at a
-    time, along with those that end in the same 256 KiB of XML.
+    `not_article`, `redirect`, `empty`, and `damaged`: a page that is no well-formed XML is noted with its place, and
+    reading goes on with the next one. A file that ends before `</mediawiki>` yields its whole pages, is noted as
+    damaged, and sets `truncated_xml` to 1. Raises `DamagedInput` for anything that isn't a MediaWiki export, and where
+    the file can't be decompressed. One page's text is in memory at a time.
+
+    Of a range of bytes (`multistream.ranges`) the pages are read that begin in it.
 
         <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
     """
-    export = _Export(path, counters)
-    while chunk := stream.read(_CHUNK):
-        export.feed(chunk)
-        yield from export.take()
-    export.finish()
-    yield from export.take()
+    reader = _Reader(file, intake)
+    if file.start:
+        reader.find_head()
+    with closing(as_utf8(pieces(file))) as content:
+        try:
+            for before, name, position, beyond in page_tags(content):
+                record = reader.take(before, name)
+                if record:
+                    yield record
+                if name == PAGE:
+                    if beyond:
+                        reader.end_of_range()
+                        return
+                    reader.begin_page(position)
+        except DamagedBeyond:
+            if reader.in_page:  # else it is the next range's
+                raise
+            return
+        except LookupError as error:
+            raise DamagedInput(file.path, "byte 0 of the XML", str(error)) from None
+    reader.end_of_file()
 
 
-class _Export:
-    """Expat's callbacks: collects the pages that are articles."""
+class _Reader:
+    """Where in an export we are: before or in the element `<mediawiki>`, in a page or between two."""
 
-    def __init__(self, path: str, counters: Counter):
-        self._path, self._counters = path, counters
-        self._articles: list[Record] = []
-        self._namespaces = {_normalised(name) for name in _CANONICAL_NAMESPACES.split()}
-        self._url_prefix = ""
+    def __init__(self, file: Input, intake: Intake):
+        self._file, self._intake = file, intake
+        self._site: _Site | None = None
+        self._open = False  # inside <mediawiki>
+        self._page: _Page | None = None
+        self._ordinal = file.first_ordinal
+        self._position = 0  # of the page, or the end of the last one
+        self._between = bytearray()
+        self._skipping = False
+
+    @property
+    def in_page(self) -> bool:
+        return self._page is not None
+
+    def find_head(self) -> None:
+        """Namespaces and address from the head of the file, for a range that doesn't begin with it.
+
+        What precedes the first page of the range belongs to the range before.
+        """
+        self._skipping = True
+        head = bytearray()
+        with closing(as_utf8(pieces(Input(self._file.path)))) as content:
+            for before, name, _, _ in page_tags(content):
+                head += before
+                if name == PAGE or len(head) > _MAX_BETWEEN:
+                    break
+                head += name
+        self._between = head
+        self._end_between()
+
+    def take(self, before: bytes, name: bytes) -> Record | None:
+        """The bytes up to a tag, and the tag, unless it begins a page. The record that ends with it, if any."""
+        if self._page is None:
+            if not self._skipping:
+                self._add_between(before + (name if name != PAGE else b""))
+            return None
+        self._page.feed(before)
+        if name == END:
+            self._page.feed(name)
+            return self._end_page()
+        if name:
+            self._abandon_page("the next page begins before this one ends")
+            if name == ROOT:
+                self._open = False
+                self._add_between(name)
+        return None
+
+    def begin_page(self, position: int) -> None:
+        if not self._skipping:
+            self._end_between()
+        self._skipping, self._position = False, position
+        self._page = _Page()
+        self._page.feed(PAGE)
+
+    def end_of_range(self) -> None:
+        if not self._skipping:
+            self._end_between()
+
+    def end_of_file(self) -> None:
+        if self._skipping:
+            return
+        if self._page is not None:
+            self._abandon_page("the XML ends inside this page")
+        else:
+            self._between = bytearray(_HALF_A_TAG.sub(b"", self._between))
+            self._end_between()
+            if not self._open:
+                return
+            self._intake.damaged(f"page {self._ordinal}", "the XML ends before </mediawiki>")
+        self._intake.counters["truncated_xml"] = 1
+
+    def _add_between(self, data: bytes) -> None:
+        self._between += data
+        if len(self._between) > _MAX_BETWEEN:
+            if self._site is None:
+                raise self._no_export(f"no page in the first {_MAX_BETWEEN} bytes")
+            self._end_between()
+
+    def _end_between(self) -> None:
+        """Make sense of what is between two pages: white space, or the end of one export and the head of another."""
+        data, self._between = bytes(self._between), bytearray()
+        if self._site is not None and not data.strip():
+            return
+        for index, part in enumerate(_END_OF_ROOT.split(data)):
+            if index:
+                self._open = False
+            if self._site is None or _ROOT_TAG.search(part):
+                part = self._begin_export(part)
+            if _COMMENT.sub(b"", part).strip():
+                self._intake.damaged(self._where(), "bytes between two pages that are no part of a MediaWiki export")
+
+    def _begin_export(self, data: bytes) -> bytes:
+        """Take in the head of an export; what follows it in `data`."""
+        root = _ROOT_TAG.search(data)
+        end = _END_OF_SITEINFO.search(data) or (None if b"<siteinfo" in data else root)
+        head, rest = (data[: end.end()], data[end.end() :]) if end else (data, b"")
+        try:
+            self._site = _Site(head.strip())
+        except ValueError as error:
+            if self._site is None:
+                raise self._no_export(str(error)) from None
+            self._intake.damaged(self._where(), str(error))
+        self._open = not (root and root[0].endswith(b"/>"))
+        return rest
+
+    def _end_page(self) -> Record | None:
+        assert self._page is not None
+        assert self._site is not None
+        counters, page, site = self._intake.counters, self._page, self._site
+        reason = page.finish()
+        if reason:
+            self._abandon_page(reason)
+            return None
+        ordinal, self._ordinal, self._page = self._ordinal, self._ordinal + 1, None
+        counters["read"] += 1
+        title, text = page.values["title"], page.values.get("text", "")
+        if not self._is_article(page.values):
+            counters["not_article"] += 1
+        elif page.redirect or is_redirect(text):
+            counters["redirect"] += 1
+        elif not text.strip():
+            counters["empty"] += 1
+        else:
+            url = site.url_prefix and site.url_prefix + url_title(title)
+            timestamp = page.values.get("timestamp", "").strip()
+            return Record(ordinal, text, url, title, timestamp, site.language)
+        return None
+
+    def _abandon_page(self, reason: str) -> None:
+        self._intake.counters["read"] += 1
+        self._intake.damaged(self._where(), reason)
+        self._ordinal += 1
+        self._page = None
+
+    def _is_article(self, values: dict[str, str]) -> bool:
+        assert self._site is not None
+        if "ns" in values:
+            in_main = values["ns"].strip() == "0"
+        else:  # schemas before 0.6
+            prefix, colon, _ = values["title"].partition(":")
+            in_main = not (colon and _normalised(prefix) in self._site.namespaces)
+        return in_main and values.get("model", "wikitext") == "wikitext"
+
+    def _where(self) -> str:
+        after = f" after byte {self._file.start} of the file" if self._file.start else ""
+        return f"page {self._ordinal}, byte {self._position} of the XML{after}"
+
+    def _no_export(self, reason: str) -> DamagedInput:
+        return DamagedInput(self._file.path, "byte 0 of the XML", f"expected a MediaWiki export: {reason}")
+
+
+_END_OF_ROOT = re.compile(rb"</mediawiki\s*>")
+_ROOT_TAG = re.compile(rb"<mediawiki(?:\s[^<>]*)?>|<mediawiki/>")
+_END_OF_SITEINFO = re.compile(rb"</siteinfo\s*>|<siteinfo\s*/>")
+_HALF_A_TAG = re.compile(rb"<[^<>]*\Z")
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+
+
+class _Site:
+    """What the head of an export says of its wiki."""
+
+    def __init__(self, head: bytes):
+        """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
+        self.url_prefix = ""
+        self.language = ""
+        self.namespaces = {_normalised(name) for name in _CANONICAL_NAMESPACES.split()}
         self._depth = 0
-        self._has_root = False
-        self._pages = 0
-        self._page: dict[str, str] = {}
-        self._value: list[str] | None = None  # pieces of the element being read, if it is one of _VALUES
+        self._value: list[str] | None = None
 
         # Expat leaves external entities alone unless it is given a handler; a doctype is refused altogether.
-        parser = expat.ParserCreate()
-        parser.buffer_text = True
-        parser.buffer_size = 1 << 16
+        parser = expat.ParserCreate("utf-8")
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._characters
         parser.StartDoctypeDeclHandler = self._doctype
-        self._parser = parser
-
-    def feed(self, chunk: bytes) -> None:
+        self._has_root = False
         try:
-            self._parser.Parse(chunk, False)
+            parser.Parse(head, False)
         except expat.ExpatError as error:
-            raise self._damage(f"not well-formed XML ({error})") from None
-
-    def finish(self) -> None:
-        try:
-            self._parser.Parse(b"", True)
-        except expat.ExpatError as error:
-            if not self._has_root:
-                raise self._damage("expected a MediaWiki export, found no element at all") from None
-            if error.code not in _CUT_OFF:
-                raise self._damage(f"not well-formed XML ({error})") from None
-            self._counters["truncated_xml"] = 1
-
-    def take(self) -> list[Record]:
-        articles, self._articles = self._articles, []
-        return articles
+            raise ValueError(f"not well-formed XML ({error})") from None
+        if not self._has_root:
+            raise ValueError("no element in this XML")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         if self._depth == 1:
             if name != "mediawiki":
-                raise self._damage(f"expected a MediaWiki export, found <{name}>")
+                raise ValueError(f"the XML is <{name}>")
             self._has_root = True
-        elif name == "page" and self._depth == 2:
-            self._page = {}
-        elif name == "redirect" and self._depth == 3:
-            self._page["redirect"] = attributes.get("title", "")
-        elif name == "revision" and self._depth == 3:
-            self._page.pop("text", None)
-            self._page.pop("model", None)
-        elif (self._depth, name) in _VALUES:
+            self.language = attributes.get("xml:lang", "")
+        elif (self._depth, name) in {(3, "base"), (4, "namespace")}:
             self._value = []
 
     def _characters(self, data: str) -> None:
@@ -121,52 +260,102 @@ class _Export:
             self._value.append(data)
 
     def _end(self, name: str) -> None:
-        if self._value is not None:
-            self._keep(name, "".join(self._value))
-            self._value = None
-        elif name == "page" and self._depth == 2:
-            self._finish_page()
         self._depth -= 1
-
-    def _keep(self, name: str, value: str) -> None:
+        if self._value is None:
+            return
+        value, self._value = "".join(self._value).strip(), None
         if name == "base":
-            base = urlsplit(value)
-            self._url_prefix = f"{base.scheme}://{base.netloc}/wiki/" if base.netloc else ""
-        elif name == "namespace":
-            if value:
-                self._namespaces.add(_normalised(value))
-        else:
-            self._page[name] = value
-
-    def _finish_page(self) -> None:
-        page, ordinal = self._page, self._pages
-        self._pages += 1
-        self._counters["read"] += 1
-        title, text = page.get("title", ""), page.get("text", "")
-        if not self._is_article(title):
-            self._counters["not_article"] += 1
-        elif "redirect" in page or text.lstrip()[:9].lower() == "#redirect":
-            self._counters["redirect"] += 1
-        elif not text.strip():
-            self._counters["empty"] += 1
-        else:
-            url = self._url_prefix and self._url_prefix + url_title(title)
-            self._articles.append(Record(ordinal, text, url, title))
-        self._page = {}
-
-    def _is_article(self, title: str) -> bool:
-        if "ns" in self._page:
-            in_main = self._page["ns"].strip() == "0"
-        else:  # schemas before 0.6
-            prefix, colon, _ = title.partition(":")
-            in_main = not (colon and _normalised(prefix) in self._namespaces)
-        return in_main and self._page.get("model", "wikitext") == "wikitext"
+            self.url_prefix = _url_prefix(value)
+        elif name == "namespace" and value:
+            self.namespaces.add(_normalised(value))
 
     def _doctype(self, *_: object) -> None:
-        raise self._damage("expected a MediaWiki export, found a document type declaration")
+        raise ValueError("the XML has a document type declaration")
 
-    def _damage(self, reason: str) -> DamagedInput:
-        return DamagedInput(self._path, f"byte {self._parser.CurrentByteIndex} of the XML", reason)
+
+class _Page:
+    """One `<page>`: the values of its last revision's main slot, parsed while its bytes come in."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.redirect = False
+        self._depth = 0
+        self._slot: dict[str, str] = {}  # of <content>, which holds a slot other than the revision's own
+        self._value: list[str] | None = None
+        self._length = 0
+        self._reason = ""
+
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.buffer_size = 1 << 16
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        self._parser = parser
+
+    def feed(self, data: bytes) -> None:
+        if not self._reason:
+            try:
+                self._parser.Parse(data, False)
+            except expat.ExpatError as error:
+                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
+            except _TooLong:
+                self._reason = f"a text of more than {_MAX_TEXT} characters"
+
+    def finish(self) -> str:
+        """Why the page can't be used; "" if it can."""
+        if not self._reason:
+            try:
+                self._parser.Parse(b"", True)
+            except expat.ExpatError as error:
+                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
+        if not self._reason and not self.values.get("title", "").strip():
+            self._reason = "a page without a title"
+        return self._reason
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if name == "redirect" and self._depth == 2:
+            self.redirect = True
+        elif name == "revision" and self._depth == 2:
+            for key in ("text", "model", "timestamp"):
+                self.values.pop(key, None)
+        elif name == "content" and self._depth == 3:
+            self._slot = {}
+        elif name in _VALUES.get(self._depth, ()):
+            self._value, self._length = [], 0
+
+    def _characters(self, data: str) -> None:
+        if self._value is not None:
+            self._value.append(data)
+            self._length += len(data)
+            if self._length > _MAX_TEXT:
+                self._value = None
+                raise _TooLong
+
+    def _end(self, name: str) -> None:
+        if self._value is not None and name in _VALUES.get(self._depth, ()):
+            (self._slot if self._depth == 4 else self.values)[name] = "".join(self._value)
+            self._value = None
+        elif name == "content" and self._depth == 3 and self._slot.pop("role", "") == "main":
+            self.values |= self._slot
+        self._depth -= 1
+
+
+# What is read of a page, by depth: a revision's own <text> is not that of its other slots.
+_VALUES = {2: ("title", "ns"), 3: ("timestamp", "model", "text"), 4: ("role", "model", "text")}
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _url_prefix(base: str) -> str:
+    try:
+        parts = urlsplit(base)
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.netloc}/wiki/" if parts.netloc else ""
 
 
 def url_title(title: str) -> str:

@@ -1,0 +1,141 @@
+"""The commands `data-pipeline fetch wet|c4|wikipedia`."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.fetch import catalogues
+from data_pipeline.fetch.client import Client
+from data_pipeline.fetch.many import check_room, fetch_files
+from data_pipeline.fetch.meter import in_bytes, in_time
+from data_pipeline.fetch.published import PublishedFile
+
+fetch_app = typer.Typer(no_args_is_help=True, help="Download published files: resumable, checked, polite.")
+
+_MOST_FAILURES_LISTED = 20
+
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write to.")]
+Number = Annotated[int | None, typer.Option("--files", min=1, help="Only the first so many files.")]
+First = Annotated[int | None, typer.Option(min=0, help="Position in the list of the first file to fetch, from 0.")]
+Last = Annotated[int | None, typer.Option(min=0, help="Position in the list of the last file to fetch.")]
+Connections = Annotated[int, typer.Option(min=1, max=16, help="Files at the same time.")]
+Rate = Annotated[float, typer.Option("--requests-per-second", min=0.01, help="At most, over all connections.")]
+Tries = Annotated[int, typer.Option(min=1, help="Tries without progress before a file is given up.")]
+Contact = Annotated[
+    str, typer.Option(help="Your address or page, sent along so that the server's people can reach you.")
+]
+Recheck = Annotated[bool, typer.Option("--recheck", help="Read again and compare files that were checked before.")]
+BaseUrl = Annotated[str, typer.Option(help="Where to fetch from: a mirror with the same layout.")]
+
+
+@fetch_app.command()
+def wet(
+    crawl: Annotated[str, typer.Argument(metavar="CRAWL", help="Such as CC-MAIN-2019-18.")],
+    output: Output,
+    files: Number = None,
+    first: First = None,
+    last: Last = None,
+    base_url: BaseUrl = catalogues.COMMON_CRAWL,
+    connections: Connections = 4,
+    rate: Rate = 2.0,
+    tries: Tries = 12,
+    contact: Contact = "",
+    recheck: Recheck = False,
+) -> None:
+    """Common Crawl's extracted text: some 56,000 files of 150 MB, published without checksums, tested as gzip files."""
+    client = _client(rate, tries, contact)
+    selected = _select(lambda: catalogues.wet_files(client, crawl, base_url), files, first, last)
+    _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, connections, recheck)
+
+
+@fetch_app.command()
+def c4(
+    output: Output,
+    config: Annotated[str, typer.Option(help=f"One of {', '.join(catalogues.C4_CONFIGS)}.")] = "en",
+    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    revision: Annotated[str, typer.Option(help="A branch or commit of allenai/c4.")] = "main",
+    files: Number = None,
+    first: First = None,
+    last: Last = None,
+    base_url: BaseUrl = catalogues.HUGGING_FACE,
+    connections: Connections = 4,
+    rate: Rate = 2.0,
+    tries: Tries = 12,
+    contact: Contact = "",
+    recheck: Recheck = False,
+) -> None:
+    """C4 as published on the Hugging Face hub; en has 1,024 files of 320 MB for training and 8 for validation."""
+    client = _client(rate, tries, contact)
+    selected = _select(lambda: catalogues.c4_files(client, config, split, revision, base_url), files, first, last)
+    _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, connections, recheck)
+
+
+@fetch_app.command()
+def wikipedia(
+    wiki: Annotated[str, typer.Argument(metavar="WIKI", help="Such as enwiki.")],
+    date: Annotated[str, typer.Argument(metavar="DATE", help="Of the dump, such as 20240101.")],
+    output: Output,
+    job: Annotated[str, typer.Option(help="Or articlesdump: one bzip2 stream per file, no index.")] = (
+        "articlesmultistreamdump"
+    ),
+    files: Number = None,
+    first: First = None,
+    last: Last = None,
+    base_url: BaseUrl = catalogues.WIKIMEDIA,
+    connections: Connections = 2,  # Wikimedia limits connections per address
+    rate: Rate = 2.0,
+    tries: Tries = 12,
+    contact: Contact = "",
+    recheck: Recheck = False,
+) -> None:
+    """A wiki's articles from a Wikimedia dump: files in the order of their pages, each index after its articles."""
+    client = _client(rate, tries, contact)
+    selected = _select(lambda: catalogues.wikipedia_files(client, wiki, date, job, base_url), files, first, last)
+    _fetch(f"{wiki} {date} {job}", selected, output, f"{wiki}-{date}-*.xml*.bz2", client, connections, recheck)
+
+
+def _client(rate: float, tries: int, contact: str) -> Client:
+    if not contact.isprintable() or not contact.isascii():
+        raise UserError("--contact: expected one line of ASCII")
+    return Client(rate, tries, contact=contact, note=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _select(
+    listed: Callable[[], list[PublishedFile]], number: int | None, first: int | None, last: int | None
+) -> list[PublishedFile]:
+    if number is not None and (first is not None or last is not None):
+        raise UserError("--files: expected either --files, or --first and --last")
+    if first is not None and last is not None and last < first:
+        raise UserError(f"--last: {last}: expected a position from --first ({first}) on")
+    every = listed()
+    selected = every[first or 0 : number if last is None else last + 1]
+    if not every:
+        raise FailedError("the list of published files is empty")
+    if not selected:
+        raise UserError(f"--first: {first or 0}: the list has {len(every):,} files")
+    print(f"{len(selected):,} of the {len(every):,} files listed")
+    return selected
+
+
+def _fetch(
+    what: str, files: list[PublishedFile], output: Path, glob: str, client: Client, connections: int, recheck: bool
+) -> None:
+    """`glob`: what of the files a corpus is built from, below `output`."""
+    sizes = [file.size for file in files if file.size is not None]
+    print(f"{what}: {len(files):,} files{f', {in_bytes(sum(sizes))}' if sizes else ''} -> {output}", flush=True)
+    check_room(files, output)
+    started = time.monotonic()
+    outcome = fetch_files(files, output, client, connections, recheck)
+    took = f"{in_bytes(outcome.received)} in {in_time(time.monotonic() - started)}"
+    print(f"{output}: {outcome.fetched:,} files fetched ({took}), {outcome.present:,} were there")
+    if outcome.failed:
+        lines = [f"{path}: {reason}" for path, reason in sorted(outcome.failed.items())]
+        more = len(lines) - _MOST_FAILURES_LISTED
+        listed = lines[:_MOST_FAILURES_LISTED] + ([f"and {more:,} more"] if more > 0 else [])
+        raise FailedError("\n".join([f"{len(lines):,} of {len(files):,} files could not be fetched:", *listed]))
+    print(f'Next: data-pipeline build CORPUS.yaml "sources.0.path={output}/{glob}"')

@@ -1,0 +1,107 @@
+"""How far a download of many files is: a bar on a terminal, a plain line now and then elsewhere."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_OF_RATE = 30.0
+
+
+class Meter:
+    """Counts from several threads. Bytes in all are estimated from the files whose size is known."""
+
+    def __init__(self, what: str, files: int):
+        self.what, self.files = what, files
+        self.files_done = self.bytes_done = self.bytes_received = 0
+        self._sizes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._shown = time.monotonic()
+        self._progress: Progress | None = None
+
+    def expect(self, path: str, size: int | None) -> None:
+        if size is not None:
+            with self._lock:
+                self._sizes[path] = size
+
+    def add(self, count: int, received: bool = False) -> None:
+        """`count` more bytes are there; negative when bytes had to be given up. `received`: from the network, now."""
+        with self._lock:
+            self.bytes_done += count
+            self.bytes_received += count if received else 0
+
+    def finish_file(self) -> None:
+        with self._lock:
+            self.files_done += 1
+
+    def bytes_in_all(self) -> float | None:
+        with self._lock:
+            return sum(self._sizes.values()) / len(self._sizes) * self.files if self._sizes else None
+
+    def line(self) -> str:
+        """Such as `fetch: 12/56,000 files, 1.8 GB of about 8,400 GB, 35.1 MB/s, 66 h 28 min left`."""
+        now, total = time.monotonic(), self.bytes_in_all()
+        self._samples.append((now, self.bytes_received))
+        while len(self._samples) > 2 and now - self._samples[1][0] > _SECONDS_OF_RATE:
+            self._samples.popleft()
+        since, received = self._samples[0]
+        rate = (self.bytes_received - received) / max(now - since, 1e-3)
+        line = f"{self.what}: {self.files_done:,}/{self.files:,} files, {in_bytes(self.bytes_done)}"
+        if total:
+            line += f" of {'' if len(self._sizes) == self.files else 'about '}{in_bytes(total)}"
+        line += f", {in_bytes(rate)}/s"
+        return line + (f", {in_time((total - self.bytes_done) / rate)} left" if total and rate > 0 else "")
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Within, `show` draws a bar if stderr is a terminal."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        columns = (BarColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as self._progress:
+            self._progress.add_task(self.line(), total=None)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def show(self) -> None:
+        """To be called often."""
+        now = time.monotonic()
+        if self._progress:
+            task = self._progress.task_ids[0]
+            self._progress.update(task, description=self.line(), completed=self.bytes_done, total=self.bytes_in_all())
+        elif now - self._shown >= _SECONDS_BETWEEN_LINES:
+            self._shown = now
+            self.note(self.line())
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        if self._progress:
+            self._progress.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+def in_bytes(count: float) -> str:
+    """Decimal units: 1_500_000 → "1.5 MB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
+
+
+def in_time(seconds: float) -> str:
+    minutes = round(max(seconds, 0) / 60)
+    if minutes < 2:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,0 +1,80 @@
+"""JSON Lines: one object per line, under whatever keys."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from data_pipeline.sources.lines import RecordOptions, numbered_lines, too_long
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.stream import open_stream
+
+
+class Options(RecordOptions):
+    """Names of the keys; "meta.url" looks for `url` inside the object under `meta`. "" reads nothing for that field."""
+
+    text: str = "text"
+    url: str = "url"
+    title: str = "title"
+    language: str = "language"
+    timestamp: str = "timestamp"
+
+
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    r"""A record for every object with a text; the ordinal is the line's index. All other keys may be absent or null.
+
+    Counts `read` (lines that aren't blank) and `empty` (texts without a letter, dropped). A line that is no such object
+    is damage, and the next is read.
+
+        {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
+    """
+    options = Options(**file.options)
+    fields = ["url", "title", "language", "timestamp"]
+    names = {field: getattr(options, field) for field in fields if getattr(options, field)}
+    for number, record in json_lines(file, intake, options):
+        try:
+            text = string(record, options.text)
+            values = {field: string(record, name, required=False) for field, name in names.items()}
+        except ValueError as error:
+            intake.damaged(f"line {number}", str(error))
+            continue
+        if not text.strip():
+            intake.counters["empty"] += 1
+            continue
+        yield Record(number - 1, text, **values)
+
+
+def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every line's number and object. Counts `read`; other lines are noted as damage, blank ones passed by."""
+    with open_stream(file.path) as stream:
+        for number, line in numbered_lines(stream, options.max_record_bytes):
+            if line is not None and not line.strip():
+                continue
+            intake.counters["read"] += 1
+            if line is None:
+                intake.damaged(f"line {number}", too_long(options))
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                intake.damaged(f"line {number}", f"expected a JSON object: {error}")
+                continue
+            if isinstance(record, dict):
+                yield number, record
+            else:
+                intake.damaged(f"line {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+
+
+def string(record: dict[str, Any], name: str, required: bool = True) -> str:
+    """The string under `name`; ValueError if there is something else, or nothing though it is `required`.
+
+    {"meta": {"url": "https://a.org/"}}, "meta.url"  ->  "https://a.org/"
+    """
+    value: Any = record
+    for key in [name] if name in record else name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f'no string under the key "{name}"')
+    value.encode()  # a lone surrogate ("\ud800") is valid JSON but no text, and can't be written anywhere
+    return value

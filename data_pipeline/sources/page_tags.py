@@ -1,0 +1,50 @@
+"""Where the pages of a MediaWiki export begin and end, found in its bytes without parsing them.
+
+"<" is always written "&lt;" inside a page's text, so that these tags can be trusted even where a page is damaged: what
+is found here is where a reader goes on after a page that no XML parser accepts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+PAGE, END, ROOT = b"<page", b"</page>", b"<mediawiki"
+
+_TAG = re.compile(rb"<(?:/page\s*>|(?:page|mediawiki)(?=[\s/>]))")
+_LONGEST = 64  # bytes that a tag cut off at the end of a piece is waited for
+
+
+class Tag(NamedTuple):
+    """`before`: the bytes since the last tag; `name`: PAGE, END, ROOT, or b"" where there is only more text;
+    `position`: of the tag, from the first byte given; `beyond`: it begins in a piece that lies beyond the range."""
+
+    before: bytes
+    name: bytes
+    position: int
+    beyond: bool
+
+
+def page_tags(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
+    """The tags of some XML given in pieces, (bytes, lies beyond the range), and all that is between them.
+
+    [(b"<mediawiki><pa", False), (b"ge>a</page>", True)]  ->  Tag(b"", ROOT, 0, False), Tag(b">", PAGE, 11, False),
+    Tag(b">a", END, 18, True)
+    """
+    base, held, boundary = 0, b"", None
+    for piece, beyond in pieces:
+        if beyond and boundary is None:
+            boundary = base + len(held)
+        data = held + piece
+        done = 0
+        for tag in _TAG.finditer(data):
+            name = END if tag[0].startswith(b"</") else tag[0]
+            position = base + tag.start()
+            yield Tag(data[done : tag.start()], name, position, boundary is not None and position >= boundary)
+            done = tag.end()
+        cut = data.rfind(b"<", done)
+        if cut < 0 or len(data) - cut >= _LONGEST:
+            cut = len(data)
+        if cut > done:
+            yield Tag(data[done:cut], b"", base + cut, boundary is not None)
+        base, held = base + cut, data[cut:]
+    yield Tag(held, b"", base + len(held), boundary is not None)

@@ -1,0 +1,68 @@
+"""Text-to-text pairs: lines of input, tab, target; or JSON Lines with `inputs` and `targets`."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from data_pipeline.sources.jsonl import json_lines, string
+from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.stream import open_stream
+
+
+class Options(RecordOptions):
+    """`layout`: tsv or jsonl; auto takes a file whose first byte is "{" for jsonl. `inputs`, `targets`: its keys.
+
+    `prefix`: put in front of every input as it is, e.g. "translate English to German: ".
+    """
+
+    layout: Literal["auto", "tsv", "jsonl"] = "auto"
+    inputs: str = "inputs"
+    targets: str = "targets"
+    prefix: str = ""
+
+
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    r"""Every pair, the input in `text`; the ordinal is the line's index.
+
+    Counts `read` (lines that aren't blank), `empty` (no input or no target, dropped) and `undecodable` (bytes that
+    aren't UTF-8 become U+FFFD). A line that isn't a pair is damage, and the next is read.
+
+        prefix="English to German: ":  b"A house.\tEin Haus.\n"
+          ->  Record(0, "English to German: A house.", target="Ein Haus.")
+    """
+    options = Options(**file.options)
+    layout = _layout(file) if options.layout == "auto" else options.layout
+    pairs = _jsonl if layout == "jsonl" else _tsv
+    for ordinal, source, target in pairs(file, intake, options):
+        if source.strip() and target.strip():
+            yield Record(ordinal, options.prefix + source, target=target)
+        else:
+            intake.counters["empty"] += 1
+
+
+def _layout(file: Input) -> str:
+    with open_stream(file.path) as stream:
+        return "jsonl" if stream.read(1) == b"{" else "tsv"
+
+
+def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, str, str]]:
+    with open_stream(file.path) as stream:
+        for number, line in numbered_lines(stream, options.max_record_bytes):
+            if line is not None and not line.strip(b" "):
+                continue
+            intake.counters["read"] += 1
+            if line is None:
+                intake.damaged(f"line {number}", too_long(options))
+            elif line.count(b"\t") != 1:
+                intake.damaged(f"line {number}", f"expected input, tab, target, found {line.count(9)} tabs")
+            else:
+                source, _, target = decode(line, intake).partition("\t")
+                yield number - 1, source, target
+
+
+def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, str, str]]:
+    for number, pair in json_lines(file, intake, options):
+        try:
+            yield number - 1, string(pair, options.inputs), string(pair, options.targets)
+        except ValueError as error:
+            intake.damaged(f"line {number}", str(error))

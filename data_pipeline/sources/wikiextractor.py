@@ -1,0 +1,83 @@
+"""WikiExtractor output: `<doc id="…" url="…" title="…">` … `</doc>`, or JSON Lines from its option --json."""
+
+import re
+from collections.abc import Iterator
+from xml.sax.saxutils import unescape
+
+from data_pipeline.sources import jsonl
+from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.stream import open_stream
+
+# Titles stand in it as they are, quotation marks and all: only the end of the line ends one.
+_START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
+_END = b"</doc>"
+_QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
+
+
+class Options(RecordOptions):
+    """What a WikiExtractor source's `options` may say."""
+
+
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    """The text of every article, without the title that WikiExtractor repeats as its first line.
+
+    The ordinal is the article's index. Counts `read`, `empty` (a title and no text, dropped) and `undecodable` (bytes
+    that aren't UTF-8 become U+FFFD). An article that isn't closed before the next one or the end of the file, one
+    longer than `max_record_bytes`, and lines outside of articles are damage.
+
+        <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
+          ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
+    """
+    options = Options(**file.options)
+    if _is_json(file):
+        yield from jsonl.read(Input(file.path, options=options.model_dump()), intake)
+        return
+    ordinal, body, size, stray = -1, list[bytes](), 0, False
+    start: re.Match[bytes] | None = None  # of the article being read
+    position = ""
+    with open_stream(file.path) as stream:
+        for number, line in numbered_lines(stream, options.max_record_bytes):
+            if opening := line is not None and _START.fullmatch(line):
+                if start:
+                    intake.damaged(position, "the next article begins before its </doc>")
+                start, position, body, size = opening, f"line {number}", [], 0
+                ordinal += 1
+                intake.counters["read"] += 1
+                stray = False
+            elif start and line == _END:
+                if size > options.max_record_bytes:
+                    intake.damaged(position, too_long(options))
+                elif record := _record(ordinal, start, body, intake):
+                    yield record
+                start = None
+            elif start:
+                size += len(line) + 1 if line is not None else options.max_record_bytes + 1
+                if size > options.max_record_bytes:
+                    body = []
+                elif line is not None:
+                    body.append(line)
+            elif (line is None or line.strip()) and not stray:
+                stray = True  # one note for all such lines in a row
+                intake.counters["read"] += 1
+                intake.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
+    if start:
+        intake.damaged(position, "the file ends before its </doc>")
+
+
+def _is_json(file: Input) -> bool:
+    with open_stream(file.path) as stream:
+        return stream.read(1) == b"{"
+
+
+def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], intake: Intake) -> Record | None:
+    """The article, or None if it has no text."""
+    if body and body[0].strip() == start[2].strip():
+        body = body[1:]
+    text = decode(b"\n".join(body), intake).strip()
+    if not text:
+        intake.counters["empty"] += 1
+        return None
+    # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
+    url, title = (unescape(value.decode(errors="replace"), _QUOTES) for value in start.groups())
+    return Record(ordinal, unescape(text), url, title)

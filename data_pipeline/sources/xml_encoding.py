@@ -1,0 +1,64 @@
+"""Any XML as UTF-8: MediaWiki writes nothing else, but tools that pass exports on may."""
+
+import codecs
+import re
+from collections.abc import Generator, Iterable
+from itertools import chain
+
+_DECLARED = re.compile(rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]{1,40})[\"']")
+_MARK = "\ufeff"
+_HEAD = 200  # bytes that hold the XML declaration, if there is one
+_KNOWN = re.compile(
+    r"utf-16(?:-[bl]e)?|utf-32(?:-[bl]e)?|ascii|iso8859-\d+|cp125\d|koi8-[ru]|gb18030|gbk|big5|shift_jis|euc_.*"
+)
+
+# U+FFFF is no character of XML: a page with bytes that can't be decoded is refused rather than changed.
+codecs.register_error("not-xml", lambda error: ("\uffff", getattr(error, "end", 0)))
+
+
+def is_utf8(head: bytes) -> bool:
+    return _encoding(head) == "utf-8"
+
+
+def as_utf8(pieces: Iterable[tuple[bytes, bool]]) -> Generator[tuple[bytes, bool], None, None]:
+    """Pieces of XML in the encoding that its byte order mark or its declaration names, in UTF-8.
+
+    Raises `LookupError` for a declared encoding that isn't known.
+
+        [(b"\\xff\\xfe<\\0a\\0/\\0>\\0", False)]  ->  (b"<a/>", False)
+    """
+    source = iter(pieces)
+    first: list[tuple[bytes, bool]] = []
+    head = b""
+    for piece, beyond in source:
+        first.append((piece, beyond))
+        head += piece
+        if len(head) >= _HEAD:
+            break
+    encoding = _encoding(head)
+    if encoding == "utf-8":
+        mark = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+        for piece, beyond in first:
+            yield piece[mark:], beyond
+            mark = max(0, mark - len(piece))
+        yield from source
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("not-xml")
+    beyond = False
+    for piece, beyond in chain(first, source):
+        yield decoder.decode(piece).replace(_MARK, "").encode(), beyond
+    yield decoder.decode(b"", True).encode(), beyond
+
+
+def _encoding(head: bytes) -> str:
+    if head.startswith((codecs.BOM_UTF16_LE, b"<\0")):
+        return "utf-16-le"
+    if head.startswith((codecs.BOM_UTF16_BE, b"\0<")):
+        return "utf-16-be"
+    declared = _DECLARED.match(head.removeprefix(codecs.BOM_UTF8))
+    name = codecs.lookup(declared[1].decode()).name if declared else "utf-8"
+    if name in ("utf-8", "ascii"):
+        return "utf-8"
+    if not _KNOWN.fullmatch(name) or name.startswith(("utf-16", "utf-32")):  # would have shown above
+        raise LookupError(f"unknown encoding: {name}")
+    return name

@@ -1,0 +1,167 @@
+"""Ranges of a multistream dump: together they are the file, wherever it is cut."""
+
+import bz2
+import random
+import re
+from collections import Counter
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.sources.multistream import index_of, ranges
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.wikipedia import read
+
+SAMPLE = Path(str(files("data_pipeline"))) / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"
+
+
+@pytest.fixture(scope="module")
+def xml() -> bytes:
+    """60 pages of the real dump, with its head."""
+    pages = bz2.decompress(SAMPLE.read_bytes()).split(b"  <page>")
+    return b"  <page>".join([pages[0], *pages[300:360]]) + b"</mediawiki>\n"
+
+
+@pytest.fixture(scope="module")
+def dump(xml, tmp_path_factory) -> Path:
+    """As Wikimedia makes it: a stream of the head, one of every 7 pages, one of the end, and the index."""
+    head, *pages = re.split(rb"(?=  <page>)", xml.removesuffix(b"</mediawiki>\n"))
+    path = tmp_path_factory.mktemp("dump") / "enwiki-multistream.xml.bz2"
+    data, index = bz2.compress(head), b""
+    for first in range(0, len(pages), 7):
+        group = pages[first : first + 7]
+        for page in group:
+            title, number = re.search(b"<title>(.*)</title>", page)[1], re.search(rb"<id>(\d+)", page)[1]
+            index += b"%d:%s:%s\n" % (len(data), number, title)
+        data += bz2.compress(b"".join(group))
+    path.write_bytes(data + bz2.compress(b"</mediawiki>\n"))
+    Path(index_of(str(path))).write_bytes(bz2.compress(index))
+    return path
+
+
+def read_all(inputs: list[Input]) -> tuple[list[Record], Counter, list]:
+    records, counters, damage = [], Counter(), []
+    for file in inputs:
+        intake = Intake()
+        records += read(file, intake)
+        counters += intake.counters
+        damage += intake.damage
+    return records, counters, damage
+
+
+def test_names_of_indexes_are_wikimedias():
+    assert (
+        index_of("a/enwiki-x-pages-articles-multistream.xml.bz2")
+        == "a/enwiki-x-pages-articles-multistream-index.txt.bz2"
+    )
+    assert (
+        index_of("enwiki-x-pages-articles-multistream1.xml-p1p41242.bz2")
+        == "enwiki-x-pages-articles-multistream-index1.txt-p1p41242.bz2"
+    )
+
+
+@pytest.mark.parametrize("target", [1, 5_000, 20_000, 33_333, 50_000, 100_000, 10**9])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_ranges_together_are_the_file(dump, target, indexed):
+    inputs = ranges(str(dump), index_of(str(dump)) if indexed else None, target)
+    assert inputs[0].start == 0
+    assert inputs[-1].stop is None
+    assert all(left.stop == right.start for left, right in pairwise(inputs))
+    assert all(file.stop - file.start >= target for file in inputs[:-1])
+    whole, counters, _ = read_all([Input(str(dump))])
+    assert counters["read"] == 60
+    assert len(whole) > 15
+    assert read_all(inputs) == (whole, counters, [])
+
+
+def test_index_and_scan_find_the_same_streams(dump):
+    by_index, by_scan = ranges(str(dump), index_of(str(dump)), 1), ranges(str(dump), None, 1)
+    assert by_scan[:-1] == [
+        *by_index[:-1],
+        Input(str(dump), by_index[-1].start, by_scan[-1].start, by_index[-1].first_ordinal),
+    ]
+    assert by_scan[-1].first_ordinal == 60  # the stream of the end, which no line of the index names
+
+
+def test_streams_cut_anywhere(xml, tmp_path):
+    """pbzip2 cuts at any byte: a page belongs to the range in which its first byte is."""
+    path, rng = tmp_path / "a.xml.bz2", random.Random(0)
+    path.write_bytes(bz2.compress(xml))
+    whole = read_all([Input(str(path))])
+    tag = [match.start() for match in re.finditer(b"<page>", xml)]
+    for trial in range(12):
+        cuts = (
+            sorted(rng.sample(range(len(xml)), 6)) if trial else sorted({at + n for at in tag[5:9] for n in (0, 3, 7)})
+        )
+        parts = [xml[start:stop] for start, stop in zip([0, *cuts], [*cuts, None], strict=True)]
+        path.write_bytes(b"".join(map(bz2.compress, parts)))
+        inputs = ranges(str(path), None, 1)
+        assert len(inputs) == len(parts)
+        assert read_all(inputs) == whole
+
+
+@pytest.mark.parametrize("at", ["page", "between"])
+def test_a_dump_cut_off_is_noted_once(xml, tmp_path, at):
+    path = tmp_path / "a.xml.bz2"
+    end = xml.rindex(b"</text>") if at == "page" else xml.rindex(b"</mediawiki>")
+    parts = [xml[:40_000], xml[40_000:90_000], xml[90_000 : end - 20], xml[end - 20 : end]]
+    path.write_bytes(b"".join(map(bz2.compress, parts)))
+    whole, counters, damage = read_all([Input(str(path))])
+    assert counters["truncated_xml"] == counters["damaged"] == len(damage) == 1
+    cut = read_all(ranges(str(path), None, 1))
+    assert cut[:2] == (whole, counters)
+    assert [reason for _, reason in cut[2]] == [reason for _, reason in damage]
+
+
+def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
+    inputs = ranges(str(dump), index_of(str(dump)), 1)
+    data = bytearray(dump.read_bytes())
+    data[inputs[4].start + 3000] ^= 0xFF
+    path = tmp_path / "a.xml.bz2"
+    path.write_bytes(data)
+    for number, file in enumerate(inputs):
+        intake = Intake()
+        damaged = Input(str(path), file.start, file.stop, file.first_ordinal)
+        if number == 4:
+            with pytest.raises(DamagedInput, match="corrupt bz2"):
+                list(read(damaged, intake))
+        else:
+            assert list(read(damaged, intake)) == list(read(file, Intake()))
+
+
+def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):
+    for name, data in [
+        ("a.xml.bz2", bz2.compress(xml)),
+        ("a.xml", xml),
+        ("b.bz2", bz2.compress(xml.decode().encode("utf-16"))),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        assert ranges(str(tmp_path / name), None, 1) == [Input(str(tmp_path / name))]
+
+
+def test_an_index_of_other_pages_is_one_clear_error(dump, tmp_path):
+    lines = bz2.decompress(Path(index_of(str(dump))).read_bytes()).splitlines(keepends=True)
+    path = tmp_path / "index.txt"
+    path.write_bytes(b"".join(lines[1:]))
+    with pytest.raises(UserError, match=r"7 pages begin at its byte [0-9]+, not 6"):
+        ranges(str(dump), str(path), 1000)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (b"12:1:A\n", "no bzip2 stream begins at its byte 12"),
+        (b"999999999:1:A\n", "no bzip2 stream begins at its byte 999999999"),
+        (b"not an index\n", "line 1: expected offset:page id:title"),
+        (b"", "empty file"),
+        (b"600:1:A\n500:2:B\n", "line 2: offset 500 comes after 600"),
+    ],
+)
+def test_an_index_that_is_not_the_files_is_one_clear_error(dump, tmp_path, index, message):
+    path = tmp_path / "index.txt"
+    path.write_bytes(index)
+    with pytest.raises(UserError, match=message):
+        ranges(str(dump), str(path), 1000)

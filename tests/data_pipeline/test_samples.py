@@ -1,0 +1,46 @@
+"""The real text that ships with the package."""
+
+import json
+import re
+from pathlib import Path
+
+import data_pipeline
+from data_pipeline.sources.stream import open_stream
+
+SAMPLES = Path(data_pipeline.__file__).parent / "samples"
+ENWIKI = [SAMPLES / f"enwiki-20060303-pages-articles{part}.xml.bz2" for part in (1, 2)]
+C4 = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
+
+
+def content(path: Path) -> bytes:
+    with open_stream(str(path)) as stream:
+        return stream.read()
+
+
+def test_wikipedia_samples_are_contiguous():
+    first, second = (content(path).decode() for path in ENWIKI)
+    assert first.split("  <page>")[0] == second.split("  <page>")[0]
+    assert re.findall("<title>(.*?)</title>", first)[-1] == "Alexander Mackenzie"
+    assert re.findall("<title>(.*?)</title>", second)[0] == "Annexation"
+
+
+def test_c4_sample_has_the_published_layout():
+    lines = content(C4).decode().splitlines(keepends=True)
+    assert len(lines) == 1000
+    for line in lines:
+        record = json.loads(line)
+        assert list(record) == ["text", "timestamp", "url"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["timestamp"])
+        assert line == json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
+    # as allenai/c4 has its first record
+    assert lines[0].startswith('{"text":"Beginners BBQ Class Taking Place in Missoula!\\nDo you want to get better')
+    assert lines[0].endswith(
+        '"timestamp":"2019-04-25T12:57:54Z","url":"https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"}\n'
+    )
+    assert C4.read_bytes()[4:8] == bytes(4)  # no time in the gzip header
+
+
+def test_samples_are_small_and_have_their_licences():
+    assert sum(path.stat().st_size for path in SAMPLES.iterdir()) < 4.6e6
+    licences = (SAMPLES / "LICENSES.md").read_text()
+    assert all(path.name in licences for path in SAMPLES.iterdir() if path.name != "LICENSES.md")

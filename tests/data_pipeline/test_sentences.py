@@ -1,0 +1,87 @@
+"""Sentences as NLTK's Punkt counted them when C4 was made."""
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.cleaning.sentences import _english, count_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        (" \n", 0),
+        ("no mark", 1),
+        ("One. Two? Three!", 3),
+        ("Dr. Who is here. He waits.", 2),  # an abbreviation
+        ("Mr. Smith paid $3.5 million. It was a lot.", 2),
+        ("I met J. Bach. He left.", 2),  # an initial
+        ("See p. 5 of it.", 1),
+        ("U.S. exports rose. They fell.", 2),
+        ("It ended at 5 p.m. The next day came.", 2),  # an abbreviation that ends a sentence
+        ("(One.) Two.", 2),
+        ('He said "Go." She went.', 2),
+        ("One.Two.", 1),
+        ("Stop!!!", 2),  # the last mark is parted from the others
+        ("A good price !!!!", 2),  # 3 since NLTK 3.6.6
+        ("He said “Go.” She went.", 1),  # 2 since NLTK 3.10, to which typographic quotes are punctuation
+    ],
+)
+def test_sentences(text, number):
+    assert count_sentences(text) == number
+
+
+def test_counting_stops_where_it_is_told():
+    assert count_sentences("One. Two. Three. Four.", at_most=3) == 3
+    assert count_sentences("One. Two.", at_most=3) == 2
+    assert count_sentences("One. Two.", at_most=1) == 1
+
+
+TEXT = st.text(alphabet=".?! \t\n\x1c\x85\u00a0\u2028\"')]}-,a1BIé”»", max_size=30)
+
+
+@given(TEXT, st.integers(1, 5))
+def test_short_cuts_give_what_the_whole_model_gives(text, at_most):
+    number = len(_english().tokenize(text))
+    assert count_sentences(text) == number
+    assert count_sentences(text, at_most) == min(number, at_most)
+
+
+@given(TEXT)
+def test_candidates_are_those_of_the_expression_of_nltk_3_5(text):
+    """It takes time quadratic in the length of a word, and was replaced for that in NLTK 3.6.6."""
+    expression = r"""\S*[.?!](?=(?P<after_tok>(?:[?!)\";}\]\*:@\'\({\[])|\s+(?P<next_tok>\S+)))"""
+    expected = [(match.end(), match[0] + match["after_tok"]) for match in re.finditer(expression, text)]
+    found = _english()._match_potential_end_contexts(text)
+    assert [(match.end(), context) for match, context in found] == expected
+
+
+def test_a_page_of_marks_is_counted_in_linear_time():
+    started = time.process_time()
+    assert count_sentences("!" * 190_000) == 2
+    assert count_sentences("a." * 95_000) == 1
+    assert time.process_time() - started < 5
+
+
+def test_the_parameters_are_those_of_nltk():
+    """Sizes of NLTK's `punkt_tab/english`."""
+    parameters = _english()._params
+    assert len(parameters.abbrev_types) == 156
+    assert len(parameters.collocations) == 37
+    assert len(parameters.sent_starters) == 39
+    assert len(parameters.ortho_context) >= 20_366  # looking up a word adds it
+
+
+def test_a_page_of_three_lines_does_not_load_the_model():
+    program = (
+        "import sys; from collections import Counter; from data_pipeline.cleaning.c4 import C4Rules, clean_page\n"
+        "assert clean_page('\\n'.join(['One two. Three. Four five six.'] * 3), C4Rules(), Counter())\n"
+        "assert 'nltk' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

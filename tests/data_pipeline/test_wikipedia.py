@@ -1,0 +1,326 @@
+"""Wikipedia dumps: what is an article, what is dropped, and damage that is noted rather than lost."""
+
+import bz2
+import random
+import re
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import DamagedInput
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.redirects import is_redirect
+from data_pipeline.sources.wikipedia import read, url_title
+
+SAMPLES = Path(str(files("data_pipeline"))) / "samples"
+DATA = Path(__file__).parents[1] / "data" / "wikipedia"
+ENWIKI = [SAMPLES / f"enwiki-20060303-pages-articles{part}.xml.bz2" for part in (1, 2)]
+
+SITEINFO = """<siteinfo><base>https://it.wikipedia.org/wiki/Pagina_principale</base><namespaces>
+<namespace key="0" /><namespace key="1">Discussione</namespace><namespace key="14">Categoria</namespace>
+<namespace key="5">Discussioni Wikipedia</namespace></namespaces></siteinfo>"""
+
+
+def page(title: str, text: str, extra: str = "", revision: str = "") -> str:
+    return f"<page><title>{title}</title>{extra}<revision>{revision}<text>{text}</text></revision></page>"
+
+
+def export(*pages: str, siteinfo: str = SITEINFO) -> bytes:
+    return f"<mediawiki>{siteinfo}{''.join(pages)}</mediawiki>".encode()
+
+
+@pytest.fixture
+def parse(tmp_path):
+    def parse(data: bytes) -> tuple[list[Record], Intake]:
+        path, intake = tmp_path / "a.xml", Intake()
+        path.write_bytes(data)
+        return list(read(Input(str(path)), intake)), intake
+
+    return parse
+
+
+def titles(records: list[Record]) -> list[str]:
+    return [record.title for record in records]
+
+
+# --- which pages are articles
+
+
+def test_namespace_element_decides_where_there_is_one(parse):
+    kept, intake = parse(export(page("Categoria: a title", "A", "<ns>0</ns>"), page("B", "B", "<ns>1</ns>")))
+    assert titles(kept) == ["Categoria: a title"]
+    assert intake.counters == {"read": 2, "not_article": 1}
+
+
+def test_without_namespace_elements_the_titles_prefix_decides(parse):
+    """A prefix counts if <siteinfo> lists it, in any case, with underscores or spaces; else it belongs to the title."""
+    names = ["Categoria:A", "discussioni_wikipedia:B", "DISCUSSIONE:C", "Alien: Covenant", "Categorie:D", "E"]
+    kept, intake = parse(export(*(page(name, "text") for name in names)))
+    assert [(record.ordinal, record.title) for record in kept] == [(3, "Alien: Covenant"), (4, "Categorie:D"), (5, "E")]
+    assert intake.counters == {"read": 6, "not_article": 3}
+
+
+def test_redirects_by_element_and_by_keyword(parse):
+    pages = [
+        page("A", "#ANYTHING else", '<ns>0</ns><redirect title="B" />'),
+        page("B", "\n#redirect [[C]]"),
+        page("C", "#RINVIA[[D]]"),
+        page("D", "The #REDIRECT of [[a page]]"),
+    ]
+    kept, intake = parse(export(*pages))
+    assert titles(kept) == ["D"]
+    assert intake.counters == {"read": 4, "redirect": 3}
+
+
+@pytest.mark.parametrize(
+    "wikitext",
+    [
+        *("#REDIRECT [[A]]", "#redirect: [[A]] {{R from move}}", "  #Redirect[[A|b]]\n\nand more text " * 200),
+        *("#WEITERLEITUNG [[A]]", "#ПЕРЕНАПРАВЛЕНИЕ [[А]]", "#перенапр [[А]]", "#重定向 [[甲]]", "＃転送 [[甲]]"),
+        *("#تحويل [[ا]]", "#تغییر مسیر [[ا]]", "#הפניה [[א]]", "#ÁTIRÁNYÍTÁS [[A]]", "#YÖNLENDİRME [[A]]"),
+        *("#पुनर्निर्देशन [[अ]]", "#넘겨주기 [[가]]", "#เปลี่ยนทาง [[ก]]", "#đổi [[A]]", "#Unheardof [[A]]\n[[Category:B]]"),
+    ],
+)
+def test_redirect_in_any_language(wikitext):
+    assert is_redirect(wikitext)
+
+
+@pytest.mark.parametrize(
+    "wikitext",
+    ["A #REDIRECT [[A]]", "#REDIRECT", "# [[A]]\n# [[B]]", "#One [[A]]\n#Two [[B]]", "#See [[A]] for more", ""],
+)
+def test_lists_are_no_redirects(wikitext):
+    assert not is_redirect(wikitext)
+
+
+def test_the_last_revision_counts_and_only_its_main_slot(parse):
+    revisions = (
+        "<page><title>A</title><ns>0</ns><revision><id>1</id><timestamp>2001-01-01T00:00:00Z</timestamp><text>old</text>"
+        "</revision><revision><timestamp>2002-01-01T00:00:00Z</timestamp><text>new</text>"
+        "<content><role>other</role><model>json</model><text>{}</text></content></revision></page>"
+        "<page><title>B</title><ns>0</ns><revision><content><role>main</role><model>wikitext</model><text>b</text>"
+        "</content></revision></page>"
+    )
+    kept, _ = parse(export(revisions))
+    assert [(record.text, record.timestamp) for record in kept] == [("new", "2002-01-01T00:00:00Z"), ("b", "")]
+
+
+def test_pages_that_are_not_wikitext_or_empty_are_dropped(parse):
+    pages = [
+        page("A", "a = 1", "<ns>0</ns>", "<model>Scribunto</model>"),
+        page("B", "b", "<ns>0</ns>", "<model>wikitext</model>"),
+        page("C", " \n ", "<ns>0</ns>"),
+        "<page><title>D</title><ns>0</ns><revision><text deleted='deleted' /></revision></page>",
+    ]
+    kept, intake = parse(export(*pages))
+    assert titles(kept) == ["B"]
+    assert intake.counters == {"read": 4, "not_article": 1, "empty": 2}
+
+
+def test_addresses_are_written_as_wikipedia_writes_them(parse):
+    kept, _ = parse(export(page("Cos'è l'&quot;IA&quot; (2?) A/B &amp; C", "text")))
+    assert kept[0].url == "https://it.wikipedia.org/wiki/Cos%27%C3%A8_l%27%22IA%22_(2%3F)_A/B_%26_C"
+    assert url_title("Who's (on) A/B: 1,2!") == "Who%27s_(on)_A/B:_1,2!"
+
+
+def test_language_is_the_exports(parse):
+    kept, _ = parse(export(page("A", "a")).replace(b"<mediawiki>", b'<mediawiki version="0.11" xml:lang="it">'))
+    assert kept[0].language == "it"
+
+
+def test_without_siteinfo_there_is_no_address_and_english_namespaces_hold(parse):
+    kept, _ = parse(export(page("Category:A", "a"), page("B", "b"), siteinfo=""))
+    assert [(record.title, record.url) for record in kept] == [("B", "")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "iso-8859-1", "cp1252"])
+def test_any_encoding(parse, encoding):
+    declared = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n'
+    xml = declared + export(page("À", "Größe &lt; " * 100_000)).decode()
+    kept, intake = parse(xml.encode(encoding))
+    assert [(record.title, record.text) for record in kept] == [("À", "Größe < " * 100_000)]
+    assert not intake.damage
+
+
+def test_an_unknown_encoding_is_damage(parse):
+    with pytest.raises(DamagedInput, match="unknown encoding"):
+        parse(b'<?xml version="1.0" encoding="klingon"?>' + export(page("A", "a")))
+
+
+def test_concatenated_exports_are_read_one_after_the_other(parse):
+    other = SITEINFO.replace("//it.", "//fr.").replace("Categoria", "Catégorie")
+    first, second = export(page("Catégorie:A", "a")), export(page("Catégorie:A", "a"), page("B", "b"), siteinfo=other)
+    kept, intake = parse(first + b'\n<?xml version="1.0"?>\n' + second)
+    assert [(record.ordinal, record.url) for record in kept] == [
+        (0, "https://it.wikipedia.org/wiki/Cat%C3%A9gorie:A"),
+        (2, "https://fr.wikipedia.org/wiki/B"),
+    ]
+    assert intake.counters == {"read": 3, "not_article": 1}
+
+
+# --- damage
+
+
+def test_a_cut_at_any_byte_of_the_xml_is_never_silent(parse):
+    data = export(page("A", "a"), page("À", "à &amp; b", "<ns>0</ns>"))
+    ends = [match.end() for match in re.finditer(b"</page>", data)]
+    for length in range(data.index(b"<siteinfo>"), len(data)):
+        kept, intake = parse(data[:length])
+        whole = sum(end <= length for end in ends)
+        begun = len(re.findall(rb"<page[\s>]", data[:length]))
+        assert len(kept) == whole
+        read = {"read": begun} if begun else {}
+        assert intake.counters == {**read, "damaged": 1, "truncated_xml": 1}
+        reason = "the XML ends inside this page" if begun > whole else "the XML ends before </mediawiki>"
+        assert [note[1] for note in intake.damage] == [reason]
+        assert intake.damage[0][0].startswith(f"page {whole}")
+
+
+BAD = {
+    "control character": b"a \x01 b",
+    "bad UTF-8": b"a \xff b",
+    "cut UTF-8": b"a \xe2\x82 b",
+    "surrogate": "\ud800".encode("utf-8", "surrogatepass"),
+    "character reference": b"&#x1;",
+    "entity": b"&nbsp;",
+    "tag": b"a <b> c",
+    "closed twice": b"a</text></text>",
+    "doctype": b"<!DOCTYPE a>",
+    "cdata": b"<![CDATA[ never closed",
+    "comment": b"<!-- never closed",
+    "NUL": bytes(100),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_after_a_bad_page_reading_goes_on_with_the_next(parse, bad):
+    data = export(page("A", "a"), page("B", "BAD"), page("C", "c")).replace(b"BAD", bad)
+    kept, intake = parse(data)
+    assert [(record.ordinal, record.title) for record in kept] == [(0, "A"), (2, "C")]
+    assert intake.counters == {"read": 3, "damaged": 1}
+    position, reason = intake.damage[0]
+    assert position == f"page 1, byte {data.index(b'<page><title>B')} of the XML"
+    assert reason.startswith("not well-formed XML")
+
+
+def test_an_export_may_be_empty(parse):
+    for data in (export(), b"<mediawiki/>", b"<mediawiki>\n</mediawiki>\n", export() + export()):
+        kept, intake = parse(data)
+        assert not kept
+        assert not intake.damage
+
+
+def test_a_page_without_its_end_and_bytes_between_pages(parse):
+    lost_end = page("B", "b").removesuffix("</page>")
+    kept, intake = parse(export(page("A", "a"), lost_end, page("C", "c"), "junk", page("D", "d"), "<page></page>"))
+    assert [(record.ordinal, record.title) for record in kept] == [(0, "A"), (2, "C"), (3, "D")]
+    assert [reason for _, reason in intake.damage] == [
+        "the next page begins before this one ends",
+        "bytes between two pages that are no part of a MediaWiki export",
+        "a page without a title",
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html><body></body></html>",
+        b"not XML",
+        b" ",
+        b"<page><title>A</title></page>",
+        b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><mediawiki>&b;</mediawiki>',
+        b"<mediawiki><siteinfo>\xff</siteinfo></mediawiki>",
+    ],
+)
+def test_anything_but_a_mediawiki_export_is_damage(parse, data):
+    with pytest.raises(DamagedInput, match="XML"):
+        parse(data)
+
+
+def test_pages_before_a_corrupt_byte_of_the_compressed_file_are_read_first(tmp_path):
+    rng = random.Random(0)
+    filler = ["".join(rng.choices("abcdefgh ", k=5000)) for _ in range(400)]
+    data = bytearray(bz2.compress(export(*(page(str(n), text) for n, text in enumerate(filler)))))
+    data[-50] ^= 0xFF  # in the last of its blocks of 900,000 bytes
+    kept: list[Record] = []
+    path = tmp_path / "a.xml.bz2"
+    path.write_bytes(data)
+    with pytest.raises(DamagedInput):
+        kept.extend(read(Input(str(path)), Intake()))
+    assert [record.text for record in kept] == filler[: len(kept)]
+    assert len(kept) > 300
+
+
+def test_any_damage_costs_only_what_it_touches(parse):
+    """Thousands of exports with changed, lost and doubled bytes: a page whose bytes are whole is always read, and what
+    is not read is counted."""
+    rng = random.Random(1)
+    words = ["Größe", "[[a|b]]", "&lt;ref&gt;", "&amp;", "\n", "{{x}}"]
+    for _ in range(2000):
+        pages = [page(f"T{n}", " ".join(rng.choices(words, k=9)) + ".") for n in range(5)]
+        data = bytearray(export(*pages))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(data.index(b"</siteinfo>") + 11, len(data))
+            change = rng.randrange(4)
+            if change == 0:
+                data[at] ^= 1 << rng.randrange(8)
+            elif change == 1:
+                data[at] = rng.randrange(256)
+            elif change == 2:
+                del data[at : at + rng.randint(1, 80)]
+            else:
+                data[at:at] = data[at : at + rng.randint(1, 80)]
+        kept, intake = parse(bytes(data))
+        assert {f"T{n}" for n in range(5) if pages[n].encode() in data} <= set(titles(kept))
+        counters = intake.counters
+        dropped = counters["not_article"] + counters["redirect"] + counters["empty"]
+        assert len(re.findall(rb"<page[\s/>]", data)) == counters["read"] <= len(kept) + dropped + counters["damaged"]
+        assert counters["damaged"] == len(intake.damage)
+
+
+@pytest.mark.parametrize(
+    "unit", [b"<page", b"<page>", b"</page>", b"<", b"<a>", b"<mediawiki>", b"x", b"<page><title>", b"&"]
+)
+def test_time_is_linear_whatever_the_xml(parse, unit):
+    data = b"<mediawiki><page><title>A</title><revision><text>" + unit * (1_000_000 // len(unit))
+    start = time.process_time()
+    _, intake = parse(data)
+    assert time.process_time() - start < 5
+    assert intake.counters["damaged"]
+
+
+# --- real dumps
+
+
+def test_schema_0_10_export():
+    intake = Intake()
+    kept = list(read(Input(str(DATA / "enwiki-20171220.xml")), intake))
+    assert intake.counters == {"read": 5, "not_article": 1}
+    assert [(record.url, record.language) for record in kept if "Ville" in record.title] == [
+        ("https://en.wikipedia.org/wiki/Ville-d%27Avray_(1865_painting)", "en")
+    ]
+
+
+def test_schema_0_9_export_that_begins_with_a_comment():
+    intake = Intake()
+    kept = list(read(Input(str(DATA / "nlwiki-20140927.xml")), intake))
+    assert set(titles(kept)) == {"Anthony Fokker", "Alan Turing"}
+    assert intake.counters == {"read": 3, "redirect": 1}
+
+
+@pytest.mark.parametrize(("path", "pages"), zip(ENWIKI, [728, 767], strict=True))
+def test_samples_hold_the_pages_their_licence_note_says(path, pages):
+    xml, intake = bz2.decompress(path.read_bytes()).decode(), Intake()
+    kept = list(read(Input(str(path)), intake))
+    names = re.findall("<title>(.*?)</title>", xml)
+    namespaces = tuple(f"{name}:" for name in re.findall('<namespace key="(?!0")[^"]*">(.*?)</namespace>', xml))
+    articles = [not name.startswith(namespaces) for name in names]
+    redirects = [bool(re.match("(?i)#redirect", text)) for text in re.findall('<text xml:space="preserve">(.*)', xml)]
+    counters = intake.counters
+    assert counters["read"] == len(names) == len(redirects) == pages
+    assert counters["not_article"] == articles.count(False)
+    assert counters["redirect"] == sum(map(bool.__and__, articles, redirects))
+    assert len(kept) == counters["read"] - counters["not_article"] - counters["redirect"]
+    assert not intake.damage
