@@ -39,6 +39,7 @@ def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
 
 
 def _environment_of_one_process() -> None:
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # sums of a matrix product in one order, wherever its operands lie
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return
