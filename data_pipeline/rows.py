@@ -18,6 +18,7 @@ from data_pipeline import tokenizer
 from data_pipeline.atomic import atomic_path, fingerprint
 from data_pipeline.config import CorpusConfig
 from data_pipeline.documents import read_documents
+from data_pipeline.safetensors_file import os_errors
 from data_pipeline.work_units import Finished, Stage, Unit
 
 SPLITS = ("train", "validation")
@@ -66,7 +67,7 @@ def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
         arrays[f"{split}.offsets"] = np.cumsum(lengths)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
-    with atomic_path(corpus / spec["output"]) as path:
+    with atomic_path(corpus / spec["output"]) as path, os_errors():
         save_file(arrays, path)
     return {"tokens": {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS}}
 

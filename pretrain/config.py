@@ -18,11 +18,15 @@ from pretrain.models.config import T5Config
 
 
 class RunSection(Section):
+    """`max_hours`: of one start; then the run saves and stops, to be started again. `cpu_threads`: of each rank on CPU
+    (null: cores ÷ ranks); how sums are split among threads decides their last bit."""
+
     name: str
     directory: str
     seed: int = 0
     max_steps: PositiveInt
-    max_hours: PositiveFloat | None = None  # of this start; then the run saves and stops, to be started again
+    max_hours: PositiveFloat | None = None
+    cpu_threads: PositiveInt | None = None
 
 
 class TrainingCorpus(Section):

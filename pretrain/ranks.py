@@ -12,7 +12,7 @@ from pretrain.hardware import free_port, threads_per_rank
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[tuple[int, int]]:
+def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
     """(rank, ranks) of this process, for as long as the block lasts.
 
     An error that is the user's to mend is met by every rank; rank 0 alone tells it. Without destroying the process
@@ -20,7 +20,7 @@ def joined() -> Iterator[tuple[int, int]]:
     """
     _environment_of_one_process()
     if not torch.cuda.is_available():
-        torch.set_num_threads(threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
+        torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
     import deepspeed
 
     from pretrain.engine import quiet_deepspeed
@@ -39,6 +39,7 @@ def joined() -> Iterator[tuple[int, int]]:
 
 
 def _environment_of_one_process() -> None:
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # sums of a matrix product in one order, wherever its operands lie
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return

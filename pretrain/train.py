@@ -18,7 +18,7 @@ from pretrain.throughput import Meter
 
 def train(config: RunConfig, stop_at_step: int | None = None) -> int:
     """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
-    with joined() as (rank, ranks):
+    with joined(config.run.cpu_threads) as (rank, ranks):
         setup = prepare(config, rank, ranks)
         if setup.first_step >= config.run.max_steps:
             Journal.nothing_left(setup)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data_pipeline.atomic import fingerprint, sha256
 from data_pipeline.errors import FailedError
+from data_pipeline.safetensors_file import os_errors
 from pretrain.checkpoint import CONFIG, TOKENIZER, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.index import Index, directory_of
@@ -71,7 +72,8 @@ def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[T
         for name in elementwise:
             tensors[f"{name}/{fragment.name}"] = fragment.of(slots[name]).cpu()
     path = directory / f"{rank_file(rank)}.safetensors"
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+    with os_errors():
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
     path.with_suffix(".json").write_text(json.dumps(table))
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.layers import Linear
+from pretrain.models.layers import Linear, one_use
 
 # Finite, so that a row whose keys are all masked gives a mean of values and not NaN; exact zero after softmax.
 MASKED = -1e9
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         if memory is not None and cache is not None and cache.held:
             keys, values = cache.held
         else:
-            source = x if memory is None else memory
+            source = x if memory is None else one_use(memory)
             keys, values = self._heads(self.k(source)), self._heads(self.v(source))
             if cache is not None:
                 keys, values = cache.append(keys, values)

@@ -5,6 +5,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def one_use(x: Tensor) -> Tensor:
+    """`x` as one node of the graph for all that a module does with it.
+
+    Its gradients are then summed here before they meet those of other users of `x`: in the order in which the hooks of
+    ZeRO-3 sum them too, so that every stage gives the same bits.
+    """
+    return x.view_as(x)
+
+
 class Linear(nn.Linear):
     """A matrix without a bias vector, its weights drawn from N(0, std²)."""
 
@@ -37,7 +46,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, d_model) to the same; `F.rms_norm` computes in fp32 whatever the dtype of `x`."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return F.rms_norm(one_use(x), self.weight.shape, self.weight, self.epsilon)
 
 
 class FeedForward(nn.Module):
