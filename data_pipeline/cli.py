@@ -13,45 +13,48 @@ from data_pipeline.command import run_command
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.fetch.commands import fetch_app
 from data_pipeline.manifest import open_corpus, verify
 from data_pipeline.pipeline import build
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app.add_typer(fetch_app, name="fetch")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CORPUS.yaml", help="The corpus file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: tokenizer.vocab_size=8000")
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail on damaged input, after reading all of it.")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A finished corpus.")]
 
 
 @app.command("build")
-def build_command(config: ConfigPath, overrides: Overrides = None) -> None:
+def build_command(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
     """Build the corpus: everything, resumable at any moment."""
-    directory = _build(config, overrides, "shards")
+    directory = _build(config, overrides, "shards", strict)
     for split, counts in report.read(directory)["splits"].items():
         print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {counts['shards']} shards")
     print(f"{directory} is complete. Next: data-pipeline show {directory}")
 
 
 @app.command()
-def clean(config: ConfigPath, overrides: Overrides = None) -> None:
+def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
     """Only read and clean: documents/*.parquet."""
-    directory = _build(config, overrides, "documents")
+    directory = _build(config, overrides, "documents", strict)
     print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
 
 
 @app.command()
-def tokenizer(config: ConfigPath, overrides: Overrides = None) -> None:
+def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
     """Up to the tokenizer: tokenizer/spiece.model."""
-    directory = _build(config, overrides, "tokenizer")
+    directory = _build(config, overrides, "tokenizer", strict)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
 
 @app.command()
-def shard(config: ConfigPath, overrides: Overrides = None) -> None:
+def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
     """Up to the shards; the same as build."""
-    build_command(config, overrides)
+    build_command(config, overrides, strict)
 
 
 @app.command("verify")
@@ -73,7 +76,7 @@ def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", 
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        Console().print(Markdown(report.as_markdown(corpus.name, found)))
+        Console().print(Markdown(report.as_markdown(corpus.name, found).replace("<br>", " · ")))
 
 
 @app.command()
@@ -96,10 +99,10 @@ def show(
         print(f"  targets  {corpus.tokenizer.decode(targets[0])}")
 
 
-def _build(path: Path, overrides: list[str] | None, until: str) -> Path:
+def _build(path: Path, overrides: list[str] | None, until: str, strict: bool) -> Path:
     config = load(path, overrides or [], CorpusConfig)
     print(f"{config.name}: {len(config.sources)} sources -> {config.output}")
-    return build(config, until)
+    return build(config, until, strict)
 
 
 def main() -> None:

@@ -2,21 +2,29 @@
 
 import math
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.config_file import Section
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.sources import OPTIONS
 
 
 class SourceConfig(Section):
-    """Files of one format. `path`: a path, a glob or a list of them, local or an fsspec URL."""
+    """Files of one format. `path`: a path, a glob or a list of them, local or an fsspec URL.
 
-    format: Literal["wikipedia", "c4"]
+    `name` is part of every document's id (default: the format). `language`: of documents that don't say theirs.
+    `options`: of the format. `cleaning`: in place of the corpus's.
+    """
+
+    format: Literal["wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "text", "parquet", "pairs"]
     path: str | list[str]
-    name: str = ""  # part of every document id; default: the format
+    name: str = ""
     language: str = ""
+    options: dict[str, Any] = {}
+    cleaning: CleaningConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -31,6 +39,16 @@ class SourceConfig(Section):
         if "/" in name:
             raise ValueError("a source's name can't contain '/'")
         return name
+
+    @model_validator(mode="after")
+    def _options_are_the_formats(self) -> "SourceConfig":
+        try:
+            OPTIONS[self.format].model_validate(self.options)
+        except ValidationError as error:
+            known = ", ".join(OPTIONS[self.format].model_fields) or "none"
+            problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg'].lower()}" for p in error.errors())
+            raise ValueError(f"options: {problems} (format {self.format} has: {known})") from None
+        return self
 
 
 class SplitConfig(Section):
@@ -82,6 +100,8 @@ class CorpusConfig(Section):
     output: str
     seed: int = 0
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
+    bytes_per_unit: PositiveInt = 64 * 2**20  # a bz2 dump of many streams is cut into ranges of about that size
+    cleaning: CleaningConfig = CleaningConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     rows: RowsConfig = RowsConfig()

@@ -8,7 +8,7 @@ class Document:
     """A document as it is stored in `documents/*.parquet`.
 
     `id` is source name + path relative to the source's root + record ordinal: the same on every machine.
-    Empty strings stand for what a source doesn't say.
+    `target`: of a text-to-text pair, whose `text` is the input. Empty strings stand for what a source doesn't say.
     """
 
     id: str
@@ -18,3 +18,5 @@ class Document:
     language: str = ""
     source: str = ""
     split: str = ""
+    timestamp: str = ""
+    target: str = ""

@@ -144,7 +144,9 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
             "rows": rows,
             "splits": splits,
             "inputs": [
-                {key: unit.result[key] for key in ("source", "file", "bytes", "sha256", "status")} for unit in documents
+                {key: unit.result[key] for key in ("source", "file", "bytes", "sha256", "status")}
+                for unit in documents
+                if unit.result["range"][0] == 0
             ],
             "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
             "code_version": version("encdec-pretrain"),

@@ -6,23 +6,28 @@ from data_pipeline import documents, manifest, report, rows, shards, tokenizer
 from data_pipeline.atomic import fingerprint, remove_leftovers
 from data_pipeline.config import CorpusConfig
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.inputs import list_files
 from data_pipeline.work_units import Finished, run
 
 STAGES = ("documents", "tokenizer", "tokens", "shards")
 
 
-def build(config: CorpusConfig, until: str = "shards") -> Path:
+def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> Path:
     """Brings the corpus up to date, stopping after the stage `until`; returns its directory.
+
+    Damaged inputs are told and the rest goes on; `strict` raises FailedError instead, after all were read.
 
     What a former run finished is kept where its input and config are the same, however that run ended.
     """
     corpus = Path(config.output)
-    planned = documents.plan(config)
+    for source in config.sources:
+        list_files(source)  # a missing input is told before anything is written
     _prepare(corpus)
+    planned = documents.plan(config, corpus)
     finished: dict[str, list[Finished]] = {}
 
     finished["documents"] = run(documents.STAGE, planned, corpus, config.ray)
-    _warn_of_damage(finished["documents"])
+    _tell_damage(finished["documents"], strict)
     if until == "documents":
         return corpus
 
@@ -55,10 +60,20 @@ def _prepare(corpus: Path) -> None:
     remove_leftovers(corpus)
 
 
-def _warn_of_damage(units: list[Finished]) -> None:
+def _tell_damage(units: list[Finished], strict: bool) -> None:
+    """One line for each damaged input: its first damage, and how much more there is."""
+    lines = []
     for unit in units:
-        if unit.result["status"] != "ok":
-            print(f"warning: {unit.result['source']}/{unit.result['file']}: {unit.result['reason']}")
+        result = unit.result
+        if result["status"] != "ok":
+            position, reason = result["damage"][0]
+            records = result["counts"].get("damaged", 0)
+            more = f" ({records:,} records damaged in all)" if records > 1 else ""
+            lines.append(f"{result['source']}/{result['file']}: {result['status']} at {position}: {reason}{more}")
+    if lines and strict:
+        raise FailedError("\n".join(lines))
+    for line in lines:
+        print(f"warning: {line}; what is whole was kept")
 
 
 def _complete(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:

@@ -1,45 +1,39 @@
 """What came in, what each rule dropped, and the speed of each stage: report.json and report.md."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.atomic import write_bytes, write_json
+from data_pipeline.cleaning.tally import EXAMPLES
 from data_pipeline.work_units import Finished
+
+# counted, but no reason to drop anything
+_NO_RULES = {"read", "passed", "line_passed", "undecodable", "truncated_xml"}
+_LINE = "line_"
+_BAR = 40
 
 
 def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[str, Any]:
     """Writes report.json and report.md of a finished build; returns the former."""
     documents = [unit.result for unit in stages["documents"]]
-    splits: dict[str, dict[str, int]] = {}
-    for unit in stages["shards"]:
-        split = splits.setdefault(
-            unit.result["split"], {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
-        )
-        split["shards"] += 1
-        for count in ("rows", "tokens", "documents", "dropped_tokens"):
-            split[count] += unit.result[count]
-    dropped: dict[str, int] = {}
-    for result in documents:
-        for rule, count in result["dropped"].items():
-            dropped[rule] = dropped.get(rule, 0) + count
+    counts = _sum(result["counts"] for result in documents)
+    lines = {rule.removeprefix(_LINE): n for rule, n in counts.items() if rule.startswith(_LINE)}
     report = {
         "documents": {
-            "read": sum(result["read"] for result in documents),
+            "read": counts["read"],
             "kept": sum(sum(result["documents"].values()) for result in documents),
-            "dropped": dict(sorted(dropped.items())),
+            "dropped": {rule: n for rule, n in counts.items() if rule not in _NO_RULES and not rule.startswith(_LINE)},
         },
-        "inputs": [
-            {
-                "path": f"{result['source']}/{result['file']}",
-                "bytes": result["bytes"],
-                "documents": sum(result["documents"].values()),
-                "status": result["status"],
-                "reason": result["reason"],
-            }
-            for result in documents
-        ],
-        "splits": splits,
+        "lines": {"read": sum(lines.values()), "dropped": {rule: n for rule, n in lines.items() if rule != "passed"}},
+        "undecodable_documents": counts["undecodable"],
+        "examples": _examples(documents),
+        "lengths": dict(sorted(_sum(result["lengths"] for result in documents).items(), key=lambda item: int(item[0]))),
+        "languages": _most_common(result["languages"] for result in documents),
+        "domains": _most_common(result["domains"] for result in documents),
+        "inputs": [_input(result) for result in documents],
+        "splits": _splits(stages["shards"]),
         "stages": [_speed(stage, units, documents) for stage, units in stages.items()],
     }
     write_json(corpus / "report.json", report)
@@ -51,9 +45,96 @@ def read(corpus: Path) -> dict[str, Any]:
     return json.loads((corpus / "report.json").read_text())
 
 
+def as_markdown(name: str, report: dict[str, Any]) -> str:
+    """The report for people: tables, three examples of what each rule dropped, histograms."""
+    documents, lines = report["documents"], report["lines"]
+    parts = [f"# Corpus {name}", f"{documents['kept']:,} of {documents['read']:,} documents kept."]
+    parts += _dropped("documents", documents, report["examples"], prefix="")
+    parts += _dropped("lines", lines, report["examples"], prefix=_LINE)
+    parts += [
+        "## Splits",
+        _table(
+            ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"],
+            [
+                [split, *(f"{counts[key]:,}" for key in ("documents", "rows", "tokens", "dropped_tokens", "shards"))]
+                for split, counts in report["splits"].items()
+            ],
+        ),
+        "## Lengths of documents, in characters",
+        _histogram({f"{2 ** int(power):,}–{2 ** (int(power) + 1) - 1:,}": n for power, n in report["lengths"].items()}),
+        "## Languages",
+        _histogram(report["languages"]),
+    ]
+    if report["domains"]:
+        parts += ["## Domains", _histogram(report["domains"])]
+    parts += [
+        "## Inputs",
+        _table(
+            ["input", "MB", "documents", "status"],
+            [
+                [entry["path"], f"{entry['bytes'] / 1e6:.1f}", f"{entry['documents']:,}", _status(entry)]
+                for entry in report["inputs"]
+            ],
+        ),
+        "## Speed",
+        _table(
+            ["stage", "MB", "core-seconds", "MB per core-second"],
+            [[str(stage[key]) for key in stage] for stage in report["stages"]],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sum(counts: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return Counter(dict(sorted(total.items())))
+
+
+def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
+    """The most frequent keys, by count and then by name, so that equal counts have one order."""
+    return dict(sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))[:number])
+
+
+def _examples(documents: list[dict[str, Any]]) -> dict[str, list[str]]:
+    examples: dict[str, list[str]] = {}
+    for result in documents:
+        for rule, found in result["examples"].items():
+            kept = examples.setdefault(rule, [])
+            kept += found[: EXAMPLES - len(kept)]
+    return dict(sorted(examples.items()))
+
+
+def _input(result: dict[str, Any]) -> dict[str, Any]:
+    start, stop, _ = result["range"]
+    part = f" from byte {start}" if start or stop else ""
+    damage = [{"position": position, "reason": reason} for position, reason in result["damage"]]
+    return {
+        "path": f"{result['source']}/{result['file']}{part}",
+        "bytes": result.get("bytes", 0),
+        "documents": sum(result["documents"].values()),
+        "status": result["status"],
+        "reason": f"{damage[0]['position']}: {damage[0]['reason']}" if damage else "",
+        "damage": damage,
+    }
+
+
+def _splits(shards: list[Finished]) -> dict[str, dict[str, int]]:
+    splits: dict[str, dict[str, int]] = {}
+    for unit in shards:
+        split = splits.setdefault(
+            unit.result["split"], {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
+        )
+        split["shards"] += 1
+        for count in ("rows", "tokens", "documents", "dropped_tokens"):
+            split[count] += unit.result[count]
+    return splits
+
+
 def _speed(stage: str, units: list[Finished], documents: list[dict[str, Any]]) -> dict[str, Any]:
     """Megabytes are those of the input files for the documents stage and of the text for all others."""
-    size = sum(result["bytes" if stage == "documents" else "text_bytes"] for result in documents) / 1e6
+    size = sum(result.get("bytes", 0) if stage == "documents" else result["text_bytes"] for result in documents) / 1e6
     seconds = sum(unit.seconds for unit in units)
     return {
         "name": stage,
@@ -63,40 +144,39 @@ def _speed(stage: str, units: list[Finished], documents: list[dict[str, Any]]) -
     }
 
 
-def as_markdown(name: str, report: dict[str, Any]) -> str:
-    documents = report["documents"]
-    lines = [f"# Corpus {name}", "", f"{documents['kept']:,} of {documents['read']:,} documents kept.", ""]
-    lines += _table(["dropped because", "documents"], [[rule, f"{n:,}"] for rule, n in documents["dropped"].items()])
-    lines += _table(
-        ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"],
-        [
-            [split, *(f"{counts[key]:,}" for key in ("documents", "rows", "tokens", "dropped_tokens", "shards"))]
-            for split, counts in report["splits"].items()
-        ],
-    )
-    lines += _table(
-        ["input", "MB", "documents", "status"],
-        [
-            [
-                entry["path"],
-                f"{entry['bytes'] / 1e6:.1f}",
-                f"{entry['documents']:,}",
-                f"{entry['status']} {entry['reason']}",
-            ]
-            for entry in report["inputs"]
-        ],
-    )
-    lines += _table(
-        ["stage", "MB", "core-seconds", "MB per core-second"],
-        [[str(stage[key]) for key in stage] for stage in report["stages"]],
-    )
-    return "\n".join(lines)
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
+def _dropped(what: str, counts: dict[str, Any], examples: dict[str, list[str]], prefix: str) -> list[str]:
+    if not counts["dropped"]:
+        return []
+    rows = [
+        [rule, f"{n:,}", f"{n / counts['read']:.2%}", "<br>".join(map(_cell, examples.get(prefix + rule, [])))]
+        for rule, n in sorted(counts["dropped"].items(), key=lambda item: -item[1])
     ]
+    return [f"## Dropped {what}", _table(["rule", what, "share", "examples"], rows)]
+
+
+def _status(entry: dict[str, Any]) -> str:
+    more = f" (and {len(entry['damage']) - 1} more)" if len(entry["damage"]) > 1 else ""
+    return f"{entry['status']} {_cell(entry['reason'])}{more}".strip()
+
+
+def _cell(text: str) -> str:
+    """`text` as it is, in a table cell of Markdown."""
+    for character in "\\`*_[]<>|#":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def _histogram(counts: dict[str, int]) -> str:
+    most = max(counts.values(), default=1)
+    rows = [[key, f"{n:,}", "█" * round(_BAR * n / most)] for key, n in counts.items()]
+    return _table(["", "documents", ""], rows)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(
+        [
+            "| " + " | ".join(header) + " |",
+            "|" + " --- |" * len(header),
+            *("| " + " | ".join(row) + " |" for row in rows),
+        ]
+    )

@@ -122,10 +122,14 @@ def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> tuple[np.
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
             _, found, offsets = _slice(file, bucket)
+            if not len(found):
+                continue
             tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
             hashes.append(found)
-            documents += np.split(tokens, offsets[1:-1] - offsets[0]) if len(found) else []
+            documents += np.split(tokens, offsets[1:-1] - offsets[0])
+    if not documents:
+        return np.zeros(0, np.uint16), np.zeros(0, np.int64)
     order = np.argsort(np.concatenate(hashes), kind="stable")
     ordered = [documents[position] for position in order]
     starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)[:-1]
-    return np.concatenate(ordered) if ordered else np.zeros(0, np.uint16), starts
+    return np.concatenate(ordered), starts

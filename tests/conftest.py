@@ -37,6 +37,7 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
         "name": "small",
         "output": str(path.parent / "corpus"),
         "sources": [{"format": "c4", "path": str(path.parent / "*.json.gz"), "language": "en"}],
+        "cleaning": {"profile": "none"},
         "split": {"validation_fraction": 0.05},
         "tokenizer": {"vocab_size": 500, "sentinels": 20},
         "rows": {"objective": {"name": "span_corruption", "inputs_length": 32}},

@@ -6,12 +6,12 @@ Where paper and program differ, the program counts: it made the published corpus
 
 import heapq
 import re
-from collections import Counter
 from collections.abc import Callable
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from data_pipeline.cleaning.sentences import count_sentences
+from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config_file import Section
 
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
@@ -21,18 +21,27 @@ _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", 
 
 
 class C4Rules(Section):
-    """Thresholds of `clean_page`; a line or page at a minimum or maximum is kept."""
+    """Thresholds of `clean_page`; a line or page at a minimum or maximum is kept, None and 0 leave a rule out.
 
-    max_page_characters: PositiveInt = 190_000
-    max_word_length: PositiveInt = 1000  # characters between white space, before citation marks are removed
+    `web_rules`: those on what a line says (citation marks, end marks, JavaScript, policies, lorem ipsum, brackets).
+    """
+
+    max_page_characters: PositiveInt | None = 190_000
+    web_rules: bool = True
+    max_word_length: PositiveInt | None = 1000  # characters between white space, before citation marks are removed
     min_words_per_line: NonNegativeInt = 5
     min_sentences_per_page: NonNegativeInt = 3
+
+    @property
+    def look_at_lines(self) -> bool:
+        """Whether any rule needs the lines of a page."""
+        return bool(self.web_rules or self.max_word_length or self.min_words_per_line or self.min_sentences_per_page)
 
 
 def clean_page(
     text: str,
     rules: C4Rules,
-    counters: Counter,
+    tally: Tally,
     sentences: Callable[[str, int], int] = count_sentences,
 ) -> str | None:
     """The lines of `text` that are prose, or None if the page is dropped.
@@ -45,53 +54,54 @@ def clean_page(
         "Home | About\nUlm is a city on the Danube.[3]\nIt is old. Its minster is high."
         ->  "Ulm is a city on the Danube.\nIt is old. Its minster is high."
     """
-    if is_too_long(text, rules, counters):
+    if is_too_long(text, rules, tally):
         return None
     kept: list[str] = []
+    web_rules = rules.web_rules
     for line in text.splitlines():
         line = line.strip()
-        if len(line) > rules.max_word_length and max(map(len, line.split())) > rules.max_word_length:
-            counters["line_too_long_word"] += 1
+        if (longest := rules.max_word_length) and len(line) > longest and max(map(len, line.split())) > longest:
+            tally.drop("line_too_long_word", line)
             continue
-        if "[" in line:
+        if web_rules and "[" in line:
             line = _CITATION.sub("", line)  # not stripped again: C4 drops "A line. [3]" for its last character
-        if not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS):
-            counters["line_no_endmark"] += 1
+        if web_rules and (not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS)):
+            tally.drop("line_no_endmark", line)
             continue
         if len(line.split()) < rules.min_words_per_line:
-            counters["line_too_short"] += 1
+            tally.drop("line_too_short", line)
             continue
-        lowered = line.lower()
+        lowered = line.lower() if web_rules else ""
         if "lorem ipsum" in lowered:
-            counters["lorem_ipsum"] += 1
+            tally.drop("lorem_ipsum", line)
             return None
         if "javascript" in lowered:
-            counters["line_javascript"] += 1
+            tally.drop("line_javascript", line)
             continue
-        if "{" in line:
-            counters["curly_bracket"] += 1
+        if web_rules and "{" in line:
+            tally.drop("curly_bracket", line)
             return None
         if any(policy in lowered for policy in _POLICIES):
-            counters["line_policy"] += 1
+            tally.drop("line_policy", line)
             continue
-        counters["line_passed"] += 1
+        tally["line_passed"] += 1
         kept.append(line)
     if not kept or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
-        counters["too_few_sentences"] += 1
+        tally.drop("too_few_sentences", text)
         return None
-    counters["passed"] += 1
+    tally["passed"] += 1
     return "\n".join(kept).strip()
 
 
-def is_too_long(text: str, rules: C4Rules, counters: Counter) -> bool:
+def is_too_long(text: str, rules: C4Rules, tally: Tally) -> bool:
     """Whether the raw page exceeds `max_page_characters`; counts `too_long` if so.
 
     C4 asks this before it chooses the newest page of each URL, all other rules after: a page that is too long must not
     win over an older one.
     """
-    if len(text) <= rules.max_page_characters:
+    if rules.max_page_characters is None or len(text) <= rules.max_page_characters:
         return False
-    counters["too_long"] += 1
+    tally.drop("too_long", text)
     return True
 
 

@@ -7,9 +7,10 @@
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
+
+from data_pipeline.cleaning.tally import Tally
 
 
 class Detection(NamedTuple):
@@ -33,7 +34,7 @@ def detector(name: DetectorName) -> Detector:
 
 
 def keep_language(
-    text: str, detect: Detector, keep: Collection[str], threshold: float, counters: Counter
+    text: str, detect: Detector, keep: Collection[str], threshold: float, tally: Tally
 ) -> Detection | None:
     """The language of `text` if it is among `keep` ("zh" keeps "zh-cn" too) with `threshold` or more, else None.
 
@@ -42,11 +43,11 @@ def keep_language(
     """
     detection = detect(text)
     if detection is None:
-        counters["language_undetected"] += 1
+        tally.drop("language_undetected", text)
     elif detection.probability < threshold:
-        counters["language_low_confidence"] += 1
+        tally.drop("language_low_confidence", text)
     elif detection.language not in keep and detection.language.partition("-")[0] not in keep:
-        counters["language_other"] += 1
+        tally.drop("language_other", text)
     else:
         return detection
     return None

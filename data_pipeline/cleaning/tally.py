@@ -1,6 +1,7 @@
 """Counts by rule, with a few real examples of what each rule dropped."""
 
-from collections import Counter, defaultdict
+from collections import Counter
+from functools import cached_property
 
 EXAMPLES = 3
 _EXAMPLE_CHARACTERS = 200
@@ -12,11 +13,13 @@ class Tally(Counter[str]):
     tally.drop("line_policy", "See our privacy policy for more.")  ->  tally["line_policy"] == 1
     """
 
-    def __init__(self, *counts: object) -> None:
-        super().__init__(*counts)  # type: ignore[arg-type]
-        self.examples: defaultdict[str, list[str]] = defaultdict(list)
+    @cached_property
+    def examples(self) -> dict[str, list[str]]:
+        """By rule."""
+        return {}
 
     def drop(self, rule: str, example: str = "") -> None:
         self[rule] += 1
-        if example and len(self.examples[rule]) < EXAMPLES:
-            self.examples[rule].append(" ".join(example[:_EXAMPLE_CHARACTERS].split()))
+        kept = self.examples.setdefault(rule, []) if example else []
+        if example and len(kept) < EXAMPLES:
+            kept.append(" ".join(example[:_EXAMPLE_CHARACTERS].split()))

@@ -1,8 +1,9 @@
 """What a reader is given, what it yields, and where it notes what came in and what was damaged."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from data_pipeline.cleaning.tally import Tally
 
 _DAMAGE_KEPT = 100
 
@@ -48,10 +49,10 @@ class Intake:
     kept, all are counted under "damaged". A reader that can't go on raises DamagedInput instead.
     """
 
-    counters: Counter[str] = field(default_factory=Counter)
+    counters: Tally = field(default_factory=Tally)
     damage: list[tuple[str, str]] = field(default_factory=list)
 
     def damaged(self, position: str, reason: str) -> None:
-        self.counters["damaged"] += 1
+        self.counters.drop("damaged", f"{position}: {reason}")
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append((position, reason))

@@ -47,10 +47,10 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         timestamp = record.headers.get("warc-date", "")
         status, http, body = _parse_http(record.block)
         if status != 200:
-            intake.counters["not_200"] += 1
+            intake.counters.drop("not_200", f"{status} {url}")
             continue
         if http.get_content_type() not in ("text/html", "application/xhtml+xml"):
-            intake.counters["not_html"] += 1
+            intake.counters.drop("not_html", f"{http.get_content_type()} {url}")
             continue
         try:
             html = _text_of(_decoded(body, http, options.max_record_bytes), http, intake)
@@ -61,7 +61,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             continue
         missing = dropped(url, text, timestamp)
         if missing:
-            intake.counters[missing] += 1
+            intake.counters.drop(missing, f"{url} {text[:200]}")
             continue
         yield Record(record.ordinal, text, url, " ".join((tree.title or "").split()), timestamp)
 

@@ -33,7 +33,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         text = decode(record.block, intake)
         missing = dropped(url, text, timestamp)
         if missing:
-            intake.counters[missing] += 1
+            intake.counters.drop(missing, f"{url} {text[:200]}")
             continue
         language = record.headers.get("warc-identified-content-language", "").partition(",")[0].strip()
         yield Record(record.ordinal, text, url, timestamp=timestamp, language=language)

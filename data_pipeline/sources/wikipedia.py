@@ -179,11 +179,11 @@ class _Reader:
         counters["read"] += 1
         title, text = page.values["title"], page.values.get("text", "")
         if not self._is_article(page.values):
-            counters["not_article"] += 1
+            counters.drop("not_article", title)
         elif page.redirect or is_redirect(text):
-            counters["redirect"] += 1
+            counters.drop("redirect", f"{title}: {text}")
         elif not text.strip():
-            counters["empty"] += 1
+            counters.drop("empty", title)
         else:
             url = site.url_prefix and site.url_prefix + url_title(title)
             timestamp = page.values.get("timestamp", "").strip()

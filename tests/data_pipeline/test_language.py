@@ -2,12 +2,12 @@
 
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.cleaning.language import Detection, detector, keep_language
+from data_pipeline.cleaning.tally import Tally
 
 PUBLISHED = Path(__file__).parents[2] / "data_pipeline" / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 TEXTS = {
@@ -75,7 +75,7 @@ def answer(detection: Detection | None):
     ],
 )
 def test_a_page_is_kept_or_counted(detection, kept, counted):
-    counters: Counter = Counter()
+    counters = Tally()
     result = keep_language("text", answer(detection), ["en", "zh", "pt-br"], 0.99, counters)
     assert result == (detection if kept else None)
     assert counters == counted
@@ -86,7 +86,7 @@ def test_pages_of_the_published_corpus_are_english():
     languages or are lists of names."""
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         pages = [json.loads(line)["text"] for line in file]
-    counters: Counter = Counter()
+    counters = Tally()
     kept = sum(keep_language(page, detector("fast"), ["en"], 0.99, counters) is not None for page in pages)
     assert kept == 985
     assert counters == {"language_low_confidence": 13, "language_undetected": 2}

@@ -1,0 +1,50 @@
+"""All cleaning of one page, in C4's order: length, lines, sentences, paragraphs, language, bad words."""
+
+from data_pipeline.cleaning.bad_words import drops_page
+from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.cleaning.language import detector, keep_language
+from data_pipeline.cleaning.tally import Tally
+
+
+class Cleaner:
+    """The rules of a CleaningConfig as a function of one page."""
+
+    def __init__(self, config: CleaningConfig):
+        self._config = config
+        self._rules = C4Rules(
+            max_page_characters=config.max_page_characters,
+            web_rules=config.web_rules,
+            max_word_length=config.max_word_length,
+            min_words_per_line=config.min_words_per_line,
+            min_sentences_per_page=config.min_sentences_per_page,
+        )
+        self._detect = detector(config.language.detector) if config.language.detector != "none" else None
+
+    def __call__(self, text: str, url: str, language: str, tally: Tally) -> tuple[str, str] | None:
+        """(text, language) of the page as it stays, or None if it is dropped; counts what each rule drops.
+
+        `language`: what the source says ("" for nothing); where languages are detected, the detected one stays. A page
+        of unknown language is looked through for the words of every list that is asked for.
+        """
+        config = self._config
+        if self._rules.look_at_lines:
+            cleaned = clean_page(text, self._rules, tally)
+            if cleaned is None:
+                return None
+            text = cleaned
+        elif is_too_long(text, self._rules, tally):
+            return None
+        if config.paragraphs and not has_paragraphs(text, config.paragraphs):
+            tally.drop("too_few_paragraphs", text)
+            return None
+        if self._detect is not None:
+            found = keep_language(text, self._detect, config.language.keep, config.language.threshold, tally)
+            if found is None:
+                return None
+            language = found.language
+        lists = [listed for listed in config.bad_words if language.partition("-")[0] in ("", listed)]
+        if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
+            tally["bad_words"] += 1  # no example: it would stand in a report
+            return None
+        return text, language
