@@ -49,7 +49,9 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
             "split": config.split.ratio,
         }
         stamp = fingerprint([settings, file.bytes, file.stamp])
-        units.append(Unit(f"part-{number:05d}", {**settings, "path": file.path, "output": output}, stamp, (output,)))
+        size = (piece.stop or file.bytes) - piece.start
+        spec = {**settings, "path": file.path, "output": output}
+        units.append(Unit(f"part-{number:05d}", spec, stamp, (output,), size))
     return units
 
 

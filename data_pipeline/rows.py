@@ -42,7 +42,7 @@ def plan(config: CorpusConfig, documents: list[Finished], trained: Finished) -> 
             "sentinels": config.tokenizer.sentinels,
         }
         inputs = [config.seed, config.tokenizer.sentinels, unit.checksums, trained.checksums]
-        units.append(Unit(unit.name, spec, fingerprint(inputs), (output,)))
+        units.append(Unit(unit.name, spec, fingerprint(inputs), (output,), unit.result["text_bytes"]))
     return units
 
 

@@ -27,13 +27,14 @@ Json = dict[str, Any]
 class Unit:
     """One piece of work. `spec`: what the worker is given; `inputs`: fingerprint of all that the result depends on.
 
-    `outputs`: the files it writes, relative to the corpus directory.
+    `outputs`: the files it writes, relative to the corpus directory. `bytes`: of input, to show progress by.
     """
 
     name: str
     spec: Json
     inputs: str
     outputs: tuple[str, ...]
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,10 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
         print(f"{stage.name}: {len(todo)} units to do ({because}), {kept} up to date", flush=True)
         errors = []
-        for row in track(_on_ray(stage, todo, wanted, corpus, ray_config), len(todo), stage.name):
+        sizes = {unit.name: unit.bytes for unit in todo}
+        size = (lambda row: sizes[row["name"]]) if all(sizes.values()) else None
+        rows = _on_ray(stage, todo, wanted, corpus, ray_config)
+        for row in track(rows, len(todo), stage.name, size, sum(sizes.values())):
             if "error" in row:
                 errors.append((row["exit_code"], row["error"]))
             else:
@@ -132,11 +136,12 @@ def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path) -> Json:
         write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))
         return asdict(finished)
     except UserError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+        return {"name": unit.name, "error": str(error), "exit_code": error.exit_code}
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        return {"error": f"{corpus}: {os.strerror(error.errno)}; what is finished is kept", "exit_code": 1}
+        message = f"{corpus}: {os.strerror(error.errno)}; what is finished is kept"
+        return {"name": unit.name, "error": message, "exit_code": 1}
 
 
 def _raise(errors: list[tuple[int, str]]) -> None:

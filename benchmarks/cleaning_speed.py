@@ -1,0 +1,96 @@
+"""How fast is each reader and each cleaning rule on one core, and which is the slowest?
+
+    python benchmarks/cleaning_speed.py [--seconds 2]
+
+Over the real text that ships with the package and its tests. MB are those of the uncompressed input.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import data_pipeline
+from data_pipeline.cleaning.bad_words import contains_bad_word
+from data_pipeline.cleaning.c4 import C4Rules, clean_page
+from data_pipeline.cleaning.language import detector
+from data_pipeline.cleaning.sentences import count_sentences
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.cleaning.wikitext import plain_text
+from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.sources import READERS, Input, Intake, Record
+from data_pipeline.sources.stream import open_stream
+
+SAMPLES = Path(data_pipeline.__file__).parent / "samples"
+FIXTURES = Path(__file__).parent.parent / "tests" / "data" / "commoncrawl"
+FILES = {
+    "wikipedia": SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2",
+    "c4": SAMPLES / "c4-train.00000-of-01024-first1000.json.gz",
+    "wet": FIXTURES / "CC-MAIN-20140820021334-00006.warc.wet",
+    "warc": FIXTURES / "CC-MAIN-20140820021334-00006.warc",
+}
+
+
+def read(source: str) -> list[Record]:
+    return list(READERS[source](Input(str(FILES[source])), Intake()))
+
+
+def size(path: Path) -> int:
+    with open_stream(str(path)) as stream:
+        return len(stream.read())
+
+
+def speed(work: Callable[[], object], total_bytes: int, seconds: float) -> float:
+    """MB/s of the best of as many runs as fit in `seconds`."""
+    best, until = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        work()
+        best = max(best, total_bytes / 1e6 / (time.perf_counter() - started))
+    return best
+
+
+def over(texts: Iterable[str], rule: Callable[[str], object]) -> Callable[[], object]:
+    texts = list(texts)
+    return lambda: [rule(text) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each line of the table")
+    seconds = parser.parse_args().seconds
+    results = {f"read {source}": speed(lambda s=source: read(s), size(path), seconds) for source, path in FILES.items()}
+
+    pages = [record.text for record in read("c4")]
+    page_bytes = sum(len(text.encode()) for text in pages)
+    wikitexts = [record.text for record in read("wikipedia")]
+    results["wikitext to text"] = speed(
+        over(wikitexts, plain_text), sum(len(text.encode()) for text in wikitexts), seconds
+    )
+    rules: dict[str, Callable[[str], object]] = {
+        "C4's lines and pages": lambda text: clean_page(text, C4Rules(), Tally()),
+        "sentences (all of a page)": count_sentences,
+        "bad words, English": lambda text: contains_bad_word(text, "en"),
+        "language, fast": detector("fast"),
+    }
+    for name, rule in rules.items():
+        results[name] = speed(over(pages, rule), page_bytes, seconds)
+    few = pages[:40]
+    results["language, langdetect"] = speed(
+        over(few, detector("langdetect")), sum(len(text.encode()) for text in few), seconds
+    )
+    urls = [record.url for record in read("c4")]
+    results["URL normalisation (of the text's MB)"] = speed(over(urls, normalize_url), page_bytes, seconds)
+
+    table = Table("step", "MB/s per core", title="one core, real text")
+    for name, rate in sorted(results.items(), key=lambda item: item[1]):
+        table.add_row(name, f"{rate:,.1f}")
+    Console().print(table)
+    print(f"slowest: {min(results, key=results.__getitem__)}")
+
+
+if __name__ == "__main__":
+    main()
