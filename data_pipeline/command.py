@@ -8,6 +8,7 @@ import typer
 from data_pipeline.errors import UserError
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 
 def run_command(app: typer.Typer) -> None:
@@ -17,9 +18,10 @@ def run_command(app: typer.Typer) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            print("interrupted; run the same command again to go on", file=sys.stderr)
+        raise
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
