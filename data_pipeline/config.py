@@ -16,7 +16,7 @@ class SourceConfig(Section):
     """Files of one format. `path`: a path, a glob or a list of them, local or an fsspec URL.
 
     `name` is part of every document's id (default: the format). `language`: of documents that don't say theirs.
-    `options`: of the format. `cleaning`: in place of the corpus's.
+    `options`: of the format. `cleaning`: in place of the corpus's; pairs are cleaned only by one of their own.
     """
 
     format: Literal["wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "text", "parquet", "pairs"]
@@ -122,6 +122,12 @@ class CorpusConfig(Section):
         if spans > self.tokenizer.sentinels:
             raise ValueError(f"tokenizer.sentinels: rows.objective makes {spans} spans, one sentinel each")
         return self
+
+    def cleaning_of(self, source: SourceConfig) -> CleaningConfig:
+        """The rules for the documents of `source`."""
+        if source.cleaning is not None:
+            return source.cleaning
+        return CleaningConfig(profile="none") if source.format == "pairs" else self.cleaning
 
     @property
     def tokens_per_shard(self) -> int:

@@ -43,7 +43,7 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
         source = file.source.model_dump(include={"format", "name", "language", "options"})
         settings = {
             **source,
-            "cleaning": (file.source.cleaning or config.cleaning).model_dump(),
+            "cleaning": config.cleaning_of(file.source).model_dump(),
             "file": file.name,
             "range": [piece.start, piece.stop, piece.first_ordinal],
             "split": config.split.ratio,

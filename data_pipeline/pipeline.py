@@ -36,6 +36,10 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     for_training = documents.total(finished["documents"], "train")
     if for_training == 0:
         raise FailedError(f"{config.name}: no document for training is left after reading and cleaning")
+    if pairs := [source.name for source in config.sources if source.format == "pairs"]:
+        raise UserError(
+            f"rows.packing: {config.rows.packing} would lose the targets of the pairs in {', '.join(pairs)}"
+        )
     planned = tokenizer.plan(config.tokenizer, config.seed, parts, checksums, for_training)
     finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
     if until == "tokenizer":

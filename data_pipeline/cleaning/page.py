@@ -45,6 +45,6 @@ class Cleaner:
             language = found.language
         lists = [listed for listed in config.bad_words if language.partition("-")[0] in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
-            tally["bad_words"] += 1  # no example: it would stand in a report
+            tally.drop("bad_words", url)  # where it is, not what it says: examples stand in a report
             return None
         return text, language
