@@ -25,6 +25,11 @@ Checkpoint = Annotated[
 ]
 
 
+@app.callback()
+def _started_by_a_launcher(local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None) -> None:
+    """Shards to a trained model."""  # deepspeed gives each rank that option; the environment says the same
+
+
 @app.command()
 def train(
     config: RunPath,
@@ -32,7 +37,6 @@ def train(
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
     ] = None,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,  # the deepspeed launcher's
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
     from pretrain.config import RunConfig
