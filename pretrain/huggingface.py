@@ -1,7 +1,6 @@
 """T5 checkpoints for Hugging Face transformers, and back."""
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from data_pipeline.atomic import flush
 from data_pipeline.errors import UserError
 from pretrain.models import T5Config, build
 from pretrain.models.t5 import EOS_ID, PAD_ID
@@ -62,12 +62,12 @@ def export(
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         for path in partial.iterdir():
-            _flush(path)
+            flush(path)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _flush(out.parent)
+    flush(out.parent)
 
 
 def load_state(directory: Path) -> tuple[T5Config, dict[str, Tensor]]:
@@ -185,12 +185,3 @@ def _check_tensors(state_dict: Mapping[str, Tensor], config: T5Config) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    """Make a file or directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ the fragments belong. Nothing is pickled. A checkpoint appears under its name wh
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.atomic import fingerprint, sha256
+from data_pipeline.atomic import fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
 from data_pipeline.safetensors_file import os_errors
 from pretrain.checkpoint import CONFIG, TOKENIZER, rank_file
@@ -80,7 +79,7 @@ def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[T
 def _complete(temporary: Path, final: Path, setup: Setup, step: int, consumed: list[int]) -> None:
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     for path in files:
-        _sync(path)
+        flush(path)
     index = Index(
         step=step,
         position=step * setup.cut.global_batch,
@@ -94,10 +93,10 @@ def _complete(temporary: Path, final: Path, setup: Setup, step: int, consumed: l
         },
     )
     (temporary / checkpoint_index.INDEX).write_text(index.as_json())
-    _sync(temporary / checkpoint_index.INDEX)
+    flush(temporary / checkpoint_index.INDEX)
     shutil.rmtree(final, ignore_errors=True)  # only what a former attempt wrote of the same step
     temporary.rename(final)
-    _sync(final.parent)
+    flush(final.parent)
     checkpoint_index.set_latest(setup.directory, step)
     _retain(setup)
 
@@ -129,11 +128,3 @@ def _agree(error: OSError | None, final: Path) -> None:
 
 def _communication_device() -> str:
     return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

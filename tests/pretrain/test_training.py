@@ -111,6 +111,25 @@ def test_losses_do_not_depend_on_zero_stage_and_ranks(small_corpus, tmp_path_fac
     assert abs(both[0] - both[1]) < 1e-4
 
 
+def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
+    """Two micro-batches, on one rank or on two; a fixed number of threads; no clipping, whose norm depends on shards."""
+    exact = {
+        "run": {"name": "test", "directory": "", "max_steps": 8, "cpu_threads": 1},
+        "model": {**MODEL, "dropout_rate": 0.0, "num_decoder_layers": 3},
+        "batch": {"global_batch_size": 16, "micro_batch_size": 8},
+        "optimizer": {"learning_rate": 1e-2, "gradient_clipping": 0},
+    }
+    found = []
+    for stage, ranks in ((1, 1), (3, 2)):
+        folder = tmp_path / f"{stage}-{ranks}"
+        exact["run"]["directory"] = str(folder / "run")
+        path = run_file(folder, small_corpus, stage, **exact)
+        done = train(path, ranks)
+        assert done.returncode == 0, done.stderr
+        found.append(losses(path))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, stage, precision):
     """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id."""
