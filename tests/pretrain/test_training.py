@@ -112,7 +112,7 @@ def test_losses_do_not_depend_on_zero_stage_and_ranks(small_corpus, tmp_path_fac
 
 
 def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
-    """Two micro-batches, on one rank or on two; a fixed number of threads; no clipping, whose norm depends on shards."""
+    """Two micro-batches, on one rank or on two; threads fixed; no clipping, whose norm depends on the shards."""
     exact = {
         "run": {"name": "test", "directory": "", "max_steps": 8, "cpu_threads": 1},
         "model": {**MODEL, "dropout_rate": 0.0, "num_decoder_layers": 3},
