@@ -40,8 +40,11 @@ class Keys:
         self._words.extend(words)
         self._words.append(document << 32 | item)
 
-    def write(self, path: Path) -> int:
-        """Writes them; returns how many. Duplicates inside the unit are decided here: one key of each goes on."""
+    def write(self, path: Path, gone: Sequence[int] = ()) -> int:
+        """Writes them, and which documents are `gone`; returns how many.
+
+        Duplicates inside the unit are decided here: one key of each goes on.
+        """
         table = np.frombuffer(self._words, dtype=np.uint64).reshape(-1, self._width)
         kept, losers, winners = decide(table, self._group)
         hashes = table[kept, 0]
@@ -51,6 +54,7 @@ class Keys:
             "keys": table[kept],
             "slots": np.append(slots, len(kept)).astype(np.int64),
             "losers": pairs[pairs[:, 0] >> np.uint64(32) != NOBODY],
+            "gone": np.array(gone, dtype=np.int64),
         }
         _save(arrays, path)
         return len(kept)
@@ -128,6 +132,12 @@ def read_own_losers(corpus: Path, name: str) -> np.ndarray:
     """(n, 2): places of what lost inside a unit, and of what it lost to."""
     with safe_open(corpus / name, "numpy") as file:
         return file.get_tensor("losers")
+
+
+def read_gone(corpus: Path, name: str) -> set[int]:
+    """Documents that the steps before these keys have dropped."""
+    with safe_open(corpus / name, "numpy") as file:
+        return set(file.get_tensor("gone").tolist())
 
 
 def _save(arrays: dict[str, np.ndarray], path: Path) -> None:

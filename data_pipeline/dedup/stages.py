@@ -18,7 +18,7 @@ from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.documents import Documents
-from data_pipeline.dedup.keys import Bucket, Keys, decide, read_losers, read_own_losers, write_losers
+from data_pipeline.dedup.keys import Bucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
 from data_pipeline.dedup.lines import Lines
 from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.dedup.spans import Spans
@@ -91,7 +91,14 @@ def deduplicate(config: CorpusConfig, corpus: Path, documents: list[Finished]) -
             unit = Unit("clusters", work, depends, (name,))
             finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
             losers = [name]
-        applied.append({"step": step, "own": None if step == "minhash" else files, "losers": losers})
+        applied.append(
+            {
+                "step": step,
+                "keys": None if step == "urls" else files,
+                "own": None if step == "minhash" else files,
+                "losers": losers,
+            }
+        )
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
     finished[LAST.name] = run(LAST, per_part(documents, "", "documents/{}.parquet"), corpus, config.ray)
     return finished
@@ -112,10 +119,14 @@ def gather_keys(corpus: Path, spec: Json) -> Json:
     """The keys of one step of one unit's documents, as the steps before have left them."""
     step = _step(spec["step"], spec["dedup"])
     keys = Keys(step.group, step.order)
-    for number, row in _left(corpus, spec, _COLUMNS, Tally()):
+    gone: list[int] = []
+    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
+        if row is None:
+            gone.append(number)
+            continue
         for item, words in step.keys(row):
             keys.add(number, item, words)
-    return {"keys": keys.write(corpus / spec["output"])}
+    return {"keys": keys.write(corpus / spec["output"], gone)}
 
 
 def decide_bucket(corpus: Path, spec: Json) -> Json:
@@ -160,8 +171,9 @@ def write_left(corpus: Path, spec: Json) -> Json:
     """Writes the documents of one unit that are left after all steps; returns what was dropped."""
     tally = Tally()
     with documents_file(corpus / spec["output"]) as documents:
-        for _, row in _left(corpus, spec, list(Document.__dataclass_fields__), tally):
-            documents.add(Document(**row))
+        for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
+            if row is not None:
+                documents.add(Document(**row))
     return {"counts": dict(sorted(tally.items())), "examples": dict(sorted(tally.examples.items())), **documents.counts}
 
 
@@ -173,23 +185,31 @@ _STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "lose
 LAST = Stage("deduplicated", 1, write_left)
 
 
-def _left(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row]]:
-    """(number, row) of each document of a part that the steps applied so far have left, its text as they left it."""
+def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
+    """(number, row) of each document of a part, its text as the steps applied so far leave it; None if they drop it."""
+    unit = spec["unit"]
     steps = [
         (
             _step(done["step"], spec["dedup"]),
-            read_losers(corpus, done["own"] and done["own"][spec["unit"]], done["losers"], spec["unit"]),
+            read_losers(corpus, done["own"] and done["own"][unit], done["losers"], unit),
         )
         for done in spec["applied"]
     ]
+    # What is left is looked at once for its number of sentences, which is slow: the last keys say who was dropped.
+    counted, gone = 0, set()
+    for position, done in enumerate(spec["applied"]):
+        if done["keys"]:
+            counted, gone = position, read_gone(corpus, done["keys"][unit])
     for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
-        for step, losers in steps:
-            text = step.without(row, losers.get(number, []), tally, spec["min_sentences"])
+        left: Row | None = row
+        for position, (step, losers) in enumerate(steps):
+            min_sentences = spec["min_sentences"] if position >= counted or number in gone else 0
+            text = step.without(row, losers.get(number, []), tally, min_sentences)
             if text is None:
+                left = None
                 break
             row["text"] = text
-        else:
-            yield number, row
+        yield number, left
 
 
 def _step(name: str, dedup: Json) -> Step:
