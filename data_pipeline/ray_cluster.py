@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,9 +65,11 @@ def each(function: Callable[[str], str], names: list[str], what: str) -> Iterato
 
 
 def _join(address: str) -> None:
+    # One attempt, of 40 s at most. Ray makes 20, so that another program at the port would keep us for a quarter hour.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdigit():  # Ray itself would try for most of a minute
+        if port.isdigit():  # tells at once where nobody listens
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         ray.init(address=address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:

@@ -27,7 +27,6 @@ import psutil
 from tests.conftest import SAMPLES, write_c4, write_corpus_file
 
 VICTIMS = ("driver", "worker", "raylet", "all")
-_SECONDS_BETWEEN_KILLS = (0.5, 20.0)  # a start takes 3 s, a whole build some 20 s
 _SECONDS_TO_FINISH = 180.0
 
 
@@ -64,20 +63,21 @@ def write_inputs(folder: Path) -> Path:
     return write_corpus_file(folder / "corpus.yaml", sources=sources, tokenizer=tokenizer, shards=shards)
 
 
-def soak(folder: Path, kills: int, seed: int, seconds: float) -> Outcome:
-    """Builds in `folder` until there were `kills` kills, or `seconds` are over."""
-    config, outcome, generator = write_inputs(folder), Outcome(), random.Random(seed)
-    wanted, until = folder / "undisturbed", time.monotonic() + seconds
+def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
+    """Builds beside `config` until there were `kills` kills, or `seconds` are over. `pause`: longest between kills."""
+    folder, outcome, generator = config.parent, Outcome(), random.Random(seed)
+    wanted = folder / "undisturbed"
     done = _start(config, wanted, folder / "undisturbed.log").wait(_SECONDS_TO_FINISH)
     if done != 0:
         outcome.problems.append(f"the undisturbed build failed:\n{(folder / 'undisturbed.log').read_text()}")
         return outcome
     expected = checksums(wanted)
     outcome.files = len(expected)
+    until = time.monotonic() + seconds
     while outcome.kills.total() < kills and time.monotonic() < until and not outcome.problems:
         corpus = folder / "killed"
         shutil.rmtree(corpus, ignore_errors=True)
-        _build(config, corpus, folder / f"build-{outcome.builds}.log", kills, generator, outcome)
+        _build(config, corpus, folder / f"build-{outcome.builds}.log", kills, pause, generator, outcome)
         outcome.builds += 1
         if outcome.problems:
             break
@@ -91,7 +91,9 @@ def soak(folder: Path, kills: int, seed: int, seconds: float) -> Outcome:
     return outcome
 
 
-def _build(config: Path, corpus: Path, log: Path, kills: int, generator: random.Random, outcome: Outcome) -> None:
+def _build(
+    config: Path, corpus: Path, log: Path, kills: int, pause: float, generator: random.Random, outcome: Outcome
+) -> None:
     """One build, started again until it gets through."""
     seen: set[psutil.Process] = set()
     driver, hit = _start(config, corpus, log), False
@@ -100,7 +102,7 @@ def _build(config: Path, corpus: Path, log: Path, kills: int, generator: random.
         while True:
             may_kill = outcome.kills.total() < kills
             with contextlib.suppress(subprocess.TimeoutExpired):
-                driver.wait(generator.uniform(*_SECONDS_BETWEEN_KILLS) if may_kill else 1.0)
+                driver.wait(generator.uniform(0.5, pause) if may_kill else 1.0)
             if driver.returncode == 0:
                 return
             if driver.returncode is not None:
@@ -176,7 +178,8 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = soak(Path(folder), arguments.kills, arguments.seed, arguments.minutes * 60)
+        config = write_inputs(Path(folder))
+        outcome = soak(config, arguments.kills, arguments.seed, arguments.minutes * 60, pause=20)
     by_victim = ", ".join(f"{outcome.kills[victim]} {victim}" for victim in VICTIMS)
     print(f"{outcome.kills.total()} kills ({by_victim}) in {outcome.builds} builds, {time.monotonic() - started:.0f} s")
     print("\n".join(outcome.problems) or f"every build's {outcome.files} files are those of the undisturbed build")
