@@ -21,8 +21,11 @@ from data_pipeline.cleaning.sentences import count_sentences
 from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
+from data_pipeline.dedup.config import DedupConfig, MinHashConfig
+from data_pipeline.dedup.documents import Documents
 from data_pipeline.dedup.keys import Bucket, Keys, decide, read_losers, write_losers
-from data_pipeline.dedup.minhash import bands, ngrams
+from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
 from data_pipeline.dedup.spans import Spans, cut
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.pipeline import build
@@ -169,7 +172,7 @@ def test_of_equal_timestamps_the_smallest_md5_of_the_url_stays(deduplicated):
     assert found.texts == [min(urls, key=md5)]
 
 
-def test_equal_documents_leave_the_smallest_id_and_pairs_differ_by_target(deduplicated):
+def test_equal_documents_leave_the_smallest_id(deduplicated):
     found = deduplicated([[page("One."), page("Two.")], [page("Two."), page("one."), page("One.")]], documents=True)
     assert [row["id"] for row in found.rows] == [
         "c4/000.json.gz/000000000",
@@ -177,6 +180,28 @@ def test_equal_documents_leave_the_smallest_id_and_pairs_differ_by_target(dedupl
         "c4/001.json.gz/000000001",
     ]
     assert found.counts["duplicate_document"] == 2
+
+
+def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
+    pair = {"id": "a", "url": "", "text": "translate: yes\ntranslate: yes", "target": "ja"}
+    (same,), (other,) = (list(Documents().keys({**pair, "target": target})) for target in ("ja", "oui"))
+    assert same == next(Documents().keys({**pair, "id": "b"}))
+    assert same != other
+    assert not [*Lines().keys(pair), *Spans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
+    assert Lines().without(pair, [], Tally(), 3) == pair["text"]
+
+
+def test_minhash_is_a_switch_or_a_section():
+    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(
+        threshold=0.8, permutations=128, ngram=5
+    )
+    assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
+        "urls",
+        "lines",
+        "documents",
+        "minhash",
+    ]
+    assert DedupConfig.model_validate(OFF).steps == []
 
 
 def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(deduplicated):
