@@ -72,7 +72,7 @@ def _join(address: str) -> None:
         if port.isdigit():  # tells at once where nobody listens
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         ray.init(address=address, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise FailedError(f"ray.address: can't join the cluster at {address}: {_one_line(error)}") from None
 
 

@@ -25,7 +25,7 @@ from tests.soak_build import checksums
 
 SECOND_NODE = "127.0.0.2"
 # Where a token of Ray's own lies in the home directory, nodes would ask for it and the driver wouldn't show it.
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_DISABLE_IMPORT_WARNING": "1"}
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 
 
 def free_port() -> int:
