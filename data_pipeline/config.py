@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.config_file import Section
+from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources import OPTIONS
 
@@ -102,6 +103,7 @@ class CorpusConfig(Section):
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     bytes_per_unit: PositiveInt = 64 * 2**20  # a bz2 dump of many streams is cut into ranges of about that size
     cleaning: CleaningConfig = CleaningConfig()
+    dedup: DedupConfig = DedupConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     rows: RowsConfig = RowsConfig()

@@ -1,5 +1,6 @@
 """The documents stage: each input file, or range of one, becomes one Parquet file of clean documents."""
 
+import contextlib
 import hashlib
 import math
 from collections import Counter
@@ -18,7 +19,8 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.dedup.keys import NOBODY, Keys
+from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.document import Document
 from data_pipeline.errors import DamagedInput, UserError
 from data_pipeline.inputs import list_files, pieces
@@ -33,13 +35,19 @@ _DOMAINS_KEPT = 1000  # of each unit; a report shows the first few of all
 
 
 def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
-    """One unit for each input file or range of one, in the order of the sources and of the names in each."""
+    """One unit for each input file or range of one, in the order of the sources and of the names in each.
+
+    What is deduplicated later is no document of the corpus yet, and lies with the stages.
+    """
     units = []
+    steps = config.dedup.steps
     files = [file for source in config.sources for file in list_files(source)]
     plans = corpus / ".stages" / "plans"
     inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
     for number, (file, piece) in enumerate(inputs):
-        output = f"documents/part-{number:05d}.parquet"
+        name = f"part-{number:05d}"
+        output = f".stages/documents/{name}.parquet" if steps else f"documents/{name}.parquet"
+        urls = f".stages/documents/{name}.urls.safetensors" if "urls" in steps else None
         source = file.source.model_dump(include={"format", "name", "language", "options"})
         settings = {
             **source,
@@ -48,10 +56,10 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
             "range": [piece.start, piece.stop, piece.first_ordinal],
             "split": config.split.ratio,
         }
-        stamp = fingerprint([settings, file.bytes, file.stamp])
+        stamp = fingerprint([settings, file.bytes, file.stamp, output, urls])
         size = (piece.stop or file.bytes) - piece.start
-        spec = {**settings, "path": file.path, "output": output}
-        units.append(Unit(f"part-{number:05d}", spec, stamp, (output,), size))
+        spec = {**settings, "path": file.path, "output": output, "urls": urls}
+        units.append(Unit(name, spec, stamp, (output, urls) if urls else (output,), size))
     return units
 
 
@@ -77,6 +85,50 @@ class Histograms:
         }
 
 
+class DocumentsFile:
+    """Documents on their way into one Parquet file, and what is counted of them."""
+
+    def __init__(self, writer: pq.ParquetWriter):
+        self._writer = writer
+        self._batch: list[dict[str, str]] = []
+        self._characters = 0
+        self._documents: Counter[str] = Counter()
+        self._histograms = Histograms()
+        self._text_bytes = 0
+
+    def add(self, document: Document) -> None:
+        self._batch.append(asdict(document))
+        self._characters += len(document.text)
+        self._documents[document.split] += 1
+        self._text_bytes += len(document.text.encode())
+        self._histograms.add(document)
+        if self._characters >= _ROW_GROUP_CHARACTERS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added since the last time as a row group."""
+        self._writer.write_table(pa.Table.from_pylist(self._batch, SCHEMA))
+        self._batch, self._characters = [], 0
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Documents by split, bytes of text, histograms."""
+        return {
+            "documents": dict(sorted(self._documents.items())),
+            "text_bytes": self._text_bytes,
+            **self._histograms.as_json(),
+        }
+
+
+@contextlib.contextmanager
+def documents_file(path: Path) -> Iterator[DocumentsFile]:
+    """A Parquet file of documents that appears under `path` when the block ends well."""
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+        documents = DocumentsFile(writer)
+        yield documents
+        documents.flush()
+
+
 def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Reads, cleans and splits one input and writes its documents; returns what came in and what was dropped.
 
@@ -84,27 +136,15 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """
     intake = Intake()
     damage: list[tuple[str, str]] = []
-    documents: Counter[str] = Counter()
-    histograms = Histograms()
-    text_bytes = 0
-    with atomic_path(corpus / spec["output"]) as path, pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        batch: list[dict[str, str]] = []
-        characters = 0
+    urls = NewestUrl.noted() if spec["urls"] else None
+    with documents_file(corpus / spec["output"]) as documents:
         try:
-            for document in _documents(spec, intake):
-                batch.append(asdict(document))
-                characters += len(document.text)
-                documents[document.split] += 1
-                text_bytes += len(document.text.encode())
-                histograms.add(document)
-                if characters >= _ROW_GROUP_CHARACTERS:
-                    writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
-                    batch, characters = [], 0
+            for document in _documents(spec, intake, urls):
+                documents.add(document)
         except DamagedInput as error:
             damage.append((error.position, error.reason))
         except UserError as error:  # the file went away, or may not be read
             damage.append(("the start", str(error)))
-        writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
     counts = intake.counters
     return {
         "source": spec["name"],
@@ -115,9 +155,8 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         "damage": [*damage, *intake.damage],
         "counts": dict(sorted(counts.items())),
         "examples": dict(sorted(counts.examples.items())),
-        "documents": dict(sorted(documents.items())),
-        "text_bytes": text_bytes,
-        **histograms.as_json(),
+        **documents.counts,
+        **({"url_keys": urls.write(corpus / spec["urls"])} if urls else {}),
     }
 
 
@@ -141,17 +180,24 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
-def _documents(spec: dict[str, Any], intake: Intake) -> Iterator[Document]:
+def _documents(spec: dict[str, Any], intake: Intake, urls: Keys | None) -> Iterator[Document]:
+    """The documents of one input. `urls` notes every page that isn't too long: all may be the newest of their URL."""
     clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
     start, stop, first_ordinal = spec["range"]
+    number = 0
     for record in READERS[spec["format"]](Input(spec["path"], start, stop, first_ordinal, spec["options"]), intake):
         text = plain_text(record.text) if spec["format"] == "wikipedia" else record.text
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
+        too_long = intake.counters["too_long"]
         kept = clean(text, record.url, spec["language"] or record.language, intake.counters)
+        if urls and record.url and not record.target and intake.counters["too_long"] == too_long:
+            words = NewestUrl.words(record.url, record.timestamp, kept is not None)
+            urls.add(NOBODY if kept is None else number, 0, words)
         if kept is not None:
             yield _document(record, *kept, spec)
+            number += 1
 
 
 def _document(record: Record, text: str, language: str, spec: dict[str, Any]) -> Document:

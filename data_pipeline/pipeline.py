@@ -5,6 +5,7 @@ from pathlib import Path
 from data_pipeline import documents, manifest, report, rows, shards, tokenizer
 from data_pipeline.atomic import fingerprint, remove_leftovers
 from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup import stages as dedup
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.inputs import list_files
 from data_pipeline.work_units import Finished, run
@@ -23,19 +24,24 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     for source in config.sources:
         list_files(source)  # a missing input is told before anything is written
     _prepare(corpus)
+    dedup.forget(corpus, config.dedup)
     planned = documents.plan(config, corpus)
     finished: dict[str, list[Finished]] = {}
 
     finished["documents"] = run(documents.STAGE, planned, corpus, config.ray)
     _tell_damage(finished["documents"], strict)
+    left = finished["documents"]
+    if config.dedup.steps:
+        finished |= dedup.deduplicate(config, corpus, left)
+        left = finished[dedup.LAST.name]
     if until == "documents":
         return corpus
 
-    parts = [name for unit in finished["documents"] for name in unit.outputs]
-    checksums = [checksum for unit in finished["documents"] for checksum in unit.checksums]
-    for_training = documents.total(finished["documents"], "train")
+    parts = [name for unit in left for name in unit.outputs]
+    checksums = [checksum for unit in left for checksum in unit.checksums]
+    for_training = documents.total(left, "train")
     if for_training == 0:
-        raise FailedError(f"{config.name}: no document for training is left after reading and cleaning")
+        raise FailedError(f"{config.name}: no document for training is left after reading, cleaning and deduplication")
     if pairs := [source.name for source in config.sources if source.format == "pairs"]:
         raise UserError(
             f"rows.packing: {config.rows.packing} would lose the targets of the pairs in {', '.join(pairs)}"
@@ -46,7 +52,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
         return corpus
 
     (trained,) = finished["tokenizer"]
-    planned = rows.plan(config, finished["documents"], trained)
+    planned = rows.plan(config, left, trained)
     finished["tokens"] = run(rows.STAGE, planned, corpus, config.ray)
 
     planned = shards.plan(config, corpus, finished["tokens"], trained)

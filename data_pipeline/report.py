@@ -10,31 +10,37 @@ from data_pipeline.cleaning.tally import EXAMPLES
 from data_pipeline.work_units import Finished
 
 # counted, but no reason to drop anything
-_NO_RULES = {"read", "passed", "line_passed", "undecodable", "truncated_xml"}
-_LINE = "line_"
+_NO_RULES = {"read", "passed", "undecodable", "truncated_xml"}
+_LINE, _SPAN = "line_", "span_"
 _BAR = 40
 
 
 def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[str, Any]:
     """Writes report.json and report.md of a finished build; returns the former."""
     documents = [unit.result for unit in stages["documents"]]
-    counts = _sum(result["counts"] for result in documents)
-    lines = {rule.removeprefix(_LINE): n for rule, n in counts.items() if rule.startswith(_LINE)}
+    deduplicated = [unit.result for unit in stages.get("deduplicated", [])]
+    left = deduplicated or documents
+    counts = _sum(result["counts"] for result in documents + deduplicated)
+    rules = {rule: n for rule, n in counts.items() if rule not in _NO_RULES}
     report = {
         "documents": {
             "read": counts["read"],
-            "kept": sum(sum(result["documents"].values()) for result in documents),
-            "dropped": {rule: n for rule, n in counts.items() if rule not in _NO_RULES and not rule.startswith(_LINE)},
+            "kept": sum(sum(result["documents"].values()) for result in left),
+            "dropped": {rule: n for rule, n in rules.items() if not rule.startswith((_LINE, _SPAN))},
         },
-        "lines": {"read": sum(lines.values()), "dropped": {rule: n for rule, n in lines.items() if rule != "passed"}},
+        "lines": {"read": _lines_read(counts), "dropped": _of_kind(_LINE, rules)},
+        "spans": {"dropped": _of_kind(_SPAN, rules)},
         "undecodable_documents": counts["undecodable"],
-        "examples": _examples(documents),
-        "lengths": dict(sorted(_sum(result["lengths"] for result in documents).items(), key=lambda item: int(item[0]))),
-        "languages": _most_common(result["languages"] for result in documents),
-        "domains": _most_common(result["domains"] for result in documents),
+        "examples": _examples(documents + deduplicated),
+        "lengths": dict(sorted(_sum(result["lengths"] for result in left).items(), key=lambda item: int(item[0]))),
+        "languages": _most_common(result["languages"] for result in left),
+        "domains": _most_common(result["domains"] for result in left),
         "inputs": [_input(result) for result in documents],
         "splits": _splits(stages["shards"]),
-        "stages": [_speed(stage, units, documents) for stage, units in stages.items()],
+        "stages": [
+            _speed(stage, units, left if stage in ("tokenizer", "tokens", "shards") else documents)
+            for stage, units in stages.items()
+        ],
     }
     write_json(corpus / "report.json", report)
     write_bytes(corpus / "report.md", as_markdown(name, report).encode())
@@ -83,6 +89,19 @@ def as_markdown(name: str, report: dict[str, Any]) -> str:
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_kind(prefix: str, rules: dict[str, int]) -> dict[str, int]:
+    """What was dropped of lines or spans: line_passed and line_seen are no rules."""
+    kind = {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
+    return {rule: n for rule, n in kind.items() if rule not in ("passed", "seen")}
+
+
+def _lines_read(counts: Counter[str]) -> int:
+    """Lines that cleaning looked at; where it has no rules for lines, those that deduplication did."""
+    cleaned = sum(n for rule, n in counts.items() if rule.startswith(_LINE))
+    again = counts["line_seen"] + counts["line_duplicate_line"]
+    return cleaned - again or counts["line_seen"]
 
 
 def _sum(counts: Any) -> Counter[str]:

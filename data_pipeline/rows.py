@@ -105,13 +105,14 @@ def _slice(file: Any, bucket: Bucket) -> tuple[slice, np.ndarray, np.ndarray]:
 
 
 def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> np.ndarray:
-    """(buckets,) int64: tokens in each bucket, over all tokenized `files`."""
+    """(buckets,) int64: tokens in each bucket of one split, over all tokenized `files`; reads each file once."""
+    bounds = np.array([bucket.bounds for bucket in buckets], dtype=np.uint64)
     counts = np.zeros(len(buckets), dtype=np.int64)
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
-            for position, bucket in enumerate(buckets):
-                offsets = _slice(file, bucket)[2]
-                counts[position] += offsets[-1] - offsets[0]
+            hashes, offsets = (file.get_tensor(f"{buckets[0].split}.{array}") for array in ("hashes", "offsets"))
+        first, end = np.searchsorted(hashes, bounds[:, 0], "left"), np.searchsorted(hashes, bounds[:, 1], "right")
+        counts += offsets[end] - offsets[first]
     return counts
 
 

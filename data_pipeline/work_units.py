@@ -7,15 +7,16 @@ counts; the driver's planning decides what exists, Ray only when. A unit is comm
 
 import errno
 import json
-import logging
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.atomic import fingerprint, sha256, write_json
+from data_pipeline import ownership
+from data_pipeline.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.config import RayConfig
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.progress import track
@@ -66,6 +67,7 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
 
     Units that fail don't stop the others. Then raises FailedError with one line for each failure.
     """
+    ownership.claim(corpus)  # before looking at what is there: until then a killed build's workers may change it
     wanted = {unit.name: fingerprint([stage.name, stage.version, unit.inputs]) for unit in units}
     done = {unit.name: _committed(corpus, stage.name, unit.name) for unit in units}
     reasons = {unit.name: _why_redo(corpus, done[unit.name], wanted[unit.name]) for unit in units}
@@ -124,24 +126,37 @@ def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
                 (corpus / name).unlink(missing_ok=True)
 
 
-def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path) -> Json:
-    """Runs in a worker: does the work and commits it; returns the row committed, or an error that is the user's."""
+def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) -> Json:
+    """Runs in a worker: does the work and commits it; returns the row committed, or why there is none."""
     started = time.process_time()
     try:
-        result = stage.work(corpus, unit.spec)
-        outputs = {
-            name: {"bytes": (corpus / name).stat().st_size, "sha256": sha256(corpus / name)} for name in unit.outputs
-        }
-        finished = Finished(unit.name, wanted, result, outputs, round(time.process_time() - started, 3))
-        write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))
-        return asdict(finished)
+        with ownership.at_work(corpus, token):
+            result = stage.work(corpus, unit.spec)
+            outputs = {
+                name: {"bytes": (corpus / name).stat().st_size, "sha256": sha256(corpus / name)}
+                for name in unit.outputs
+            }
+            finished = Finished(unit.name, wanted, result, outputs, round(time.process_time() - started, 3))
+            write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))
+            return asdict(finished)
     except UserError as error:
         return {"name": unit.name, "error": str(error), "exit_code": error.exit_code}
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
+            return _bug(stage, unit, corpus, error)
         message = f"{corpus}: {os.strerror(error.errno)}; what is finished is kept"
         return {"name": unit.name, "error": message, "exit_code": 1}
+    except Exception as error:
+        return _bug(stage, unit, corpus, error)
+
+
+def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Json:
+    """Keeps the traceback, which a bug report needs; the line says where it is."""
+    path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
+    write_bytes(path, "".join(traceback.format_exception(error)).encode())
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    message = f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})"
+    return {"name": unit.name, "error": message, "exit_code": 1}
 
 
 def _raise(errors: list[tuple[int, str]]) -> None:
@@ -152,39 +167,15 @@ def _raise(errors: list[tuple[int, str]]) -> None:
 def _on_ray(
     stage: Stage, todo: list[Unit], wanted: dict[str, str], corpus: Path, ray_config: RayConfig
 ) -> Iterator[Json]:
-    import ray  # slow to import, and not needed when every unit is up to date
+    from data_pipeline import ray_cluster  # ray is slow to import, and not needed when every unit is up to date
 
-    _start_ray(ray_config)
     corpus = corpus.resolve()
+    token = ownership.begin(corpus)
+    ray_cluster.start(ray_config, corpus, token)
     by_name = {unit.name: unit for unit in todo}
 
-    def perform(batch: dict[str, Any]) -> dict[str, list[str]]:
-        names = [str(name) for name in batch["unit"]]
-        rows = [_perform(stage, by_name[name], wanted[name], corpus) for name in names]
-        return {"row": [json.dumps(row) for row in rows]}
+    def perform(name: str) -> str:
+        return json.dumps(_perform(stage, by_name[name], wanted[name], corpus, token))
 
-    dataset = ray.data.from_items([{"unit": unit.name} for unit in todo], override_num_blocks=len(todo))
-    for row in dataset.map_batches(perform, batch_size=1, num_cpus=1).iter_rows():
-        yield json.loads(row["row"])
-
-
-def _start_ray(ray_config: RayConfig) -> None:
-    import ray
-
-    if ray.is_initialized():
-        return
-    if ray_config.address is None:
-        # Only counts travel through the object store; the rest of the memory is the workers'.
-        ray.init(
-            num_cpus=ray_config.num_cpus,
-            object_store_memory=256 * 2**20,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
-    else:
-        ray.init(address=ray_config.address, logging_level=logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.verbose_progress = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    for row in ray_cluster.each(perform, list(by_name), stage.name):
+        yield json.loads(row)

@@ -38,6 +38,7 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
         "output": str(path.parent / "corpus"),
         "sources": [{"format": "c4", "path": str(path.parent / "*.json.gz"), "language": "en"}],
         "cleaning": {"profile": "none"},
+        "dedup": {"urls": None, "lines": False, "documents": False},
         "split": {"validation_fraction": 0.05},
         "tokenizer": {"vocab_size": 500, "sentinels": 20},
         "rows": {"objective": {"name": "span_corruption", "inputs_length": 32}},

@@ -1,0 +1,36 @@
+"""Lines that stand on more than one page stay on one of them (C4's rule, TFDS `c4_utils`)."""
+
+from collections.abc import Iterator
+
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.step import Row, enough_left, rank
+
+
+class Lines:
+    """Equal after strip and lower; the page of the smallest md5 of its URL keeps the line, where it stands first.
+
+    Blank lines are no lines. Of 5 × 10⁹ different lines, about C4's, 0.7 pairs are expected to share a hash of 64 bits.
+    """
+
+    group, order = 1, 1
+
+    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
+        if row["target"]:  # a pair's text is an input, prefix and all
+            return
+        winner = rank(row)
+        for number, line in enumerate(row["text"].split("\n")):
+            if normalized := line.strip().lower():
+                yield number, (hash64(normalized), winner)
+
+    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+        """ "One.\nTwo.\nThree." without [1]  ->  "One.\nThree." """
+        if row["target"]:
+            return row["text"]
+        lines = row["text"].split("\n")
+        tally["line_seen"] += sum(1 for line in lines if line and not line.isspace())
+        gone = set(lost)
+        for number in lost:
+            tally.drop("line_duplicate_line", lines[number])
+        text = "\n".join(line for number, line in enumerate(lines) if number not in gone) if gone else row["text"]
+        return enough_left(text.strip(), row, tally, min_sentences)

@@ -1,0 +1,70 @@
+"""Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing: one document of each cluster stays.
+
+A signature is cut into bands; documents that agree in all of one band are taken for near-duplicates, as in GPT-3's and
+datatrove's pipelines, and whatever hangs together by such pairs is one cluster.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.dedup.config import MinHashConfig
+from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.step import Row
+
+_SEED = 1
+_WORD = re.compile(r"\w+")
+
+
+class NearDuplicates:
+    """The document of the smallest id stays. Documents of no word, and pairs, are never touched."""
+
+    group, order = 1, 0
+
+    def __init__(self, config: MinHashConfig):
+        from rensa import RMinHash  # needed where near-duplicates are asked for
+
+        self._signatures = RMinHash.digests_from_token_sets
+        self._config = config
+        self._bands, self._rows = bands(config.threshold, config.permutations)
+
+    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
+        shingles = set() if row["target"] else ngrams(row["text"], self._config.ngram)
+        if not shingles:
+            return
+        (signature,) = self._signatures([sorted(shingles)], self._config.permutations, _SEED)
+        for band in range(self._bands):
+            values = signature[band * self._rows : (band + 1) * self._rows]
+            yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
+
+    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+        if lost:
+            tally.drop("near_duplicate", row["text"])
+            return None
+        return row["text"]
+
+
+def ngrams(text: str, length: int) -> set[str]:
+    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a text of fewer words is one n-gram."""
+    words = _WORD.findall(text.lower())
+    return {" ".join(words[start : start + length]) for start in range(max(1, len(words) - length + 1))} - {""}
+
+
+@functools.cache
+def bands(threshold: float, permutations: int) -> tuple[int, int]:
+    """(bands, rows of each) that err least: dissimilar documents found and similar ones missed, of all similarities.
+
+    Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands; 0.8 with 128  ->  (9, 13).
+    """
+    similarity = (np.arange(1000) + 0.5) / 1000
+    similar = similarity >= threshold
+
+    def errors(shape: tuple[int, int]) -> float:
+        missed = (1 - similarity ** shape[1]) ** shape[0]
+        return float(np.where(similar, missed, 1 - missed).sum())
+
+    shapes = [(permutations // rows, rows) for rows in range(1, permutations + 1)]
+    return min(shapes, key=errors)

@@ -1,0 +1,54 @@
+"""Three-sentence spans that occur more than once stay in one place: Raffel et al. 2020, section 2.2.
+
+The paper says spans where its program says lines. Parameters as datatrove's: spans of 3 sentences that slide by one;
+documents of fewer sentences are never touched. Normalised by strip, lower and white space alone.
+"""
+
+from collections.abc import Iterator
+
+from data_pipeline.cleaning.sentences import sentence_starts
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.step import Row, enough_left, rank
+
+SENTENCES = 3
+
+
+class Spans:
+    """The document of the smallest md5 of its URL keeps a span, where it stands first.
+
+    Overlapping spans share sentences, and one that loses takes its three along, yet none is lost everywhere: it stands
+    in the span that won, in a document of smaller md5, or earlier in the same.
+    """
+
+    group, order = 1, 1
+
+    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
+        if row["target"]:
+            return
+        winner = rank(row)
+        sentences = [" ".join(sentence.lower().split()) for sentence in cut(row["text"])]
+        for number in range(len(sentences) - SENTENCES + 1):
+            yield number, (hash64("\n".join(sentences[number : number + SENTENCES])), winner)
+
+    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+        """ "It ran. It hid. It slept.\nIt woke." without span [0]  ->  "It woke." """
+        if not lost:
+            return row["text"]
+        sentences = cut(row["text"])
+        gone = {number + offset for number in lost for offset in range(SENTENCES)}
+        for number in lost:
+            tally.drop("span_duplicate_span", "".join(sentences[number : number + SENTENCES]))
+        kept: list[str] = []
+        for number, sentence in enumerate(sentences):
+            if number not in gone:
+                kept.append(sentence)
+            elif kept and "\n" in sentence[len(sentence.rstrip()) :]:
+                kept[-1] = kept[-1].rstrip() + "\n"  # a paragraph's end stays one
+        return enough_left("".join(kept).strip(), row, tally, min_sentences)
+
+
+def cut(text: str) -> list[str]:
+    """Sentences, each with the white space behind it: "It ran. It hid."  ->  ["It ran. ", "It hid."]"""
+    starts = sentence_starts(text)
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]

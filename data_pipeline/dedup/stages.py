@@ -1,0 +1,235 @@
+"""The stages of deduplication: keys are gathered and decided step by step, and text is written once, at the end.
+
+Each step gathers the keys of every unit's text as the steps before have left it. That is worked out again from what
+they decided rather than stored: no intermediate text is written. Then each bucket of hashes decides who loses, and the
+last stage writes the documents that are left. For near-duplicates the buckets find pairs, and one unit more clusters.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from data_pipeline.atomic import atomic_path, fingerprint
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.documents import Documents
+from data_pipeline.dedup.keys import Bucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
+from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.minhash import NearDuplicates
+from data_pipeline.dedup.spans import Spans
+from data_pipeline.dedup.step import Row, Step
+from data_pipeline.dedup.urls import NewestUrl
+from data_pipeline.document import Document
+from data_pipeline.documents import documents_file, read_documents
+from data_pipeline.safetensors_file import os_errors
+from data_pipeline.work_units import Finished, Stage, Unit, run
+
+Json = dict[str, Any]
+_COLUMNS = ["id", "text", "url", "target"]
+
+
+def deduplicate(config: CorpusConfig, corpus: Path, documents: list[Finished]) -> dict[str, list[Finished]]:
+    """Runs the stages that `config.dedup` asks for; returns them by name, the last one with the documents left."""
+    finished: dict[str, list[Finished]] = {}
+    parts = _in_order_of_ids(documents)
+    number = {part.name: position for position, part in enumerate(parts)}
+    minimum = {source.name: config.cleaning_of(source).min_sentences_per_page for source in config.sources}
+    applied: list[Json] = []  # what the steps so far decided; the same lists for every unit
+    depends = ""  # fingerprint of what the steps so far were made from
+
+    def spec(part: Finished, own: str, output: str) -> Json:
+        return {
+            "part": next(iter(part.outputs)),
+            "unit": number[part.name],
+            "min_sentences": minimum[part.result["source"]],
+            "dedup": config.dedup.model_dump(),
+            "applied": applied[:],
+            "step": own,
+            "output": output,
+        }
+
+    def per_part(of: list[Finished], step: str, output: str) -> list[Unit]:
+        units = []
+        for part in of:
+            name = output.format(part.name)
+            inputs = fingerprint([part.checksums, number[part.name], minimum[part.result["source"]], depends])
+            units.append(Unit(part.name, spec(part, step, name), inputs, (name,), part.result["text_bytes"]))
+        return units
+
+    for step in config.dedup.steps:
+        depends = fingerprint([depends, step, config.dedup.model_dump(include={step})])
+        if step == "urls":  # noted while reading
+            files = [list(part.outputs)[1] for part in parts]
+            count = sum(part.result["url_keys"] for part in parts)
+            depends = fingerprint([depends, [part.checksums for part in parts]])
+        else:
+            stage = f"{step}-keys"
+            gathered = run(KEYS[step], per_part(parts, step, f".stages/{stage}/{{}}.safetensors"), corpus, config.ray)
+            finished[stage] = gathered
+            files = [name for unit in gathered for name in unit.outputs]
+            count = sum(unit.result["keys"] for unit in gathered)
+            depends = fingerprint([depends, [unit.checksums for unit in gathered]])
+        stage = f"{step}-losers"
+        units = []
+        buckets = Bucket.enough(count, config.dedup.keys_per_bucket)
+        for bucket in range(buckets):
+            name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
+            work = {"files": files, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
+            work["dedup"] = config.dedup.model_dump()
+            units.append(Unit(Path(name).stem, work, fingerprint([depends, bucket, buckets]), (name,)))
+        finished[stage] = decided = run(LOSERS[step], units, corpus, config.ray)
+        losers = [name for unit in decided for name in unit.outputs]
+        if step == "minhash":
+            name = ".stages/minhash-clusters/clusters.safetensors"
+            work = {"files": files, "pairs": losers, "output": name}
+            depends = fingerprint([depends, [unit.checksums for unit in decided]])
+            unit = Unit("clusters", work, depends, (name,))
+            finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
+            losers = [name]
+        applied.append(
+            {
+                "step": step,
+                "keys": None if step == "urls" else files,
+                "own": None if step == "minhash" else files,
+                "losers": losers,
+            }
+        )
+        depends = fingerprint([depends, [unit.checksums for unit in decided]])
+    finished[LAST.name] = run(LAST, per_part(documents, "", "documents/{}.parquet"), corpus, config.ray)
+    return finished
+
+
+def forget(corpus: Path, config: DedupConfig) -> None:
+    """Removes what belongs to steps that the config no longer asks for: their results don't stand there any more."""
+    stages = corpus / ".stages"
+    unasked = [stages / name for name, step in _STEP_OF.items() if step not in config.steps]
+    for folder in unasked if config.steps else [*unasked, stages / LAST.name]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for pattern in ([] if "urls" in config.steps else ["*.urls.safetensors"]) + ([] if config.steps else ["*.parquet"]):
+        for file in (stages / "documents").glob(pattern):
+            file.unlink()
+
+
+def gather_keys(corpus: Path, spec: Json) -> Json:
+    """The keys of one step of one unit's documents, as the steps before have left them."""
+    step = _step(spec["step"], spec["dedup"])
+    keys = Keys(step.group, step.order)
+    gone: list[int] = []
+    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
+        if row is None:
+            gone.append(number)
+            continue
+        for item, words in step.keys(row):
+            keys.add(number, item, words)
+    return {"keys": keys.write(corpus / spec["output"], gone)}
+
+
+def decide_bucket(corpus: Path, spec: Json) -> Json:
+    """Who loses, of the keys of one bucket."""
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, spec["files"])
+    _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
+    lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(spec["files"]))
+    return {"keys": len(table), "lost": lost}
+
+
+def find_pairs(corpus: Path, spec: Json) -> Json:
+    """Near-duplicates that one bucket sees, as pairs of unit << 32 | document; each once."""
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, spec["files"])
+    _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
+    documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
+    return _save_pairs(corpus / spec["output"], documents[losers], documents[winners])
+
+
+def find_clusters(corpus: Path, spec: Json) -> Json:
+    """Connected components of all pairs; all but the smallest id of each lose."""
+    from scipy.sparse import coo_array  # slow to import
+    from scipy.sparse.csgraph import connected_components
+
+    found = [load_file(corpus / name)["pairs"] for name in spec["pairs"]]
+    for unit, name in enumerate(spec["files"]):
+        inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
+        found.append(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
+    pairs = np.unique(np.concatenate(found), axis=0)
+    documents, ends = np.unique(pairs, return_inverse=True)
+    ends = ends.reshape(-1, 2)
+    graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
+    _, cluster = connected_components(graph, directed=False)
+    first = np.zeros(len(documents), dtype=bool)
+    first[np.unique(cluster, return_index=True)[1]] = True  # documents are in the order of their ids
+    losers = documents[~first]
+    places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
+    lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(spec["files"]))
+    return {"pairs": len(pairs), "clusters": int(first.sum()), "lost": lost}
+
+
+def write_left(corpus: Path, spec: Json) -> Json:
+    """Writes the documents of one unit that are left after all steps; returns what was dropped."""
+    tally = Tally()
+    with documents_file(corpus / spec["output"]) as documents:
+        for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
+            if row is not None:
+                documents.add(Document(**row))
+    return {"counts": dict(sorted(tally.items())), "examples": dict(sorted(tally.examples.items())), **documents.counts}
+
+
+_STEPS = ("urls", "lines", "spans", "documents", "minhash")
+KEYS = {step: Stage(f"{step}-keys", 1, gather_keys) for step in _STEPS}
+LOSERS = {step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket) for step in _STEPS}
+CLUSTERS = Stage("minhash-clusters", 1, find_clusters)
+_STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
+LAST = Stage("deduplicated", 1, write_left)
+
+
+def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
+    """(number, row) of each document of a part, its text as the steps applied so far leave it; None if they drop it."""
+    unit = spec["unit"]
+    steps = [
+        (
+            _step(done["step"], spec["dedup"]),
+            read_losers(corpus, done["own"] and done["own"][unit], done["losers"], unit),
+        )
+        for done in spec["applied"]
+    ]
+    # What is left is looked at once for its number of sentences, which is slow: the last keys say who was dropped.
+    counted, gone = 0, set()
+    for position, done in enumerate(spec["applied"]):
+        if done["keys"]:
+            counted, gone = position, read_gone(corpus, done["keys"][unit])
+    for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
+        left: Row | None = row
+        for position, (step, losers) in enumerate(steps):
+            min_sentences = spec["min_sentences"] if position >= counted or number in gone else 0
+            text = step.without(row, losers.get(number, []), tally, min_sentences)
+            if text is None:
+                left = None
+                break
+            row["text"] = text
+        yield number, left
+
+
+def _step(name: str, dedup: Json) -> Step:
+    if name == "minhash":
+        config = DedupConfig.model_validate(dedup).minhash
+        assert config is not None, "a step that isn't asked for"
+        return NearDuplicates(config)
+    steps: dict[str, Step] = {"urls": NewestUrl(), "lines": Lines(), "spans": Spans(), "documents": Documents()}
+    return steps[name]
+
+
+def _in_order_of_ids(documents: list[Finished]) -> list[Finished]:
+    def first_id(part: Finished) -> str:
+        return f"{part.result['source']}/{part.result['file']}/{part.result['range'][2]:09d}"
+
+    return sorted(documents, key=first_id)
+
+
+def _save_pairs(path: Path, losers: np.ndarray, winners: np.ndarray) -> Json:
+    pairs = np.unique(np.stack([losers, winners], axis=1), axis=0)
+    with atomic_path(path) as temporary, os_errors():
+        save_file({"pairs": pairs}, temporary)
+    return {"pairs": len(pairs)}

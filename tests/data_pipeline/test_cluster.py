@@ -1,0 +1,242 @@
+"""Builds on a Ray cluster of two nodes, and what guards a corpus against two builds at once."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data_pipeline import ownership
+from data_pipeline.config import RayConfig
+from data_pipeline.errors import FailedError
+from data_pipeline.work_units import Stage, Unit, run
+from tests.conftest import run as run_command
+from tests.conftest import write_c4, write_corpus_file
+from tests.soak_build import checksums
+
+SECOND_NODE = "127.0.0.2"
+# Where a token of Ray's own lies in the home directory, nodes would ask for it and the driver wouldn't show it.
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[list[subprocess.Popen]]:
+    """A list for processes, which are killed in the end with all below them."""
+    started: list[subprocess.Popen] = []
+    try:
+        yield started
+    finally:
+        for process in reversed(started):
+            kill_tree(process)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for below in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below.kill()
+    process.kill()
+    process.wait()
+    psutil.wait_procs(tree, timeout=10)
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, hidden: Path | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
+    """(address, second node) of two nodes with one CPU each. `hidden`: a directory that the second sees empty."""
+    port = free_port()
+    common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+    program = [str(Path(sys.executable).with_name("ray")), "start", *common]
+    # Sockets lie below Ray's directory, and their paths may have no more than 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-") as own,
+        (folder / "ray.log").open("wb") as log,
+        processes() as started,
+    ):
+
+        def start(command: list[str]) -> subprocess.Popen:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT))
+            return started[-1]
+
+        start([*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"])
+        wait_for_port(port)
+        second = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address={SECOND_NODE}"]
+        if hidden is not None:
+            second = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *second]
+        node = start(second)
+        until = time.monotonic() + 40
+        while (folder / "ray.log").read_bytes().count(b"Ray runtime started") < 2:
+            assert time.monotonic() < until, (folder / "ray.log").read_text()
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}", node
+
+
+def wait_for_port(port: int) -> None:
+    until = time.monotonic() + 40
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"no head node at port {port}")
+
+
+def make_inputs(folder: Path) -> Path:
+    for part in range(6):
+        write_c4(folder / f"c4-{part}.json.gz", records=150, skip=150 * part)
+    return write_corpus_file(folder / "corpus.yaml", cleaning={})  # C4's rules: a second or two of work for each file
+
+
+def build(config: Path, *overrides: str) -> subprocess.Popen:
+    program = [sys.executable, "-m", "data_pipeline", "build", str(config), *overrides]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def test_a_node_dies_and_the_build_ends_with_the_bytes_of_a_local_one(tmp_path):
+    config = make_inputs(tmp_path)
+    local, shared = tmp_path / "local", tmp_path / "shared"
+    assert run_command("data-pipeline", "build", config, f"output={local}").returncode == 0
+    with cluster(tmp_path) as (address, node), processes() as started:
+        started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
+        worker = wait_for_worker(node)
+        kill_tree(node)
+        assert not worker.is_running()
+        assert driver.poll() is None
+        _, errors = driver.communicate(timeout=100)
+        assert driver.returncode == 0, errors
+    assert checksums(shared) == checksums(local)
+    assert not list(shared.rglob("*.tmp"))
+
+
+def wait_for_worker(node: subprocess.Popen) -> psutil.Process:
+    """A process of the node that is at work on a unit."""
+    until = time.monotonic() + 40
+    while time.monotonic() < until:
+        for process in psutil.Process(node.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error, IndexError):
+                if process.cmdline()[0].startswith("ray::MapBatches"):
+                    return process
+        time.sleep(0.02)
+    raise TimeoutError("the second node got no work")
+
+
+def can_unshare() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="a mount namespace of its own takes root and unshare")
+def test_an_output_directory_that_a_node_does_not_see_is_refused(tmp_path):
+    config, output = make_inputs(tmp_path), tmp_path / "shared"
+    output.mkdir()
+    with cluster(tmp_path, hidden=output) as (address, _), processes() as started:
+        started.append(driver := build(config, f"output={output}", f"ray.address={address}"))
+        _, errors = driver.communicate(timeout=90)
+    assert driver.returncode == 1
+    told = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert told == [
+        f"error: output: {output} on node {SECOND_NODE} isn't the directory that this build writes to",
+    ]
+    assert "Traceback" not in errors
+    assert not (output / "documents").exists()
+
+
+def test_a_cluster_that_is_not_there_is_told_within_seconds(tmp_path):
+    write_c4(tmp_path / "a.json.gz", records=5)
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    started = time.monotonic()
+    address = f"127.0.0.1:{free_port()}"
+    done = run_command("data-pipeline", "build", config, f"ray.address={address}")
+    assert done.returncode == 1
+    (told,) = done.stderr.strip().splitlines()
+    assert told.startswith(f"error: ray.address: can't join the cluster at {address}: ")
+    assert time.monotonic() - started < 40
+
+
+def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_path):
+    config = make_inputs(tmp_path)
+    with processes() as started:
+        started.append(first := build(config, "ray.num_cpus=1"))
+        holder = tmp_path / "corpus/.stages/driver"
+        until = time.monotonic() + 60
+        while not (holder.exists() and str(first.pid) in holder.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        second = run_command("data-pipeline", "build", config)
+        assert second.returncode == 1
+        (told,) = second.stderr.strip().splitlines()
+        assert "another build is at work on it" in told
+        assert f"host {socket.gethostname()}, process {first.pid}" in told
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        ownership.claim(tmp_path / "corpus")  # its lock went with it
+
+
+WORKER = """
+import pathlib, sys, time
+from data_pipeline import ownership
+corpus, token = pathlib.Path(sys.argv[1]), sys.argv[2]
+with ownership.at_work(corpus, token):
+    print("working", flush=True)
+    time.sleep(2)
+    (corpus / "output").write_text("old")
+"""
+
+
+def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_path):
+    (tmp_path / ".stages").mkdir()
+    (tmp_path / ".stages/workers").write_text("former")
+    with processes() as started:
+        started.append(worker := subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), "former"], stdout=-1))
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"working\n"
+        token = ownership.begin(tmp_path)
+        assert (tmp_path / "output").read_text() == "old"  # it had ended before the new build looked at anything
+    assert ownership.sees(tmp_path, token)
+    with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
+        raise AssertionError
+    with ownership.at_work(tmp_path, token):
+        pass
+
+
+def divide(corpus: Path, spec: dict) -> dict:
+    (corpus / spec["output"]).write_text(str(1 / spec["by"]))
+    return {}
+
+
+def test_a_bug_in_a_worker_is_one_line_that_says_where_its_traceback_is(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from data_pipeline.command import run_command
+from tests.data_pipeline import test_cluster
+run_command(lambda: test_cluster.divide_all(Path({str(tmp_path)!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 1, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    kept = tmp_path / ".stages/failures/division-unit-0.txt"
+    assert told == f"error: division: unit unit-0 failed: ZeroDivisionError: division by zero (traceback: {kept})"
+    assert "in divide\n" in kept.read_text()
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "1").read_text() == "1.0"  # the others go on
+
+
+def divide_all(corpus: Path) -> None:
+    units = [Unit(f"unit-{by}", {"by": by, "output": str(by)}, "", (str(by),)) for by in (0, 1)]
+    run(Stage("division", 1, divide), units, corpus, RayConfig(num_cpus=1))

@@ -1,0 +1,456 @@
+"""Deduplication of a whole corpus, by the real stages: against cases worked by hand and a reference in memory."""
+
+import gzip
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline import report
+from data_pipeline.cleaning.sentences import count_sentences
+from data_pipeline.cleaning.tally import Tally
+from data_pipeline.config import CorpusConfig
+from data_pipeline.config_file import load
+from data_pipeline.dedup.config import DedupConfig, MinHashConfig
+from data_pipeline.dedup.documents import Documents
+from data_pipeline.dedup.keys import Bucket, Keys, decide, read_losers, write_losers
+from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
+from data_pipeline.dedup.spans import Spans, cut
+from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.pipeline import build
+from tests.conftest import C4_SAMPLE, write_corpus_file
+
+OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
+Page = dict[str, str]
+
+
+def page(text: str, url: str = "", timestamp: str = "2019-04-25T00:00:00Z") -> Page:
+    return {"text": text, "url": url, "timestamp": timestamp}
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode()).hexdigest()
+
+
+def write_pages(path: Path, pages: Iterable[Page]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as out:
+        out.writelines(json.dumps(page) + "\n" for page in pages)
+
+
+class Result:
+    """What a corpus directory holds after `data-pipeline clean`."""
+
+    def __init__(self, corpus: Path):
+        parts = sorted((corpus / "documents").glob("*.parquet"))
+        self.rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+        self.texts = [row["text"] for row in self.rows]
+        self.counts: dict[str, int] = {}
+        for sidecar in (corpus / ".stages/deduplicated").glob("*.json"):
+            for rule, n in json.loads(sidecar.read_text())["result"]["counts"].items():
+                self.counts[rule] = self.counts.get(rule, 0) + n
+
+
+@pytest.fixture
+def deduplicated(tmp_path):
+    """deduplicated(files of pages, key=value of `dedup`): the corpus they become."""
+    made = 0
+
+    def make(files: list[list[Page]], cleaning: dict | None = None, **dedup: object) -> Result:
+        nonlocal made
+        folder = tmp_path / f"inputs-{made}"
+        made += 1
+        for number, pages in enumerate(files):
+            write_pages(folder / f"{number:03d}.json.gz", pages)
+        config = CorpusConfig.model_validate(
+            {
+                "name": "d",
+                "output": str(folder / "corpus"),
+                "sources": [{"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"}],
+                "cleaning": cleaning or {"profile": "none"},
+                "dedup": {**OFF, **dedup},
+                "ray": {"num_cpus": 2},
+            }
+        )
+        return Result(build(config, "documents"))
+
+    return make
+
+
+def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
+    """`pages` in another order, in so many files."""
+    shuffled = pages[:]
+    random.Random(seed).shuffle(shuffled)
+    return [shuffled[number::files] for number in range(files)]
+
+
+@pytest.fixture(scope="module")
+def real_pages() -> list[Page]:
+    """300 pages of published C4, with duplicates of every kind planted in them."""
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
+        pages = [page(record["text"], record["url"]) for record in map(json.loads, (next(lines) for _ in range(300)))]
+    chance = random.Random(7)
+    for number in range(0, 300, 10):  # lines of other pages, in other letter case
+        victim, donor = pages[number], pages[(number * 7 + 3) % 300]
+        line = chance.choice(donor["text"].split("\n"))
+        victim["text"] += f"\n{line.upper()} \n{line}"
+    for number in range(5, 300, 20):  # runs of sentences of other pages
+        sentences = cut(pages[(number * 11 + 8) % 300]["text"])[:5]
+        pages[number]["text"] += "\n" + "".join(sentences).strip()
+    pages += [page(pages[n]["text"], f"http://mirror.org/{n}") for n in range(0, 60, 3)]
+    pages += [page("Another text under a known address. It is newer.", pages[n]["url"], "2020") for n in range(90, 95)]
+    pages += [page("Older. It loses.", pages[n]["url"].replace("http:", "https:"), "2001") for n in range(95, 99)]
+    return pages
+
+
+# ---- by hand
+
+
+def test_a_line_stays_on_the_page_of_the_smallest_md5_where_it_stands_first(deduplicated):
+    """TFDS's case: md5("url/1-0") is the smallest, 0ce1…; two pages keep fewer than three sentences and go."""
+    assert min(["url/1-0", "url/2-1", "url/3-4", "url/4-4"], key=md5) == "url/1-0"
+    shared = "Ulm has the highest church tower of all."
+    pages = [
+        page(f"{shared}\n{shared.upper()} \nIts cathedral is old. It was begun in 1377.\n{shared}", "url/1-0"),
+        page(f"{shared.lower()}\nThis page has two sentences more. They are not enough.", "url/2-1"),
+        page(f"The Danube flows by. It is long.\n{shared} \nSwans live on it.", "url/3-4"),
+        page(f" {shared}\nSwans live on it.\nSwans live on it.", "url/4-4"),
+    ]
+    swans = min(["url/3-4", "url/4-4"], key=md5)
+    found = deduplicated([pages], {"profile": "none", "min_sentences_per_page": 3}, lines=True)
+    expected = {"url/1-0": f"{shared}\nIts cathedral is old. It was begun in 1377."}
+    if swans == "url/3-4":
+        expected["url/3-4"] = "The Danube flows by. It is long.\nSwans live on it."
+    assert {row["url"]: row["text"] for row in found.rows} == expected
+    assert found.counts["line_duplicate_line"] == 5 + 2  # five more copies of the shared line, two more swans
+    assert found.counts["too_few_sentences_after_dedup"] + found.counts.get("empty_after_dedup", 0) == 4 - len(expected)
+
+
+def test_a_page_without_a_line_left_is_empty(deduplicated):
+    found = deduplicated([[page("The same."), page("the same. ")]], lines=True)
+    assert len(found.texts) == 1
+    assert found.counts["empty_after_dedup"] == 1
+
+
+def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
+    """C4 chooses among all pages that aren't too long; where cleaning drops the newest, none is left."""
+    text = "A first sentence stands here. A second one follows it. And a third one ends it."
+    pages = [
+        page(text + " Old.", "http://www.a.org/x/", "2019-01-01T00:00:00Z"),
+        page(text + " New.", "https://a.org/x?utm_source=y", "2019-03-01T00:00:00Z"),
+        page(text + " Older.", "http://a.org/x", "2018-12-01T00:00:00Z"),
+        page(text + " Case counts.", "http://A.org/x", "2018-12-01T00:00:00Z"),
+        page(text + " Loses to a page that is dropped.", "http://b.org/", "2018-12-01T00:00:00Z"),
+        page("Too short.", "http://b.org", "2019-12-01T00:00:00Z"),
+        page(text + " Beats a page that is too long.", "http://c.org/", "2018-12-01T00:00:00Z"),
+        page(text * 10, "http://c.org/", "2019-12-01T00:00:00Z"),
+        page(text + " No address."),
+        page(text + " No address."),
+    ]
+    cleaning = {"profile": "none", "min_sentences_per_page": 3, "max_page_characters": 500}
+    for files in ([pages], [[one] for one in pages]):
+        found = deduplicated(files, cleaning, urls="newest")
+        ends = [row["text"].removeprefix(text).strip() for row in found.rows]
+        assert ends == ["New.", "Case counts.", "Beats a page that is too long.", "No address.", "No address."]
+        assert found.counts["duplicate_url"] == 3
+
+
+def test_of_equal_timestamps_the_smallest_md5_of_the_url_stays(deduplicated):
+    urls = ["http://a.org", "https://a.org", "http://www.a.org/", "a.org"]
+    found = deduplicated([[page(url, url)] for url in urls], urls="newest")
+    assert found.texts == [min(urls, key=md5)]
+
+
+def test_equal_documents_leave_the_smallest_id(deduplicated):
+    found = deduplicated([[page("One."), page("Two.")], [page("Two."), page("one."), page("One.")]], documents=True)
+    assert [row["id"] for row in found.rows] == [
+        "c4/000.json.gz/000000000",
+        "c4/000.json.gz/000000001",
+        "c4/001.json.gz/000000001",
+    ]
+    assert found.counts["duplicate_document"] == 2
+
+
+def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
+    pair = {"id": "a", "url": "", "text": "translate: yes\ntranslate: yes", "target": "ja"}
+    (same,), (other,) = (list(Documents().keys({**pair, "target": target})) for target in ("ja", "oui"))
+    assert same == next(Documents().keys({**pair, "id": "b"}))
+    assert same != other
+    assert not [*Lines().keys(pair), *Spans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
+    assert Lines().without(pair, [], Tally(), 3) == pair["text"]
+
+
+def test_minhash_is_a_switch_or_a_section():
+    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(
+        threshold=0.8, permutations=128, ngram=5
+    )
+    assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
+        "urls",
+        "lines",
+        "documents",
+        "minhash",
+    ]
+    assert DedupConfig.model_validate(OFF).steps == []
+
+
+def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(deduplicated):
+    story = "The fox ran off. The dog slept on. The sun went down."
+    pages = [
+        page(f"First page here. {story} End of the first.", "u/1"),
+        page("Second page here.\nTHE FOX ran  off. The dog slept on. The sun went down.\nEnd of the second.", "u/2"),
+        page("The fox ran off. The dog slept on. Nothing else.", "u/3"),
+    ]
+    found = deduplicated([pages[:1], pages[1:]], spans=True)
+    texts = {row["url"]: row["text"] for row in found.rows}
+    assert texts["u/3"] == pages[2]["text"]
+    if min("u/1", "u/2", key=md5) == "u/1":
+        assert texts["u/1"] == pages[0]["text"]
+        assert texts["u/2"] == "Second page here.\nEnd of the second."
+    else:
+        assert texts["u/1"] == "First page here. End of the first."
+        assert texts["u/2"] == pages[1]["text"]
+    assert found.counts["span_duplicate_span"] == 1
+
+
+def test_what_a_lost_span_leaves_keeps_paragraphs():
+    row = {"text": "It ran. It hid. It slept.\nIt woke. It ate.", "url": "u", "id": "i", "target": ""}
+    assert Spans().without(row, [0], Tally(), 0) == "It woke. It ate."
+    row["text"] = "Day came. It ran. It hid. It slept.\nIt woke."
+    assert Spans().without(row, [1], Tally(), 0) == "Day came.\nIt woke."
+    assert Spans().without(row, [1], Tally(), 3) is None
+
+
+# ---- against a reference in memory
+
+
+def lines_in_memory(pages: list[Page]) -> list[str]:
+    owner: dict[str, str] = {}
+    for one in pages:
+        for line in one["text"].split("\n"):
+            owner[line.strip().lower()] = min(owner.get(line.strip().lower(), "g"), md5(one["url"]))
+    texts = []
+    for one in pages:
+        kept, seen = [], set()
+        for line in one["text"].split("\n"):
+            key = line.strip().lower()
+            if owner[key] == md5(one["url"]) and key not in seen:
+                kept.append(line)
+            seen.add(key)
+        if kept and count_sentences(text := "\n".join(kept).strip()) >= 3:
+            texts.append(text)
+    return sorted(texts)
+
+
+def newest_in_memory(pages: list[Page]) -> list[Page]:
+    best: dict[str, Page] = {}
+    for one in sorted(pages, key=lambda one: md5(one["url"])):
+        held = best.setdefault(normalize_url(one["url"]), one)
+        if one["timestamp"] > held["timestamp"]:
+            best[normalize_url(one["url"])] = one
+    return list(best.values())
+
+
+@pytest.mark.parametrize(("files", "keys_per_bucket"), [(1, 2**24), (5, 300), (9, 2**24)])
+def test_urls_lines_and_documents_agree_with_a_reference_however_pages_are_dealt(
+    deduplicated, real_pages, files, keys_per_bucket
+):
+    found = deduplicated(
+        dealt(real_pages, files, seed=files),
+        {"profile": "none", "min_sentences_per_page": 3},
+        urls="newest",
+        lines=True,
+        documents=True,
+        keys_per_bucket=keys_per_bucket,
+    )
+    pages = [one for one in real_pages if count_enough(one["text"])]
+    newest = {id(one) for one in newest_in_memory(real_pages)}
+    assert sorted(found.texts) == sorted(set(lines_in_memory([one for one in pages if id(one) in newest])))
+    assert found.counts["duplicate_url"] == sum(id(one) not in newest for one in pages) > 0
+    assert found.counts["line_duplicate_line"] > 60
+
+
+def count_enough(text: str) -> bool:
+    """C4's minimum as cleaning has it: line by line."""
+    return sum(count_sentences(line) for line in text.splitlines()) >= 3
+
+
+def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated, real_pages):
+    pages = newest_in_memory(real_pages)
+    results = [deduplicated(dealt(pages, files, seed=files), spans=True, keys_per_bucket=500) for files in (1, 7)]
+    assert sorted(results[0].texts) == sorted(results[1].texts)
+    before, after = (normalized_sentences(texts) for texts in ([one["text"] for one in pages], results[0].texts))
+    assert set(after) == set(before)
+    assert results[0].counts["span_duplicate_span"] > 30
+    keys = Spans()
+    for texts, twice in (([one["text"] for one in pages], True), (results[0].texts, False)):
+        hashes = [
+            words[0] for text in texts for _, words in keys.keys({"text": text, "url": "u", "id": "", "target": ""})
+        ]
+        planted = len(hashes) - len(set(hashes))
+        assert planted > 100 if twice else planted == 0
+
+
+def normalized_sentences(texts: list[str]) -> list[str]:
+    return [" ".join(sentence.lower().split()) for text in texts for sentence in cut(text)]
+
+
+def test_near_duplicates_are_found_by_their_similarity(deduplicated, real_pages):
+    """Copies with some words replaced: 0.95 alike are all found, 0.5 alike hardly ever, the originals stay."""
+    chance = random.Random(3)
+    originals = [one for one in real_pages[:300] if len(one["text"].split()) > 150][:60]
+    copies: dict[str, float] = {}
+    for number, one in enumerate(originals):
+        words = one["text"].split()
+        for at in chance.sample(range(len(words)), round(len(words) * (0.004 if number % 2 else 0.1))):
+            words[at] = f"changed{at}"
+        copy = " ".join(words)
+        theirs, ours = ngrams(one["text"], 5), ngrams(copy, 5)
+        copies[copy] = len(theirs & ours) / len(theirs | ours)
+    pages = [page(one["text"]) for one in originals]
+    found = deduplicated([pages, [page(text) for text in copies]], minhash=True, keys_per_bucket=200)
+    left = set(found.texts)
+    assert all(one["text"] in left for one in pages)
+    close = [text for text, similarity in copies.items() if similarity > 0.93]
+    far = [text for text, similarity in copies.items() if similarity < 0.6]
+    assert min(len(close), len(far)) > 15
+    assert not left & set(close)
+    assert len(left & set(far)) >= len(far) - 1
+    assert found.counts["near_duplicate"] == len(originals) * 2 - len(found.texts)
+
+
+def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
+    """a ~ b and b ~ c, not a ~ c: the smallest id of the three stays, in whatever units they lie."""
+    words = [f"w{number}" for number in range(2000)]
+    chain = [" ".join(words[start : start + 1500]) for start in (0, 60, 120, 180, 240)]
+    found = deduplicated([[page(text)] for text in chain] + [[page("quite another text")]], minhash={"threshold": 0.7})
+    assert found.texts == [chain[0], "quite another text"]
+
+
+# ---- the mechanism
+
+
+def test_bands_are_those_that_err_least():
+    assert bands(0.8, 128) == (9, 13)  # as datasketch chooses with equal weights
+    assert bands(0.5, 128)[0] > bands(0.9, 128)[0]
+
+
+def test_buckets_follow_from_the_keys_alone():
+    assert [Bucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
+    assert Bucket.enough(10**12, 100) == 4096
+
+
+@pytest.mark.parametrize("buckets", [1, 8, 64])
+def test_buckets_decide_as_one_table_would(tmp_path, buckets):
+    """Random keys with many equal groups, in four units, against the smallest of each group found by a dictionary."""
+    chance = random.Random(buckets)
+    hashes = [chance.getrandbits(64) for _ in range(300)] + [0, 2**64 - 1]
+    best: dict[int, tuple[int, int, int]] = {}
+    everything: list[tuple[int, int, int, int]] = []
+    for unit in range(4):
+        keys = Keys(group=1, order=1)
+        for document in range(200):
+            words = (chance.choice(hashes), chance.randrange(5))
+            keys.add(document, 3, words)
+            place = (words[1], unit, document)
+            everything.append((words[0], *place))
+            best[words[0]] = min(best.get(words[0], place), place)
+        keys.write(tmp_path / f"{unit}.safetensors")
+    files = [f"{unit}.safetensors" for unit in range(4)]
+    decided = []
+    for number in range(buckets):
+        table, units = Bucket(number, buckets).read(tmp_path, files)
+        _, losers, _ = decide(table, 1, units)
+        decided.append(f"losers-{number}")
+        write_losers(tmp_path / decided[-1], units[losers], table[losers, -1], 4)
+        if buckets == 8:
+            assert len(table) < 4 * 200 / 8 * 2  # a bucket's worth is all that is read
+    for unit in range(4):
+        expected = {
+            document: [3]
+            for group, order, holder, document in everything
+            if holder == unit and best[group] != (order, holder, document)
+        }
+        assert read_losers(tmp_path, files[unit], decided, unit) == expected
+
+
+def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path):
+    """Else one hash could fill a bucket however many there are."""
+    keys = Keys(group=1, order=1)
+    for document in range(1000):
+        keys.add(document, 0, (42, 1000 - document))
+    assert keys.write(tmp_path / "keys.safetensors") == 1
+    table, _ = Bucket(0, 1).read(tmp_path, ["keys.safetensors"])
+    assert table.tolist() == [[42, 1, 999 << 32]]
+    assert table.dtype == np.uint64
+
+
+def test_a_kill_leaves_the_same_bytes_and_a_changed_step_redoes_what_follows(tmp_path, real_pages):
+    """One uninterrupted build against one killed between two stages."""
+    for number, pages in enumerate(dealt(real_pages, 4, seed=1)):
+        write_pages(tmp_path / "inputs" / f"{number}.json.gz", pages)
+    dedup = {"spans": True, "minhash": True, "keys_per_bucket": 1000}
+    sources = [{"format": "c4", "path": str(tmp_path / "inputs/*.json.gz")}]
+    path = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, sources=sources)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def clean(corpus: Path, *overrides: str) -> None:
+        build(load(path, [f"output={corpus}", *overrides], CorpusConfig), "documents")
+
+    def contents(corpus: Path) -> dict[str, bytes]:
+        files = [path for pattern in ("*.parquet", "*.safetensors") for path in corpus.rglob(pattern)]
+        return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
+
+    def committed(corpus: Path, stage: str) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (corpus / ".stages" / stage).glob("*.json")}
+
+    clean(whole)
+    program = [str(Path(sys.executable).with_name("data-pipeline")), "clean", str(path), f"output={killed}"]
+    process = subprocess.Popen([*program, "ray.num_cpus=2"], start_new_session=True, stdout=subprocess.DEVNULL)
+    while not committed(killed, "lines-losers") and process.poll() is None:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = committed(killed, "lines-keys")
+    assert len(kept) == 4
+    assert not (killed / "documents").exists()
+    clean(killed)
+    assert committed(killed, "lines-keys") == kept
+    assert contents(killed) == contents(whole)
+    assert len(list((whole / ".stages/lines-losers").glob("*.safetensors"))) == 4  # of 4,000 different lines or fewer
+
+    kept = committed(killed, "documents-losers")
+    clean(killed, "dedup.minhash=false")
+    assert committed(killed, "documents-losers") == kept
+    assert not list((killed / ".stages").glob("minhash-*"))
+    clean(killed, *(f"dedup.{step}=null" if step == "urls" else f"dedup.{step}=false" for step in OFF))
+    assert not [path for kind in ("keys", "losers", "deduplicated") for path in (killed / ".stages").glob(f"*{kind}")]
+    assert sum(pq.read_metadata(part).num_rows for part in (killed / "documents").iterdir()) == len(real_pages)
+    clean(killed)
+    assert contents(killed) == contents(whole)
+
+
+def test_stats_tell_what_deduplication_dropped(tmp_path, real_pages):
+    write_pages(tmp_path / "a.json.gz", real_pages)
+    path = write_corpus_file(tmp_path / "corpus.yaml", dedup={"spans": True, "minhash": True})
+    stats = report.read(build(load(path, [], CorpusConfig)))
+    documents = stats["documents"]
+    assert documents["read"] == len(real_pages) == documents["kept"] + sum(documents["dropped"].values())
+    assert documents["dropped"]["duplicate_url"] == 9
+    assert stats["lines"]["read"] == sum(
+        bool(line.strip()) for one in newest_in_memory(real_pages) for line in one["text"].split("\n")
+    )
+    assert stats["lines"]["dropped"]["duplicate_line"] > 60
+    assert stats["spans"]["dropped"]["duplicate_span"] > 0
+    assert len(stats["examples"]["line_duplicate_line"]) == 3
+    assert {"lines-keys", "lines-losers", "minhash-clusters", "deduplicated"} <= {s["name"] for s in stats["stages"]}

@@ -1,0 +1,190 @@
+"""Kills builds at random moments and compares what they make in the end with an undisturbed build.
+
+    python -m tests.soak_build [--kills 30] [--seed 0] [--minutes 15]
+
+The shipped samples are built once in peace. Then they are built again and again in a fresh directory, while SIGKILL
+hits the driver, a Ray worker, the raylet or all processes at once; what ends by it is started again, at once, until it
+gets through. Every file of each finished corpus but the report, which holds times, must have the same sha256.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import SAMPLES, write_c4, write_corpus_file
+
+VICTIMS = ("driver", "worker", "raylet", "all")
+_SECONDS_TO_FINISH = 180.0
+
+
+@dataclass
+class Outcome:
+    """What a soak saw. `problems`: differences, hangs and builds that failed without having been hit."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    builds: int = 0
+    files: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def checksums(corpus: Path) -> dict[str, str]:
+    """sha256 of everything a build makes but the report."""
+    files = [path for path in corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
+    return {
+        str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.startswith("report.")
+    }
+
+
+def write_inputs(folder: Path) -> Path:
+    """The corpus file over the shipped samples, C4's in four files."""
+    for part in range(4):
+        write_c4(folder / f"c4-{part}.json.gz", records=250, skip=250 * part)
+    sources = [
+        {"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"},
+        {"format": "wikipedia", "path": str(SAMPLES / "*.xml.bz2"), "language": "en"},
+    ]
+    tokenizer = {"vocab_size": 2000, "sentinels": 20}
+    shards = {"rows_per_block": 256, "blocks_per_shard": 16}  # a dozen shards
+    return write_corpus_file(folder / "corpus.yaml", sources=sources, tokenizer=tokenizer, shards=shards)
+
+
+def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
+    """Builds beside `config` until there were `kills` kills, or `seconds` are over. `pause`: longest between kills."""
+    folder, outcome, generator = config.parent, Outcome(), random.Random(seed)
+    wanted = folder / "undisturbed"
+    done = _start(config, wanted, folder / "undisturbed.log").wait(_SECONDS_TO_FINISH)
+    if done != 0:
+        outcome.problems.append(f"the undisturbed build failed:\n{(folder / 'undisturbed.log').read_text()}")
+        return outcome
+    expected = checksums(wanted)
+    outcome.files = len(expected)
+    until = time.monotonic() + seconds
+    while outcome.kills.total() < kills and time.monotonic() < until and not outcome.problems:
+        corpus = folder / "killed"
+        shutil.rmtree(corpus, ignore_errors=True)
+        _build(config, corpus, folder / f"build-{outcome.builds}.log", kills, pause, generator, outcome)
+        outcome.builds += 1
+        if outcome.problems:
+            break
+        found = checksums(corpus)
+        outcome.problems += [
+            f"build {outcome.builds}: {name} differs"
+            for name in sorted(expected | found)
+            if expected.get(name) != found.get(name)
+        ]
+        outcome.problems += [f"build {outcome.builds}: {path} is left" for path in corpus.rglob("*.tmp")]
+    return outcome
+
+
+def _build(
+    config: Path, corpus: Path, log: Path, kills: int, pause: float, generator: random.Random, outcome: Outcome
+) -> None:
+    """One build, started again until it gets through."""
+    seen: set[psutil.Process] = set()
+    driver, hit = _start(config, corpus, log), False
+    quiet_since = time.monotonic()
+    try:
+        while True:
+            may_kill = outcome.kills.total() < kills
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.wait(generator.uniform(0.5, pause) if may_kill else 1.0)
+            if driver.returncode == 0:
+                return
+            if driver.returncode is not None:
+                if not hit:
+                    outcome.problems.append(f"a build failed without having been hit:\n{log.read_text()[-3000:]}")
+                    return
+                driver, hit = _start(config, corpus, log), False
+                quiet_since = time.monotonic()
+            elif may_kill:
+                victim = _kill(generator, driver.pid, seen)
+                outcome.kills[victim] += victim != ""
+                hit = hit or victim != ""
+                quiet_since = time.monotonic()
+                print(f"{outcome.kills.total()}: {victim or 'nobody'}", flush=True)
+            elif time.monotonic() - quiet_since > _SECONDS_TO_FINISH:
+                outcome.problems.append(f"a build hangs:\n{log.read_text()[-3000:]}")
+                return
+    finally:
+        if driver.poll() is None:
+            seen.update(_tree(driver.pid))
+        for process in seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        driver.wait()
+
+
+def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
+    program = [sys.executable, "-m", "data_pipeline", "build", str(config), f"output={corpus}", "ray.num_cpus=2"]
+    with log.open("ab") as file:
+        return subprocess.Popen(program, stdout=file, stderr=file, start_new_session=True)
+
+
+def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> str:
+    """Kills a random victim of the build that is the process `driver`; returns its kind, or "" where none is there."""
+    victim = generator.choice(VICTIMS)
+    tree = _tree(driver)
+    seen.update(tree)
+    if victim == "all":
+        targets = tree
+    elif victim == "driver":
+        targets = tree[:1]
+    else:
+        start = "ray::" if victim == "worker" else "raylet"
+        candidates = [process for process in tree[1:] if _title(process).startswith(start)]
+        targets = [generator.choice(candidates)] if candidates else []
+    for process in targets:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    return victim if targets else ""
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _title(process: psutil.Process) -> str:
+    """ "ray::map" of a worker, "raylet" of a raylet."""
+    with contextlib.suppress(psutil.Error, IndexError):
+        return os.path.basename(process.cmdline()[0])  # noqa: PTH119 (a worker's title is no path)
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak_build", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=15)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_inputs(Path(folder))
+        outcome = soak(config, arguments.kills, arguments.seed, arguments.minutes * 60, pause=20)
+    by_victim = ", ".join(f"{outcome.kills[victim]} {victim}" for victim in VICTIMS)
+    print(f"{outcome.kills.total()} kills ({by_victim}) in {outcome.builds} builds, {time.monotonic() - started:.0f} s")
+    print("\n".join(outcome.problems) or f"every build's {outcome.files} files are those of the undisturbed build")
+    return int(bool(outcome.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
