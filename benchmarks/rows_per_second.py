@@ -44,7 +44,7 @@ def from_blocks(path: Path, batch: int) -> int:
     for sample in webdataset.WebDataset(str(path), shardshuffle=False).decode():
         first = int(sample["__key__"])
         block = {name.removesuffix(".npy"): sample[name] for name in ("tokens.npy", "row_offsets.npy")}
-        rows = block_rows(block, "tokens", "row_offsets", slice(None))
+        rows, _ = block_rows(block, "tokens", "row_offsets", np.arange(len(block["row_offsets"]) - 1))
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
             ids = np.arange(first + start, first + start + len(part))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data_pipeline import documents, manifest, report, rows, shards, tokenizer
+from data_pipeline import documents, manifest, ownership, report, rows, shards, tokenizer
 from data_pipeline.atomic import fingerprint, remove_leftovers
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import stages as dedup
@@ -67,6 +67,7 @@ def _prepare(corpus: Path) -> None:
         corpus.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output: {corpus} can't be made: {error.strerror}") from None
+    ownership.claim(corpus)  # before anything is removed that another build may be at
     remove_leftovers(corpus)
 
 

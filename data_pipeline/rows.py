@@ -5,6 +5,7 @@ a bucket, a range of hashes, is one slice of every file, and the number of files
 """
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,15 +94,28 @@ class Bucket:
         return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
 
 
-def _slice(file: Any, bucket: Bucket) -> tuple[slice, np.ndarray, np.ndarray]:
-    """(documents, their hashes (n,), their offsets (n + 1,)) of `bucket` in an open tokenized file."""
-    hashes = file.get_tensor(f"{bucket.split}.hashes")
-    first, last = bucket.bounds
-    chosen = slice(
-        int(np.searchsorted(hashes, np.uint64(first), "left")), int(np.searchsorted(hashes, np.uint64(last), "right"))
+class _OnDisk(Sequence[int]):
+    """An array in a file, of which only the numbers that are asked for are read."""
+
+    def __init__(self, array: Any):
+        self._array, self._length = array, array.get_shape()[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        return int(self._array[at : at + 1][0])
+
+
+def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+    """(hashes (n,), offsets (n + 1,)) of the documents of `bucket` in an open tokenized file."""
+    hashes = file.get_slice(f"{bucket.split}.hashes")
+    first, last = (
+        find(_OnDisk(hashes), bound) for find, bound in zip((bisect_left, bisect_right), bucket.bounds, strict=True)
     )
-    offsets = file.get_tensor(f"{bucket.split}.offsets")[chosen.start : chosen.stop + 1]
-    return chosen, hashes[chosen], offsets
+    if first == last:
+        return np.zeros(0, np.uint64), np.zeros(1, np.int64)
+    return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1]
 
 
 def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> np.ndarray:
@@ -122,7 +136,7 @@ def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> tuple[np.
     documents: list[np.ndarray] = []
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
-            _, found, offsets = _slice(file, bucket)
+            found, offsets = _slice(file, bucket)
             if not len(found):
                 continue
             tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]

@@ -7,7 +7,6 @@ the one reader of a block's bytes.
 import hashlib
 import io
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from data_pipeline import tokenizer
 from data_pipeline.atomic import atomic_file, fingerprint
 from data_pipeline.config import CorpusConfig, RowsConfig
 from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.rows import SPLITS, Bucket, count_tokens, read_bucket
 from data_pipeline.work_units import Finished, Stage, Unit
 
@@ -38,7 +38,8 @@ def plan(config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained:
         tokens = sum(unit.result["tokens"][split] for unit in tokenized)
         count = config.buckets(tokens)
         buckets = [Bucket(split, number, count) for number in range(count)]
-        rows = count_tokens(corpus, files, buckets) // config.rows.objective.raw_length
+        in_buckets = count_tokens(corpus, files, buckets)
+        rows = np.array([len(row_offsets(config.rows.objective, split, tokens)) - 1 for tokens in in_buckets.tolist()])
         first_rows = np.cumsum(rows) - rows
         for bucket, first_row in zip(buckets, first_rows.tolist(), strict=True):
             output = f"shards/{split}/shard-{bucket.number:05d}.tar"
@@ -63,10 +64,10 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     import webdataset  # imports torch, which readers of a manifest don't need
 
     settings = RowsConfig.model_validate(spec["rows"])
-    length = settings.objective.raw_length
     tokens, documents = read_bucket(corpus, spec["files"], Bucket(spec["split"], spec["bucket"], spec["buckets"]))
-    rows = len(tokens) // length
-    used = tokens[: rows * length]
+    offsets = row_offsets(settings.objective, spec["split"], len(tokens))
+    rows = len(offsets) - 1
+    used = tokens[: offsets[-1]]
     model = tokenizer.load(corpus, spec["sentinels"])
     blocks: list[dict[str, Any]] = []
     path = corpus / spec["output"]
@@ -74,12 +75,13 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         with webdataset.TarWriter(file, mtime=0) as writer:
             for start in range(0, rows, spec["rows_per_block"]):
                 count = min(spec["rows_per_block"], rows - start)
-                flat = used[start * length : (start + count) * length]
+                own = offsets[start : start + count + 1]
+                flat = used[own[0] : own[-1]]
                 first_row = spec["first_row"] + start
                 if settings.apply_at == "build":
-                    block = _corrupted(settings, flat, first_row, spec, model)
+                    block = _corrupted(settings.objective, flat, own - own[0], first_row, spec, model)
                 else:
-                    block = _raw(length, flat, documents - start * length)
+                    block = _raw(flat, own - own[0], documents - own[0])
                 offset = writer.tarstream.offset
                 writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **_as_members(block)})
                 blocks.append(
@@ -103,7 +105,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("shards", 1, write_shard)
+STAGE = Stage("shards", 2, write_shard)
 
 
 def decode_block(content: bytes) -> Block:
@@ -118,31 +120,73 @@ def decode_block(content: bytes) -> Block:
         }
 
 
-def block_rows(block: Block, name: str, offsets: str, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
-    """(n, length): the `chosen` rows of a flat array whose rows are equally long."""
-    length = int(block[offsets][1] - block[offsets][0])
-    return block[name].reshape(-1, length)[chosen]
+def row_offsets(objective: SpanCorruption, split: str, tokens: int) -> np.ndarray:
+    """(rows + 1,) int64: where the rows of a bucket of `tokens` begin and end.
+
+    All rows are equally long but for the last of a validation bucket: its tail is a shorter row, if it can be masked.
+    The tail of a training bucket is dropped.
+    """
+    offsets = np.arange(0, tokens + 1, objective.raw_length, dtype=np.int64)
+    if split == "validation" and objective.corrupts(tokens - int(offsets[-1])):
+        offsets = np.append(offsets, tokens)
+    return offsets
 
 
-def _raw(length: int, flat: np.ndarray, documents: np.ndarray) -> Block:
+def corrupt(
+    objective: SpanCorruption, rows: np.ndarray, lengths: np.ndarray, keys: np.ndarray, first_sentinel: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets) of `rows` (n, longest), of which the first `lengths` (n,) tokens count; padded with PAD."""
+    parts = [
+        (chosen, objective.apply(rows[chosen, :length], keys[chosen], first_sentinel, tokenizer.EOS))
+        for length in np.unique(lengths).tolist()
+        if len(chosen := np.flatnonzero(lengths == length))
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    padded = []
+    for side in (0, 1):
+        out = np.full((len(rows), max(part[side].shape[1] for _, part in parts)), tokenizer.PAD, dtype=rows.dtype)
+        for chosen, part in parts:
+            out[chosen, : part[side].shape[1]] = part[side]
+        padded.append(out)
+    return padded[0], padded[1]
+
+
+def block_rows(block: Block, name: str, offsets: str, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """((n, longest) the `chosen` rows of a flat array, padded with PAD, (n,) their lengths)."""
+    starts, lengths = block[offsets][:-1][chosen], np.diff(block[offsets])[chosen]
+    flat, longest = block[name], int(lengths.max())
+    places = starts[:, None] + np.arange(longest)
+    if (lengths == longest).all():
+        return flat[places], lengths
+    inside = np.arange(longest) < lengths[:, None]
+    return np.where(inside, flat[np.minimum(places, len(flat) - 1)], tokenizer.PAD).astype(flat.dtype), lengths
+
+
+def _raw(flat: np.ndarray, offsets: np.ndarray, documents: np.ndarray) -> Block:
     inside = documents[(documents >= 0) & (documents < len(flat))]
-    return {"tokens": flat, "row_offsets": _offsets(len(flat), length), "document_offsets": inside}
+    return {"tokens": flat, "row_offsets": offsets, "document_offsets": inside}
 
 
-def _corrupted(settings: RowsConfig, flat: np.ndarray, first_row: int, spec: dict, model: tokenizer.Tokenizer) -> Block:
-    rows = flat.reshape(-1, settings.objective.raw_length)
-    keys = noise_keys(spec["seed"], spec["split"], 0, np.arange(first_row, first_row + len(rows)))
-    inputs, targets = settings.objective.apply(rows, keys, model.first_sentinel, tokenizer.EOS)
-    return {
-        "inputs": inputs.reshape(-1),
-        "input_offsets": _offsets(inputs.size, inputs.shape[1]),
-        "targets": targets.reshape(-1),
-        "target_offsets": _offsets(targets.size, targets.shape[1]),
-    }
-
-
-def _offsets(size: int, length: int) -> np.ndarray:
-    return np.arange(0, size + 1, length, dtype=np.int64)
+def _corrupted(
+    objective: SpanCorruption,
+    flat: np.ndarray,
+    offsets: np.ndarray,
+    first_row: int,
+    spec: dict[str, Any],
+    model: tokenizer.Tokenizer,
+) -> Block:
+    chosen = np.arange(len(offsets) - 1)
+    rows, lengths = block_rows({"tokens": flat, "row_offsets": offsets}, "tokens", "row_offsets", chosen)
+    keys = noise_keys(spec["seed"], spec["split"], 0, first_row + chosen)
+    block: Block = {}
+    for name, padded in zip(
+        ("input", "target"), corrupt(objective, rows, lengths, keys, model.first_sentinel), strict=True
+    ):
+        filled = padded != tokenizer.PAD  # which is no id of a text
+        block[f"{name}s"] = padded[filled]
+        block[f"{name}_offsets"] = np.append(0, np.cumsum(filled.sum(axis=1))).astype(np.int64)
+    return block
 
 
 def _as_members(block: Block) -> dict[str, np.ndarray]:

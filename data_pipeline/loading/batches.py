@@ -12,6 +12,7 @@ from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
 from data_pipeline.manifest import Corpus
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.tokenizer import PAD
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # a label that counts for nothing
@@ -120,8 +121,15 @@ def validation_batches(corpus: Corpus, cut: Cut, objective: SpanCorruption | Non
 
 
 def as_batch(inputs: np.ndarray, targets: np.ndarray) -> Batch:
-    """`encoder_input_ids` (n, inputs) and `labels` (n, targets), int64."""
-    return {
+    """`encoder_input_ids` (n, inputs) and `labels` (n, targets), int64; padding is `IGNORED` there.
+
+    The `encoder_attention_mask` (n, inputs), 1 at real tokens, is left out where nothing is padded.
+    """
+    labels = torch.from_numpy(targets.astype(np.int64))
+    batch = {
         "encoder_input_ids": torch.from_numpy(inputs.astype(np.int64)),
-        "labels": torch.from_numpy(targets.astype(np.int64)),
+        "labels": labels.masked_fill(labels == PAD, IGNORED),
     }
+    if not inputs.all():
+        batch["encoder_attention_mask"] = (batch["encoder_input_ids"] != PAD).long()
+    return batch

@@ -8,8 +8,8 @@ import numpy as np
 from data_pipeline.errors import DamagedInput
 from data_pipeline.manifest import Corpus
 from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.shards import Block, block_rows, decode_block, noise_keys
-from data_pipeline.tokenizer import EOS
+from data_pipeline.shards import Block, block_rows, corrupt, decode_block, noise_keys
+from data_pipeline.tokenizer import PAD
 
 
 class Reader:
@@ -26,31 +26,33 @@ class Reader:
         self._cached_block = lru_cache(maxsize=cached)(self._read_block)
 
     def examples(self, rows: np.ndarray | list[int], epochs: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs (n, inputs), targets (n, targets)) of the rows with these ids (n,).
+        """(inputs (n, inputs), targets (n, targets)) of the rows with these ids (n,), shorter ones padded with PAD.
 
         `epochs`, one number or (n,), choose the noise where it is applied at load; noise in the shard is what it is.
         Raises DamagedInput naming the shard where a block's checksum differs.
         """
         ids = np.asarray(rows, dtype=np.int64)
         if self.corpus.applied_at_build:
-            return self._gather(ids, "inputs", "input_offsets"), self._gather(ids, "targets", "target_offsets")
-        tokens = self._gather(ids, "tokens", "row_offsets")
+            return self._gather(ids, "inputs", "input_offsets")[0], self._gather(ids, "targets", "target_offsets")[0]
+        tokens, lengths = self._gather(ids, "tokens", "row_offsets")
         keys = noise_keys(self.corpus.seed, self.split, epochs, ids)
-        return self._objective.apply(tokens, keys, self._first_sentinel, EOS)
+        return corrupt(self._objective, tokens, lengths, keys, self._first_sentinel)
 
-    def _gather(self, ids: np.ndarray, name: str, offsets: str) -> np.ndarray:
+    def _gather(self, ids: np.ndarray, name: str, offsets: str) -> tuple[np.ndarray, np.ndarray]:
+        """((n, longest) rows padded with PAD, (n,) their lengths)."""
         places = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
-        out: np.ndarray | None = None
-        for place in np.unique(places):
+        parts = []
+        for place in np.unique(places).tolist():
             chosen = np.flatnonzero(places == place)
-            found = block_rows(
-                self._cached_block(int(place)), name, offsets, ids[chosen] - self.blocks.first_row[place]
-            )
-            if out is None:
-                out = np.empty((len(ids), found.shape[1]), dtype=found.dtype)
-            out[chosen] = found
-        assert out is not None, "no rows were asked for"
-        return out
+            inside = ids[chosen] - self.blocks.first_row[place]
+            parts.append((chosen, *block_rows(self._cached_block(place), name, offsets, inside)))
+        longest = max(rows.shape[1] for _, rows, _ in parts)
+        out = np.full((len(ids), longest), PAD, dtype=parts[0][1].dtype)
+        lengths = np.zeros(len(ids), dtype=np.int64)
+        for chosen, rows, own in parts:
+            out[chosen, : rows.shape[1]] = rows
+            lengths[chosen] = own
+        return out, lengths
 
     def _read_block(self, place: int) -> Block:
         shard, offset = str(self.blocks.shard[place]), int(self.blocks.offset[place])

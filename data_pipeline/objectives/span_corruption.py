@@ -36,7 +36,7 @@ class SpanCorruption(Section):
         if self.raw_length < 2:
             raise ValueError(f"inputs_length: {self.inputs_length} leaves no room for a masked span")
         noise, spans = self._noise(self.raw_length)
-        if spans > self.raw_length - noise:
+        if not self.corrupts(self.raw_length):
             raise ValueError(
                 f"noise_density: {spans} spans can't be kept apart by the {self.raw_length - noise} tokens left; "
                 "lower it or raise mean_span_length"
@@ -62,6 +62,11 @@ class SpanCorruption(Section):
     def noise_spans(self) -> int:
         """Masked spans of a row; each takes one sentinel."""
         return self._noise(self.raw_length)[1]
+
+    def corrupts(self, length: int) -> bool:
+        """Whether a row of `length` tokens can be masked at all: its spans need tokens to keep them apart."""
+        noise, spans = self._noise(max(length, 2))
+        return length >= 2 and spans <= length - noise
 
     def apply(self, rows: np.ndarray, keys: np.ndarray, first_sentinel: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
         """(inputs (n, inputs), targets (n, targets)) of `rows` (n, length), each masked as its key (n,) says.

@@ -99,9 +99,10 @@ def test_validation_sees_each_row_once_on_any_number_of_ranks(small_corpus, rank
     for rank in range(ranks):
         found = list(validation_batches(corpus, Cut(rank, ranks, 7, 1)))
         lengths.add(len(found))
-        counted += [tuple(row) for batch in found for row in batch["labels"].tolist() if row[0] != IGNORED]
+        labels = [row for batch in found for row in batch["labels"].tolist() if row[0] != IGNORED]
+        counted += [tuple(label for label in row if label != IGNORED) for row in labels]
     assert len(lengths) == 1  # as many batches on every rank
-    assert sorted(counted) == sorted(map(tuple, reference.tolist()))
+    assert sorted(counted) == sorted(tuple(token for token in row if token) for row in reference.tolist())
 
 
 def test_noise_at_build_equals_the_loaders_in_epoch_0_and_the_loader_goes_on_with_fresh_noise(
@@ -133,3 +134,18 @@ def test_a_damaged_block_is_named(small_corpus, tmp_path):
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(DamagedInput, match="shard-00000"):
         Reader(corpus, "train").examples([0], 0)
+
+
+def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus_built_with_noise):
+    """Every held-out token is in a row; the padding of the last counts for nothing."""
+    corpus = open_corpus(small_corpus)
+    rows, length = corpus.rows("validation"), corpus.objective.raw_length
+    left = corpus.manifest["splits"]["validation"]["tokens"] - (rows - 1) * length
+    assert 2 <= left < length  # the sample's tail
+    batch = list(validation_batches(corpus, Cut(0, 1, rows, 1)))[0]
+    masked = (batch["labels"][-1] != IGNORED).sum() + batch["encoder_attention_mask"][-1].sum()
+    spans = (batch["labels"][-1] >= corpus.tokenizer.pieces).sum()
+    assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both end marks
+    assert batch["encoder_attention_mask"][:-1].all()
+    built = list(validation_batches(open_corpus(corpus_built_with_noise), Cut(0, 1, rows, 1)))[0]
+    assert all(torch.equal(built[name], batch[name]) for name in batch)
