@@ -6,6 +6,7 @@ that spells `<extra_id_0>` is ordinary text.
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,8 @@ from data_pipeline.work_units import Stage, Unit
 PAD, EOS, UNK = 0, 1, 2
 _MODEL, _VOCABULARY = "tokenizer/spiece.model", "tokenizer/spiece.vocab"
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
+_TEXT_CHARACTERS = 1_000_000
+_SPACE = re.compile(r"\s")
 _THREADS = 8  # part of the result: another number trains another vocabulary
 
 
@@ -60,8 +63,14 @@ class Tokenizer:
         return self.size - 1
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without end mark."""
-        return self.processor.encode(texts, num_threads=1)
+        """Ids of each text, without end mark.
+
+        A long text is encoded piece by piece, cut at white space, where no piece of the model reaches across: the
+        model's lattice takes some hundred bytes for each character.
+        """
+        if all(len(text) <= _TEXT_CHARACTERS for text in texts):
+            return self.processor.encode(texts, num_threads=1)
+        return [[id_ for part in _parts(text) for id_ in self.processor.encode(part)] for text in texts]
 
     def encode_with_sentinels(self, text: str) -> list[int]:
         """Ids of `text` in which `<extra_id_k>` stands for sentinel k, end mark included: an input to fill in."""
@@ -180,6 +189,16 @@ def _sample_lines(corpus: Path, parts: list[str], seed: int, share: float) -> It
 def _position(seed: int, identity: str) -> float:
     digest = hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
+
+
+def _parts(text: str) -> Iterator[str]:
+    """`text` in parts of about `_TEXT_CHARACTERS`, cut at white space where there is any."""
+    start = 0
+    while start < len(text):
+        space = _SPACE.search(text, start + _TEXT_CHARACTERS, start + 2 * _TEXT_CHARACTERS)
+        end = space.start() if space else start + 2 * _TEXT_CHARACTERS
+        yield text[start:end]
+        start = end
 
 
 def _cut(line: str) -> Iterator[str]:

@@ -142,10 +142,10 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     rows, length = corpus.rows("validation"), corpus.objective.raw_length
     left = corpus.manifest["splits"]["validation"]["tokens"] - (rows - 1) * length
     assert 2 <= left < length  # the sample's tail
-    batch = list(validation_batches(corpus, Cut(0, 1, rows, 1)))[0]
+    batch = next(validation_batches(corpus, Cut(0, 1, rows, 1)))
     masked = (batch["labels"][-1] != IGNORED).sum() + batch["encoder_attention_mask"][-1].sum()
     spans = (batch["labels"][-1] >= corpus.tokenizer.pieces).sum()
     assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both end marks
     assert batch["encoder_attention_mask"][:-1].all()
-    built = list(validation_batches(open_corpus(corpus_built_with_noise), Cut(0, 1, rows, 1)))[0]
+    built = next(validation_batches(open_corpus(corpus_built_with_noise), Cut(0, 1, rows, 1)))
     assert all(torch.equal(built[name], batch[name]) for name in batch)

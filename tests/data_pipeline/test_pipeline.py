@@ -398,3 +398,11 @@ def test_stages_run_by_themselves(tmp_path, stage):
     made = {name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()}
     expected = {"clean": {"documents"}, "tokenizer": {"documents", "tokenizer"}}
     assert made == expected.get(stage, {"documents", "tokenizer", "shards"})
+
+
+def test_a_long_text_is_encoded_in_parts_to_the_same_ids(small_corpus, monkeypatch):
+    model = Tokenizer(small_corpus / "tokenizer/spiece.model", 20)
+    texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
+    whole = model.encode(texts)
+    monkeypatch.setattr("data_pipeline.tokenizer._TEXT_CHARACTERS", 100)
+    assert model.encode(texts) == whole
