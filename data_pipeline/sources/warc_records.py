@@ -142,12 +142,12 @@ def _headers(source: _Source) -> dict[str, str]:
     source.readline()  # the version
     while (line := source.readline()).strip():
         field, colon, value = line.decode(errors="replace").partition(":")
-        if field[0] in " \t" and name:
+        if field.startswith((" ", "\t")) and name:
             headers[name] += " " + line.decode(errors="replace").strip()
             continue
         if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
             raise EOFError("the archive ends inside this record's header")
-        if not colon or not line.endswith(b"\n"):
+        if not field.strip() or not colon or not line.endswith(b"\n"):
             source.unread(line)  # it may begin the next record
             raise _Malformed(f"expected a header field, found {line[:40]!r}")
         name = field.strip().lower()

@@ -34,6 +34,16 @@ def read_bytes(path: Path, data: bytes, **options):
     return read("wet", path, **options)
 
 
+def test_a_header_field_without_a_name_costs_its_record_alone(tmp_path):
+    record = b"WARC/1.0\r\nWARC-Type: conversion\r\n%sWARC-Target-URI: http://a.org/%d\r\n"
+    record += b"WARC-Date: 2019-07-17T12:15:59Z\r\nContent-Length: 5\r\n\r\nWords\r\n\r\n"
+    path = tmp_path / "a.warc.wet"
+    path.write_bytes(record % (b"", 1) + record % (b": nameless\r\n", 2) + record % (b"", 3))
+    records, intake = read("wet", path)
+    assert [record.url for record in records] == ["http://a.org/1", "http://a.org/3"]
+    assert intake.counters["damaged"] == 1
+
+
 def test_a_genuine_archive_of_2014():
     kept, intake = read("wet", GENUINE)
     assert intake.counters == {"read": 3}
