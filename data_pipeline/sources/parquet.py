@@ -26,6 +26,9 @@ class Options(Section):
     timestamp: str = "timestamp"
 
 
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
+
+
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
@@ -41,7 +44,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         try:
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
             columns = _columns(file.path, parquet.schema_arrow, options)
-        except (pa.ArrowException, OSError) as error:
+        except _UNREADABLE as error:
             raise DamagedInput(file.path, "its footer", _one_line(error)) from None
         ordinal = 0
         for group in range(parquet.num_row_groups):
@@ -57,7 +60,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                             yield record
                 if ordinal != end:
                     raise pa.ArrowInvalid(f"ends after row {ordinal}")
-            except (pa.ArrowException, OSError) as error:
+            except _UNREADABLE as error:
                 lost = end - ordinal
                 intake.damaged(f"rows {ordinal} to {end - 1}, row group {group}", _one_line(error))
                 intake.counters["damaged"] += lost - 1
