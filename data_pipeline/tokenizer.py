@@ -23,6 +23,7 @@ from data_pipeline.work_units import Stage, Unit
 PAD, EOS, UNK = 0, 1, 2
 _MODEL, _VOCABULARY = "tokenizer/spiece.model", "tokenizer/spiece.vocab"
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
+_LINES = 5_000_000  # of the sample, drawn by the trainer with its own fixed seed; all of them would fill the memory
 _TEXT_CHARACTERS = 1_000_000
 _SPACE = re.compile(r"\s")
 _THREADS = 8  # part of the result: another number trains another vocabulary
@@ -148,7 +149,7 @@ def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     return {"pieces": len(processor)}
 
 
-STAGE = Stage("tokenizer", 1, make_tokenizer)
+STAGE = Stage("tokenizer", 2, make_tokenizer)
 
 
 def _train(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
@@ -166,6 +167,7 @@ def _train(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
             eos_id=EOS,
             unk_id=UNK,
             bos_id=-1,
+            input_sentence_size=_LINES,
             num_threads=_THREADS,
             minloglevel=2,
         )
