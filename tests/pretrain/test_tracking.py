@@ -318,7 +318,7 @@ def test_unreachable_mlflow_costs_training_nothing(tmp_path, uri, client, caplog
         assert time.monotonic() - started < 1
         tracker.close("FINISHED", timeout=2)
         assert time.monotonic() - started < 5
-    assert f"pretrain sync {tmp_path}" in caplog.messages[-1]
+    assert any(f"pretrain sync {tmp_path}" in message for message in caplog.messages)
     assert len(caplog.messages) <= 2
     assert sync(tmp_path, uri) == 100
     assert points(client, tmp_path, "loss") == [(step, step) for step in range(100)]
