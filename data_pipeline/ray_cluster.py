@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,13 @@ def each(function: Callable[[str], str], names: list[str], what: str) -> Iterato
         return {"result": [function(str(name)) for name in batch["name"]]}
 
     dataset = ray.data.from_items([{"name": name} for name in names], override_num_blocks=len(names))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # Ray 2.60 has no other way to bound retries than the one it will replace in 2.64
+        dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=_RETRIES)
     try:
-        for row in dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=_RETRIES).iter_rows():
+        for row in dataset.iter_rows():
             yield row["result"]
     except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
         raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; what is finished is kept") from None
