@@ -66,8 +66,9 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without end mark.
 
-        A long text is encoded piece by piece, cut at white space, where no piece of the model reaches across: the
-        model's lattice takes some hundred bytes for each character.
+        A long text is encoded part by part, cut at white space, where no piece of the model reaches across: the model's
+        lattice takes some hundred bytes for each character. Only where two segmentations score alike may another one be
+        taken than for the whole text, since sentencepiece adds the scores up in single precision.
         """
         if all(len(text) <= _TEXT_CHARACTERS for text in texts):
             return self.processor.encode(texts, num_threads=1)
