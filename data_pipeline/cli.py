@@ -22,7 +22,7 @@ app.add_typer(fetch_app, name="fetch")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CORPUS.yaml", help="The corpus file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: tokenizer.vocab_size=8000")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail on damaged input, after reading all of it.")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A finished corpus.")]

@@ -10,8 +10,6 @@ from data_pipeline.errors import FailedError, UserError
 from data_pipeline.inputs import list_files
 from data_pipeline.work_units import Finished, run
 
-STAGES = ("documents", "tokenizer", "tokens", "shards")
-
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> Path:
     """Brings the corpus up to date, stopping after the stage `until`; returns its directory.

@@ -18,7 +18,7 @@ def _commands() -> None:
 @app.command()
 def local(
     config: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each GPU, else one.")] = None,
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: optimizer.learning_rate=1e-3")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
 ]
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run directory for its latest.")
@@ -52,9 +52,7 @@ def train(
 @app.command()
 def generate(
     checkpoint: Checkpoint,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="With <extra_id_0> … as blanks.")
-    ] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="Blank out sentences of this corpus's held-out documents.")
     ] = None,
@@ -95,7 +93,7 @@ def export(
 
 @app.command()
 def dashboard(
-    run_dir: Annotated[Path | None, typer.Argument(metavar="[RUN_DIR]", help="Open at this run's charts.")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Open at this run's charts.")] = None,
     uri: Annotated[str, typer.Option(help="MLflow's store, where no run is named.")] = "sqlite:///runs/mlflow.db",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here is taken.")] = 5000,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,

@@ -77,11 +77,6 @@ def read_metrics(path: Path) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def last_attempt(run_dir: Path) -> int:
-    """The highest attempt that has logged anything; 0 for a run that hasn't begun."""
-    return max((row.attempt for row, _ in rows_from(run_dir / FILE_NAME)), default=0)
-
-
 def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
     """The rows from byte `offset` on, in the order of the file, each with the offset behind its line.
 

@@ -16,7 +16,7 @@ import pytest
 from data_pipeline.errors import FailedError, UserError
 from pretrain import mlflow_feeder, tracking
 from pretrain.dashboard import dashboard
-from pretrain.metric_log import MetricLog, last_attempt, read_metrics
+from pretrain.metric_log import MetricLog, read_metrics
 from pretrain.mlflow_feeder import FeedState, MlflowFeeder, TrackedRun, flatten
 from pretrain.tracking import DatasetInfo, Tracker, sync
 
@@ -88,8 +88,6 @@ def test_highest_attempt_of_a_step_counts(tmp_path):
     rows = read_metrics(tmp_path)
     assert [(row.step, row.metrics["loss"]) for row in rows] == [(10, 1), (20, 1), (30, 2), (40, 3), (50, 2)]
     assert [row.metrics.get("validation/loss") for row in rows] == [None, None, None, 3, 2]
-    assert last_attempt(tmp_path) == 3
-    assert last_attempt(tmp_path / "none") == 0
 
 
 def test_non_finite_values_are_valid_json_and_come_back(tmp_path):
