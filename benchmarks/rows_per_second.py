@@ -18,10 +18,12 @@ import webdataset
 from rich.console import Console
 from rich.table import Table
 
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.shards import block_rows, noise_keys
+from data_pipeline.vocabulary import Vocabulary
 
-FIRST_SENTINEL, EOS, ROWS_PER_BLOCK = 32_099, 1, 1024
+ROWS_PER_BLOCK = 1024
+T5 = Vocabulary(32_100, (3, 32_000), pad=0, eos=1, unk=2, first_sentinel=32_099, sentinels=100)
 OBJECTIVE = SpanCorruption()
 
 
@@ -44,12 +46,12 @@ def from_blocks(path: Path, batch: int) -> int:
     for sample in webdataset.WebDataset(str(path), shardshuffle=False).decode():
         first = int(sample["__key__"])
         block = {name.removesuffix(".npy"): sample[name] for name in ("tokens.npy", "row_offsets.npy")}
-        rows, _ = block_rows(block, "tokens", "row_offsets", np.arange(len(block["row_offsets"]) - 1))
-        for start in range(0, len(rows), batch):
-            part = rows[start : start + batch]
-            ids = np.arange(first + start, first + start + len(part))
-            OBJECTIVE.apply(part, noise_keys(0, "train", 0, ids), FIRST_SENTINEL, EOS)
-            done += len(part)
+        count = len(block["row_offsets"]) - 1
+        for start in range(0, count, batch):
+            chosen = np.arange(start, min(start + batch, count))
+            rows = block_rows(block, "tokens", "row_offsets", chosen)
+            OBJECTIVE.apply(rows, noise_keys(0, "train", 0, first + chosen), T5, {})
+            done += len(chosen)
     return done
 
 
@@ -57,7 +59,7 @@ def from_rows(path: Path, batch: int) -> int:
     done = 0
     for number, sample in enumerate(webdataset.WebDataset(str(path), shardshuffle=False).decode()):
         keys = noise_keys(0, "train", 0, np.array([number]))
-        OBJECTIVE.apply(sample["tokens.npy"][None], keys, FIRST_SENTINEL, EOS)
+        OBJECTIVE.apply(Padded.full(sample["tokens.npy"][None]), keys, T5, {})
         done += 1
     return done
 

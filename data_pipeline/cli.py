@@ -93,10 +93,10 @@ def show(
         raise UserError(f"--split: {directory} has the splits {', '.join(corpus.manifest['splits'])}, not {split!r}")
     reader = Reader(corpus, split)
     for row in range(min(number, corpus.rows(split))):
-        inputs, targets = reader.examples([row], 0)
+        examples = reader.examples([row], 0)
         print(f"row {row}")
-        print(f"  inputs   {corpus.tokenizer.decode(inputs[0])}")
-        print(f"  targets  {corpus.tokenizer.decode(targets[0])}")
+        for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
+            print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]])}")
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool) -> Path:

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.config_file import Section
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives import AnyObjective, SpanCorruption
 from data_pipeline.sources import OPTIONS
 
 
@@ -80,7 +80,7 @@ class RowsConfig(Section):
     """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards."""
 
     packing: Literal["concatenate"] = "concatenate"
-    objective: SpanCorruption = SpanCorruption()
+    objective: AnyObjective = SpanCorruption()
     apply_at: Literal["load", "build"] = "load"
 
 
@@ -120,7 +120,7 @@ class CorpusConfig(Section):
 
     @model_validator(mode="after")
     def _sentinels_suffice(self) -> "CorpusConfig":
-        spans = self.rows.objective.noise_spans
+        spans = self.rows.objective.sentinels
         if spans > self.tokenizer.sentinels:
             raise ValueError(f"tokenizer.sentinels: rows.objective makes {spans} spans, one sentinel each")
         return self

@@ -14,17 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from data_pipeline.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives import AnyObjective, Objective
 from data_pipeline.progress import track
 from data_pipeline.shards import decode_block
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.work_units import Finished
 
 FORMAT_VERSION = 1
+_OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 _BLOCK_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -75,8 +77,8 @@ class Corpus:
         return self.manifest["rows"]["apply_at"] == "build"
 
     @cached_property
-    def objective(self) -> SpanCorruption:
-        return SpanCorruption.model_validate(self.manifest["rows"]["objective"])
+    def objective(self) -> Objective:
+        return _OBJECTIVES.validate_python(self.manifest["rows"]["objective"])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -15,9 +15,10 @@ import numpy as np
 from data_pipeline import tokenizer
 from data_pipeline.atomic import atomic_file, fingerprint
 from data_pipeline.config import CorpusConfig, RowsConfig
+from data_pipeline.objectives.objective import Objective, Padded
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.rows import SPLITS, Bucket, count_tokens, read_bucket
+from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Finished, Stage, Unit
 
 Block = dict[str, np.ndarray]
@@ -68,7 +69,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     offsets = row_offsets(settings.objective, spec["split"], len(tokens))
     rows = len(offsets) - 1
     used = tokens[: offsets[-1]]
-    model = tokenizer.load(corpus, spec["sentinels"])
+    vocabulary = tokenizer.load(corpus, spec["sentinels"]).vocabulary
     blocks: list[dict[str, Any]] = []
     path = corpus / spec["output"]
     with atomic_file(path) as file:
@@ -79,7 +80,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
                 flat = used[own[0] : own[-1]]
                 first_row = spec["first_row"] + start
                 if settings.apply_at == "build":
-                    block = _corrupted(settings.objective, flat, own - own[0], first_row, spec, model)
+                    block = _corrupted(settings.objective, flat, own - own[0], first_row, spec, vocabulary)
                 else:
                     block = _raw(flat, own - own[0], documents - own[0])
                 offset = writer.tarstream.offset
@@ -120,47 +121,28 @@ def decode_block(content: bytes) -> Block:
         }
 
 
-def row_offsets(objective: SpanCorruption, split: str, tokens: int) -> np.ndarray:
+def row_offsets(objective: Objective, split: str, tokens: int) -> np.ndarray:
     """(rows + 1,) int64: where the rows of a bucket of `tokens` begin and end.
 
     All rows are equally long but for the last of a validation bucket: its tail is a shorter row, if it can be masked.
     The tail of a training bucket is dropped.
     """
     offsets = np.arange(0, tokens + 1, objective.raw_length, dtype=np.int64)
-    if split == "validation" and objective.corrupts(tokens - int(offsets[-1])):
+    if split == "validation" and objective.accepts(tokens - int(offsets[-1])):
         offsets = np.append(offsets, tokens)
     return offsets
 
 
-def corrupt(
-    objective: SpanCorruption, rows: np.ndarray, lengths: np.ndarray, keys: np.ndarray, first_sentinel: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) of `rows` (n, longest), of which the first `lengths` (n,) tokens count; padded with PAD."""
-    parts = [
-        (chosen, objective.apply(rows[chosen, :length], keys[chosen], first_sentinel, tokenizer.EOS))
-        for length in np.unique(lengths).tolist()
-        if len(chosen := np.flatnonzero(lengths == length))
-    ]
-    if len(parts) == 1:
-        return parts[0][1]
-    padded = []
-    for side in (0, 1):
-        out = np.full((len(rows), max(part[side].shape[1] for _, part in parts)), tokenizer.PAD, dtype=rows.dtype)
-        for chosen, part in parts:
-            out[chosen, : part[side].shape[1]] = part[side]
-        padded.append(out)
-    return padded[0], padded[1]
-
-
-def block_rows(block: Block, name: str, offsets: str, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """((n, longest) the `chosen` rows of a flat array, padded with PAD, (n,) their lengths)."""
+def block_rows(block: Block, name: str, offsets: str, chosen: np.ndarray) -> Padded:
+    """The `chosen` rows (n,) of a flat array of a block."""
     starts, lengths = block[offsets][:-1][chosen], np.diff(block[offsets])[chosen]
-    flat, longest = block[name], int(lengths.max())
+    flat, longest = block[name], int(lengths.max(initial=0))
     places = starts[:, None] + np.arange(longest)
     if (lengths == longest).all():
-        return flat[places], lengths
-    inside = np.arange(longest) < lengths[:, None]
-    return np.where(inside, flat[np.minimum(places, len(flat) - 1)], tokenizer.PAD).astype(flat.dtype), lengths
+        return Padded(flat[places], lengths)
+    rows = Padded(flat[np.minimum(places, len(flat) - 1)], lengths)
+    rows.values[~rows.filled] = 0
+    return rows
 
 
 def _raw(flat: np.ndarray, offsets: np.ndarray, documents: np.ndarray) -> Block:
@@ -169,23 +151,21 @@ def _raw(flat: np.ndarray, offsets: np.ndarray, documents: np.ndarray) -> Block:
 
 
 def _corrupted(
-    objective: SpanCorruption,
+    objective: Objective,
     flat: np.ndarray,
     offsets: np.ndarray,
     first_row: int,
     spec: dict[str, Any],
-    model: tokenizer.Tokenizer,
+    vocabulary: Vocabulary,
 ) -> Block:
     chosen = np.arange(len(offsets) - 1)
-    rows, lengths = block_rows({"tokens": flat, "row_offsets": offsets}, "tokens", "row_offsets", chosen)
+    rows = block_rows({"tokens": flat, "row_offsets": offsets}, "tokens", "row_offsets", chosen)
     keys = noise_keys(spec["seed"], spec["split"], 0, first_row + chosen)
+    examples = objective.apply(rows, keys, vocabulary, {})
     block: Block = {}
-    for name, padded in zip(
-        ("input", "target"), corrupt(objective, rows, lengths, keys, model.first_sentinel), strict=True
-    ):
-        filled = padded != tokenizer.PAD  # which is no id of a text
-        block[f"{name}s"] = padded[filled]
-        block[f"{name}_offsets"] = np.append(0, np.cumsum(filled.sum(axis=1))).astype(np.int64)
+    for name, side in (("input", examples.inputs), ("target", examples.targets)):
+        block[f"{name}s"] = side.values[side.filled]
+        block[f"{name}_offsets"] = np.append(0, np.cumsum(side.lengths)).astype(np.int64)
     return block
 
 

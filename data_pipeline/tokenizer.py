@@ -18,6 +18,7 @@ from data_pipeline.atomic import fingerprint, write_bytes
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.documents import read_documents
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Stage, Unit
 
 PAD, EOS, UNK = 0, 1, 2
@@ -62,6 +63,19 @@ class Tokenizer:
     def first_sentinel(self) -> int:
         """Id of `<extra_id_0>`; sentinel k is k below it."""
         return self.size - 1
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the ids are for."""
+        return Vocabulary(
+            size=self.size,
+            text=(UNK + 1, self.pieces),
+            pad=PAD,
+            eos=EOS,
+            unk=UNK,
+            first_sentinel=self.first_sentinel,
+            sentinels=self.sentinels,
+        )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without end mark.

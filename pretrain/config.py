@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from data_pipeline.config_file import Section
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives import AnyObjective
 from pretrain.models.config import T5Config
 
 
@@ -43,7 +43,7 @@ class DataSection(Section):
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     validation: list[ValidationCorpus] = []
-    objective: SpanCorruption | None = None
+    objective: AnyObjective | None = None
     lanes: PositiveInt = 64
     workers: NonNegativeInt = 2
 

@@ -8,8 +8,9 @@ import torch
 
 from data_pipeline.documents import read_documents
 from data_pipeline.manifest import Corpus
+from data_pipeline.objectives import Padded
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.tokenizer import EOS, Tokenizer
+from data_pipeline.tokenizer import Tokenizer
 from pretrain.generation import generate, split_spans
 from pretrain.trained import TrainedModel
 
@@ -22,10 +23,10 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
     for position, sentence in enumerate(_held_out_sentences(corpus)):
         if len(found) == number:
             break
-        ids = np.array(tokenizer.encode([sentence]), dtype=np.int64)
+        row = Padded.full(np.array(tokenizer.encode([sentence]), dtype=np.int64))
         keys = row_keys(seed, "blanks", 0, np.array([position]))
-        inputs, _ = corpus.objective.apply(ids, keys, tokenizer.first_sentinel, EOS)
-        found.append((tokenizer.decode(inputs[0]), sentence))
+        examples = corpus.objective.apply(row, keys, tokenizer.vocabulary, {})
+        found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
     return found
 
 

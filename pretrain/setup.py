@@ -108,14 +108,14 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
         return []
     problems = []
     for corpus in training:
-        rows, sentinels = corpus.manifest["rows"], corpus.manifest["tokenizer"]["sentinels"]
+        rows = corpus.manifest["rows"]
         if corpus.applied_at_build:
             problems.append(f"data.objective: {corpus.directory} was built with its noise; its objective can't change")
         elif objective.raw_length != rows["raw_length"]:
             needs = f"rows of {objective.raw_length} tokens, {corpus.directory} has {rows['raw_length']}"
             problems.append(f"data.objective: needs {needs}")
-        elif objective.noise_spans > sentinels:
-            problems.append(f"data.objective: makes {objective.noise_spans} spans, there are {sentinels} sentinels")
+        else:
+            problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
     return problems
 
 

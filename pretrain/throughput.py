@@ -79,7 +79,7 @@ class Meter:
         """For a run's whole batches; `model` before its parameters are sharded."""
         config = setup.config
         objective = config.data.objective or setup.training[0].objective
-        lengths = objective.inputs_length, objective.targets_length
+        lengths = objective.shape
         rows = config.batch.global_batch_size
         flops = flops_per_row(setup.model, model, *lengths) * rows
         return cls(sum(lengths) * rows, flops, peak_flops(config.precision) * setup.cut.ranks)

@@ -11,8 +11,7 @@ from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
 from data_pipeline.manifest import Corpus
-from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.tokenizer import PAD
+from data_pipeline.objectives import Examples, Objective, together
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # a label that counts for nothing
@@ -32,10 +31,11 @@ class TrainingBatches(Dataset):
         cut: Cut,
         seed: int,
         lanes: int,
-        objective: SpanCorruption | None = None,
+        objective: Objective | None = None,
     ):
         self._arguments = (corpora, weights, cut, seed, lanes, objective)
         self._readers = [Reader(corpus, "train", objective, cached=lanes + 2) for corpus in corpora]
+        self._pad = corpora[0].tokenizer.vocabulary.pad
         self._rows = np.array([corpus.rows("train") for corpus in corpora])
         self._mixture = Mixture(weights)
         self._cut, self._seed, self._lanes = cut, seed, lanes
@@ -90,11 +90,7 @@ class TrainingBatches(Dataset):
             for corpus, reader in enumerate(self._readers)
             if len(chosen := np.flatnonzero(corpora == corpus))
         ]
-        inputs, targets = (
-            np.concatenate([part[side] for _, part in parts])[np.argsort(np.concatenate([at for at, _ in parts]))]
-            for side in (0, 1)
-        )
-        return as_batch(inputs, targets)
+        return as_batch(together(parts, self._pad), self._pad)
 
     def _order(self, corpus: int, epoch: int) -> EpochOrder:
         if (corpus, epoch) not in self._orders:
@@ -105,7 +101,7 @@ class TrainingBatches(Dataset):
         return self._orders[corpus, epoch]
 
 
-def validation_batches(corpus: Corpus, cut: Cut, objective: SpanCorruption | None = None) -> Iterator[Batch]:
+def validation_batches(corpus: Corpus, cut: Cut, objective: Objective | None = None) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, noise always epoch 0's; as many batches on every rank.
 
     The rows that fill the last batches up have all labels `IGNORED`.
@@ -115,21 +111,22 @@ def validation_batches(corpus: Corpus, cut: Cut, objective: SpanCorruption | Non
     stride = cut.ranks * cut.micro_batch
     for start in range(0, total, stride):
         ids = np.arange(start, start + stride)[cut.rank * cut.micro_batch :][: cut.micro_batch]
-        batch = as_batch(*reader.examples(np.minimum(ids, total - 1), 0))
+        batch = as_batch(reader.examples(np.minimum(ids, total - 1), 0), corpus.tokenizer.vocabulary.pad)
         batch["labels"][torch.from_numpy(ids >= total)] = IGNORED
         yield batch
 
 
-def as_batch(inputs: np.ndarray, targets: np.ndarray) -> Batch:
-    """`encoder_input_ids` (n, inputs) and `labels` (n, targets), int64; padding is `IGNORED` there.
+def as_batch(examples: Examples, pad: int) -> Batch:
+    """`encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), padded with `IGNORED`; int64.
 
     The `encoder_attention_mask` (n, inputs), 1 at real tokens, is left out where nothing is padded.
     """
-    labels = torch.from_numpy(targets.astype(np.int64))
+    filled = examples.inputs.filled
+    counted = examples.targets.filled if examples.predicted is None else examples.predicted
     batch = {
-        "encoder_input_ids": torch.from_numpy(inputs.astype(np.int64)),
-        "labels": labels.masked_fill(labels == PAD, IGNORED),
+        "encoder_input_ids": torch.from_numpy(np.where(filled, examples.inputs.values, pad).astype(np.int64)),
+        "labels": torch.from_numpy(np.where(counted, examples.targets.values.astype(np.int64), IGNORED)),
     }
-    if not inputs.all():
-        batch["encoder_attention_mask"] = (batch["encoder_input_ids"] != PAD).long()
+    if not filled.all():
+        batch["encoder_attention_mask"] = torch.from_numpy(filled.astype(np.int64))
     return batch

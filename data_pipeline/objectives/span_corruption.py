@@ -7,19 +7,21 @@ Worked example, with `<k>` for sentinel k and `</s>` for the end mark:
     targets  <0> for inviting <1> last </s>
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from data_pipeline.config_file import Section
+from data_pipeline.objectives.objective import Examples, Objective, Padded, by_length
 from data_pipeline.objectives.randomness import random_bits
+from data_pipeline.vocabulary import Vocabulary
 
 _NOISE, _KEPT = 0, 1  # streams of random numbers: the two segmentations are independent
 
 
-class SpanCorruption(Section):
+class SpanCorruption(Objective):
     """Settings of span corruption, and the lengths that follow from them.
 
     `inputs_length`: tokens the encoder sees, end mark included; rows are cut so long that nothing is padded.
@@ -36,7 +38,7 @@ class SpanCorruption(Section):
         if self.raw_length < 2:
             raise ValueError(f"inputs_length: {self.inputs_length} leaves no room for a masked span")
         noise, spans = self._noise(self.raw_length)
-        if not self.corrupts(self.raw_length):
+        if not self.accepts(self.raw_length):
             raise ValueError(
                 f"noise_density: {spans} spans can't be kept apart by the {self.raw_length - noise} tokens left; "
                 "lower it or raise mean_span_length"
@@ -52,36 +54,43 @@ class SpanCorruption(Section):
         return length - self._excess(length)
 
     @cached_property
-    def targets_length(self) -> int:
-        """Room the targets need, end mark included: 114 for T5's defaults. As in T5's helper, rounding may leave the
-        last position empty at density 0.5."""
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets): 512 and 114 for T5's defaults. As in T5's helper, rounding may leave the last position of
+        the targets empty at density 0.5."""
         excess = self._excess(self.raw_length + 1)
-        return self._corrupted_lengths(self.raw_length + excess)[1] - excess
+        return self.inputs_length, self._corrupted_lengths(self.raw_length + excess)[1] - excess
 
     @property
-    def noise_spans(self) -> int:
+    def sentinels(self) -> int:
         """Masked spans of a row; each takes one sentinel."""
         return self._noise(self.raw_length)[1]
 
-    def corrupts(self, length: int) -> bool:
+    def accepts(self, length: int) -> bool:
         """Whether a row of `length` tokens can be masked at all: its spans need tokens to keep them apart."""
         noise, spans = self._noise(max(length, 2))
         return length >= 2 and spans <= length - noise
 
-    def apply(self, rows: np.ndarray, keys: np.ndarray, first_sentinel: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs (n, inputs), targets (n, targets)) of `rows` (n, length), each masked as its key (n,) says.
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """Inputs and targets of `rows`, each masked as its key says.
 
-        Every row has exactly the same number of masked tokens and spans; token 0 is always kept and the last is
-        always masked. Span k is replaced by sentinel id `first_sentinel` − k in the inputs; the targets are the same
-        sentinels, each followed by its span. Both end with `eos`. dtype is that of `rows`.
+        Rows of one length all have exactly the same number of masked tokens and spans; token 0 is always kept and the
+        last is always masked. Span k is replaced by sentinel k in the inputs; the targets are the same sentinels, each
+        followed by its span. Both end with the end mark.
         """
-        length = rows.shape[1]
-        noise, spans = self._noise(length)
-        mask = _noise_mask(keys, length, noise, spans)
-        return (
-            _replace(rows, mask, length - noise + spans, first_sentinel, eos),
-            _replace(rows, ~mask, noise + spans, first_sentinel, eos),
-        )
+        first_sentinel, eos = vocabulary.first_sentinel, vocabulary.eos
+
+        def corrupt(rows: np.ndarray, keys: np.ndarray) -> Examples:
+            length = rows.shape[1]
+            noise, spans = self._noise(length)
+            mask = _noise_mask(keys, length, noise, spans)
+            return Examples(
+                Padded.full(_replace(rows, mask, length - noise + spans, first_sentinel, eos)),
+                Padded.full(_replace(rows, ~mask, noise + spans, first_sentinel, eos)),
+            )
+
+        return by_length(rows, keys, vocabulary.pad, corrupt)
 
     def _noise(self, length: int) -> tuple[int, int]:
         """(masked tokens, spans) in a row of `length`. The reference multiplies in float32, so that is kept."""

@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from data_pipeline.objectives import Padded
 from data_pipeline.objectives.randomness import permutation, random_bits, row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.vocabulary import Vocabulary
 
 EOS, FIRST_SENTINEL = 1, 32_099
+VOCABULARY = Vocabulary(32_100, (3, 32_000), pad=0, eos=EOS, unk=2, first_sentinel=FIRST_SENTINEL, sentinels=100)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +33,19 @@ EOS, FIRST_SENTINEL = 1, 32_099
 )
 def test_lengths_are_those_of_t5s_helper(inputs, density, span, raw, targets):
     objective = SpanCorruption(inputs_length=inputs, noise_density=density, mean_span_length=span)
-    assert (objective.raw_length, objective.targets_length) == (raw, targets)
+    assert (objective.raw_length, objective.shape) == (raw, (inputs, targets))
+
+
+def apply(objective, rows, keys):
+    examples = objective.apply(Padded.full(rows), keys, VOCABULARY, {})
+    return examples.inputs.values, examples.targets.values
 
 
 def corrupt(objective, count, length=None, seed=0):
     length = length or objective.raw_length
     rows = np.random.default_rng(seed).integers(3, 32_000, (count, length)).astype(np.uint16)
     keys = row_keys(seed, "test", 0, np.arange(count))
-    return rows, keys, *objective.apply(rows, keys, FIRST_SENTINEL, EOS)
+    return rows, keys, *apply(objective, rows, keys)
 
 
 def restore(inputs, targets):
@@ -83,10 +91,10 @@ def test_noise_of_a_row_depends_on_its_key_alone():
     objective = SpanCorruption(inputs_length=64)
     rows, keys, inputs, targets = corrupt(objective, 32)
     for start, stop in ((0, 1), (5, 13), (31, 32)):
-        part = objective.apply(rows[start:stop], keys[start:stop], FIRST_SENTINEL, EOS)
+        part = apply(objective, rows[start:stop], keys[start:stop])
         assert (part[0] == inputs[start:stop]).all()
         assert (part[1] == targets[start:stop]).all()
-    assert (objective.apply(rows[::-1], keys[::-1], FIRST_SENTINEL, EOS)[0] == inputs[::-1]).all()
+    assert (apply(objective, rows[::-1], keys[::-1])[0] == inputs[::-1]).all()
 
 
 @pytest.mark.parametrize("length", [190, 350, 390, 670])

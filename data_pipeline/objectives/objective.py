@@ -1,0 +1,133 @@
+"""What every objective is: a pure function from rows of tokens and their keys to inputs and targets."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from data_pipeline.config_file import Section
+from data_pipeline.vocabulary import Vocabulary
+
+
+class Padded(NamedTuple):
+    """Rows of different lengths in one array: row i is `values[i, : lengths[i]]`, the rest is padding.
+
+    `values` (n, longest), `lengths` (n,) int64.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def full(cls, values: np.ndarray) -> "Padded":
+        """Rows that all are as long as the array is wide."""
+        return cls(values, np.full(len(values), values.shape[1], dtype=np.int64))
+
+    @property
+    def filled(self) -> np.ndarray:
+        """(n, longest) bool: where there is a token and no padding."""
+        return np.arange(self.values.shape[1]) < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a model is given and what it shall say, row by row.
+
+    `predicted` (n, targets) bool: targets that count; None: all that are no padding.
+    `input_segments`, `target_segments` (n, width): where a row holds several examples, the number of each token's
+    example from 1, 0 at padding. `token_types` (n, inputs): 1 in the second of two texts, 0 elsewhere.
+    `next_sentence` (n,): 1 where the second text follows the first.
+    """
+
+    inputs: Padded
+    targets: Padded
+    predicted: np.ndarray | None = None
+    input_segments: np.ndarray | None = None
+    target_segments: np.ndarray | None = None
+    token_types: np.ndarray | None = None
+    next_sentence: np.ndarray | None = None
+
+
+class Objective(Section):
+    """Settings of an objective. `name` tells which one it is.
+
+    `columns`: numbers that are stored with each row when it is cut, which `apply` needs ("denoiser").
+    """
+
+    name: str
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of a full row before the objective is applied."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets): the most tokens a row gives of each, marks included."""
+        raise NotImplementedError
+
+    @property
+    def sentinels(self) -> int:
+        """Sentinels that a row needs at most."""
+        return 0
+
+    def problems(self, vocabulary: Vocabulary) -> list[str]:
+        """What keeps the objective from being used with these ids, a line each; empty where nothing does."""
+        if self.sentinels > vocabulary.sentinels:
+            return [f"makes up to {self.sentinels} spans, one sentinel each; there are {vocabulary.sentinels}"]
+        return []
+
+    def accepts(self, length: int) -> bool:
+        """Whether a row of only `length` tokens, the tail of held-out text, makes an example."""
+        return 0 < length <= self.raw_length
+
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """The examples of `rows` (n rows), each by its own key (n,) uint64 alone. dtype is that of the rows.
+
+        `columns`: (n,) each, by name, as `columns` of the class says.
+        """
+        raise NotImplementedError
+
+
+def by_length(
+    rows: Padded, keys: np.ndarray, pad: int, apply: Callable[[np.ndarray, np.ndarray], Examples]
+) -> Examples:
+    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order.
+
+    For objectives without segments, token types or flags.
+    """
+    widths = np.unique(rows.lengths).tolist()
+    if len(widths) == 1:
+        return apply(rows.values[:, : widths[0]], keys)
+    return together(
+        [
+            (chosen, apply(rows.values[chosen, :width], keys[chosen]))
+            for width in widths
+            if len(chosen := np.flatnonzero(rows.lengths == width))
+        ],
+        pad,
+    )
+
+
+def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
+    """One set of examples of several: each with the places (k,) of its rows in the whole."""
+    return Examples(
+        placed([(places, part.inputs) for places, part in parts], pad),
+        placed([(places, part.targets) for places, part in parts], pad),
+    )
+
+
+def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
+    """One set of rows of several: each with the places (k,) of its rows in the whole."""
+    count = sum(len(places) for places, _ in parts)
+    width = max(part.values.shape[1] for _, part in parts)
+    values = np.full((count, width), pad, dtype=parts[0][1].values.dtype)
+    lengths = np.zeros(count, dtype=np.int64)
+    for places, part in parts:
+        values[places, : part.values.shape[1]] = part.values
+        lengths[places] = part.lengths
+    return Padded(values, lengths)
