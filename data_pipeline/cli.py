@@ -96,7 +96,7 @@ def show(
         examples = reader.examples([row], 0)
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
-            print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]])}")
+            print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool) -> Path:
