@@ -1,9 +1,9 @@
 """How do memory, files and speed of a build grow with the text and with the workers?
 
-    python benchmarks/corpus_scaling.py [--megabytes 10 100 1000] [--workers 2] [--folder DIR]
+    python benchmarks/corpus_scaling.py [--megabytes 10 100 1000] [--workers 2] [--one-file] [--folder DIR]
 
-The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB; the build
-is the whole of it, with lines and documents deduplicated. Memory is the sum of all processes' proportional shares.
+The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB, or in one
+that can't be split; the build is the whole of it, with lines and documents deduplicated. Memory is the sum of all processes' proportional shares.
 """
 
 import argparse
@@ -37,13 +37,14 @@ def sample_texts() -> list[str]:
     ]
 
 
-def write_text(folder: Path, total_bytes: int) -> int:
-    """Files of JSON lines; returns the bytes of their text."""
+def write_text(folder: Path, total_bytes: int, one_file: bool) -> int:
+    """Files of JSON lines, or one file of several gzip members; returns the bytes of their text."""
     texts = sample_texts()
     written = number = 0
     while written < total_bytes:
         size = 0
-        with gzip.open(folder / f"part-{number:05d}.json.gz", "wt", compresslevel=1, encoding="utf-8") as out:
+        path = folder / f"part-{0 if one_file else number:05d}.json.gz"
+        with gzip.open(path, "at", compresslevel=1, encoding="utf-8") as out:
             for text in texts:
                 changed = "\n".join(f"{line} {number}" for line in text.splitlines())
                 out.write(json.dumps({"text": changed}, ensure_ascii=False) + "\n")
@@ -107,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--one-file", action="store_true", help="all text in one file")
     parser.add_argument("--folder", type=Path, help="for the text and the corpora (default: a temporary one)")
     arguments = parser.parse_args()
     sizes = Table("text MB", "workers", "seconds", "peak GB", "files", title="whole builds")
@@ -115,7 +117,7 @@ def main() -> None:
         for megabytes in arguments.megabytes:
             folder = Path(temporary) / f"text-{megabytes}"
             folder.mkdir()
-            text = write_text(folder, megabytes * 1_000_000) / 1e6
+            text = write_text(folder, megabytes * 1_000_000, arguments.one_file) / 1e6
             for workers in arguments.workers:
                 output = Path(temporary) / f"corpus-{megabytes}-{workers}"
                 seconds, peak = build(folder, output, workers)

@@ -102,6 +102,7 @@ class CorpusConfig(Section):
     seed: int = 0
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     bytes_per_unit: PositiveInt = 64 * 2**20  # a bz2 dump of many streams is cut into ranges of about that size
+    characters_per_part: PositiveInt = 500_000_000  # read for one file of documents, a unit of all that follows
     cleaning: CleaningConfig = CleaningConfig()
     dedup: DedupConfig = DedupConfig()
     split: SplitConfig = SplitConfig()

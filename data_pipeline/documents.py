@@ -1,37 +1,26 @@
-"""The documents stage: each input file, or range of one, becomes one Parquet file of clean documents."""
+"""The documents stage: each input file, or range of one, becomes clean documents in Parquet files."""
 
 import contextlib
 import hashlib
-import math
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from data_pipeline.atomic import atomic_path, fingerprint
+from data_pipeline.atomic import fingerprint
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.keys import NOBODY, Keys
+from data_pipeline.dedup.keys import NOBODY
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.document import Document
 from data_pipeline.errors import DamagedInput, UserError
 from data_pipeline.inputs import list_files, pieces
+from data_pipeline.parts import Histograms, describe, part_file, size_of, totals
 from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.work_units import Finished, Stage, Unit
-
-SCHEMA = pa.schema(
-    [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
-)
-_ROW_GROUP_CHARACTERS = 8_000_000
-_DOMAINS_KEPT = 1000  # of each unit; a report shows the first few of all
 
 
 def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
@@ -46,8 +35,6 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
     inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
     for number, (file, piece) in enumerate(inputs):
         name = f"part-{number:05d}"
-        output = f".stages/documents/{name}.parquet" if steps else f"documents/{name}.parquet"
-        urls = f".stages/documents/{name}.urls.safetensors" if "urls" in steps else None
         source = file.source.model_dump(include={"format", "name", "language", "options"})
         settings = {
             **source,
@@ -55,78 +42,71 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
             "file": file.name,
             "range": [piece.start, piece.stop, piece.first_ordinal],
             "split": config.split.ratio,
+            "part": name,
+            "folder": ".stages/documents" if steps else "documents",
+            "urls": "urls" in steps,
+            "characters_per_part": config.characters_per_part,
         }
-        stamp = fingerprint([settings, file.bytes, file.stamp, output, urls])
+        stamp = fingerprint([settings, file.bytes, file.stamp])
         size = (piece.stop or file.bytes) - piece.start
-        spec = {**settings, "path": file.path, "output": output, "urls": urls}
-        units.append(Unit(name, spec, stamp, (output, urls) if urls else (output,), size))
+        units.append(Unit(name, {**settings, "path": file.path}, stamp, bytes=size))
     return units
 
 
-@dataclass
-class Histograms:
-    """What is in the kept documents: `lengths` by power of two of characters, languages, domains of their URLs."""
+class PartsWriter:
+    """The parts of one unit, one after the other: `add` every page that was read, with the document it became, if any.
 
-    lengths: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    domains: Counter[str] = field(default_factory=Counter)
+    Use as a context. `results`: what is told of each part. A part ends when pages of `characters` were read for it.
+    """
 
-    def add(self, document: Document) -> None:
-        self.lengths[str(int(math.log2(len(document.text))))] += 1
-        self.languages[document.language or "unknown"] += 1
-        if document.url:
-            self.domains[_domain(document.url)] += 1
-
-    def as_json(self) -> dict[str, dict[str, int]]:
-        return {
-            "lengths": dict(self.lengths),
-            "languages": dict(self.languages),
-            "domains": dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:_DOMAINS_KEPT]),
-        }
-
-
-class DocumentsFile:
-    """Documents on their way into one Parquet file, and what is counted of them."""
-
-    def __init__(self, writer: pq.ParquetWriter):
-        self._writer = writer
-        self._batch: list[dict[str, str]] = []
-        self._characters = 0
-        self._documents: Counter[str] = Counter()
+    def __init__(self, corpus: Path, spec: dict[str, Any]):
+        self._corpus, self._spec = corpus, spec
+        self._stack = contextlib.ExitStack()
         self._histograms = Histograms()
-        self._text_bytes = 0
+        self.results: list[dict[str, Any]] = []
 
-    def add(self, document: Document) -> None:
-        self._batch.append(asdict(document))
-        self._characters += len(document.text)
-        self._documents[document.split] += 1
-        self._text_bytes += len(document.text.encode())
-        self._histograms.add(document)
-        if self._characters >= _ROW_GROUP_CHARACTERS:
-            self.flush()
+    def __enter__(self) -> "PartsWriter":
+        self._open(self._spec["range"][2])
+        return self
 
-    def flush(self) -> None:
-        """Writes what was added since the last time as a row group."""
-        self._writer.write_table(pa.Table.from_pylist(self._batch, SCHEMA))
-        self._batch, self._characters = [], 0
+    def __exit__(self, *raised: Any) -> None:
+        if raised[0] is None:
+            self._close()
+        self._stack.__exit__(*raised)
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        """Documents by split, bytes of text, histograms."""
-        return {
-            "documents": dict(sorted(self._documents.items())),
-            "text_bytes": self._text_bytes,
-            **self._histograms.as_json(),
-        }
+    def add(self, record: Record, document: Document | None, competes: bool) -> None:
+        """`competes`: for being the newest page of its URL."""
+        if self._characters >= self._spec["characters_per_part"]:
+            self._close()
+            self._open(record.ordinal)
+        self._characters += size_of(record.text) + len(record.target)
+        if self._urls and competes:
+            words = NewestUrl.words(record.url, record.timestamp, document is not None)
+            self._urls.add(NOBODY if document is None else self._file.documents.total(), 0, words)
+        if document is not None:
+            self._file.add(document)
+            self._histograms.add(document)
 
+    def as_json(self) -> dict[str, Any]:
+        return {"parts": self.results, **totals(self.results), **self._histograms.as_json()}
 
-@contextlib.contextmanager
-def documents_file(path: Path) -> Iterator[DocumentsFile]:
-    """A Parquet file of documents that appears under `path` when the block ends well."""
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
-        documents = DocumentsFile(writer)
-        yield documents
-        documents.flush()
+    def _open(self, first_ordinal: int) -> None:
+        number = len(self.results)
+        name = self._spec["part"] + (f"_{number:05d}" if number else "")  # in the order of names
+        self._path = self._corpus / self._spec["folder"] / f"{name}.parquet"
+        self._first_id = _identity(self._spec, first_ordinal)
+        self._file = self._stack.enter_context(part_file(self._path))
+        self._urls = NewestUrl.noted() if self._spec["urls"] else None
+        self._characters = 0
+
+    def _close(self) -> None:
+        self._stack.close()
+        urls, keys = None, 0
+        if self._urls:
+            urls = self._path.with_suffix(".urls.safetensors")
+            keys = self._urls.write(urls)
+        source = self._spec["name"]
+        self.results.append(describe(self._corpus, self._path, self._file, source, self._first_id, urls, keys))
 
 
 def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +116,10 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """
     intake = Intake()
     damage: list[tuple[str, str]] = []
-    urls = NewestUrl.noted() if spec["urls"] else None
-    with documents_file(corpus / spec["output"]) as documents:
+    with PartsWriter(corpus, spec) as parts:
         try:
-            for document in _documents(spec, intake, urls):
-                documents.add(document)
+            for page in _pages(spec, intake):
+                parts.add(*page)
         except DamagedInput as error:
             damage.append((error.position, error.reason))
         except UserError as error:  # the file went away, or may not be read
@@ -155,19 +134,11 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         "damage": [*damage, *intake.damage],
         "counts": dict(sorted(counts.items())),
         "examples": dict(sorted(counts.examples.items())),
-        **documents.counts,
-        **({"url_keys": urls.write(corpus / spec["urls"])} if urls else {}),
+        **parts.as_json(),
     }
 
 
-STAGE = Stage("documents", 2, write_documents)
-
-
-def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[dict[str, str]]:
-    """The documents of one Parquet file, a row group at a time."""
-    with pq.ParquetFile(corpus / part) as file:
-        for group in range(file.num_row_groups):
-            yield from file.read_row_group(group, columns).to_pylist()
+STAGE = Stage("documents", 3, write_documents)
 
 
 def total(finished: list[Finished], split: str) -> int:
@@ -180,11 +151,13 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
-def _documents(spec: dict[str, Any], intake: Intake, urls: Keys | None) -> Iterator[Document]:
-    """The documents of one input. `urls` notes every page that isn't too long: all may be the newest of their URL."""
+def _pages(spec: dict[str, Any], intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
+    """Each page of one input, the document it became, if any, and whether it may be the newest of its URL.
+
+    Every page that isn't too long may, also one that cleaning drops.
+    """
     clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
     start, stop, first_ordinal = spec["range"]
-    number = 0
     for record in READERS[spec["format"]](Input(spec["path"], start, stop, first_ordinal, spec["options"]), intake):
         text = plain_text(record.text) if spec["format"] == "wikipedia" else record.text
         if not text.strip():
@@ -192,16 +165,12 @@ def _documents(spec: dict[str, Any], intake: Intake, urls: Keys | None) -> Itera
             continue
         too_long = intake.counters["too_long"]
         kept = clean(text, record.url, spec["language"] or record.language, intake.counters)
-        if urls and record.url and not record.target and intake.counters["too_long"] == too_long:
-            words = NewestUrl.words(record.url, record.timestamp, kept is not None)
-            urls.add(NOBODY if kept is None else number, 0, words)
-        if kept is not None:
-            yield _document(record, *kept, spec)
-            number += 1
+        competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
+        yield record, _document(record, *kept, spec) if kept else None, competes
 
 
 def _document(record: Record, text: str, language: str, spec: dict[str, Any]) -> Document:
-    identity = f"{spec['name']}/{spec['file']}/{record.ordinal:09d}"
+    identity = _identity(spec, record.ordinal)
     return Document(
         id=identity,
         text=text,
@@ -215,12 +184,8 @@ def _document(record: Record, text: str, language: str, spec: dict[str, Any]) ->
     )
 
 
-def _domain(url: str) -> str:
-    """ "https://www.example.org:80/a" -> "example.org"; what can't be parsed is a domain of its own kind."""
-    try:
-        return (urlsplit(url).hostname or "unknown").removeprefix("www.")
-    except ValueError:
-        return "unknown"
+def _identity(spec: dict[str, Any], ordinal: int) -> str:
+    return f"{spec['name']}/{spec['file']}/{ordinal:09d}"
 
 
 def _checksum(path: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import stages as dedup
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.inputs import list_files
+from data_pipeline.parts import keep_only, parts_of
 from data_pipeline.work_units import Finished, run
 
 
@@ -26,17 +27,18 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     planned = documents.plan(config, corpus)
     finished: dict[str, list[Finished]] = {}
 
-    finished["documents"] = run(documents.STAGE, planned, corpus, config.ray)
-    _tell_damage(finished["documents"], strict)
-    left = finished["documents"]
+    finished["documents"] = left = run(documents.STAGE, planned, corpus, config.ray)
+    _tell_damage(left, strict)
+    parts = parts_of(left)
     if config.dedup.steps:
-        finished |= dedup.deduplicate(config, corpus, left)
+        keep_only(corpus, ".stages/documents", parts)
+        finished |= dedup.deduplicate(config, corpus, parts)
         left = finished[dedup.LAST.name]
+        parts = parts_of(left)
+    keep_only(corpus, "documents", parts)
     if until == "documents":
         return corpus
 
-    parts = [name for unit in left for name in unit.outputs]
-    checksums = [checksum for unit in left for checksum in unit.checksums]
     for_training = documents.total(left, "train")
     if for_training == 0:
         raise FailedError(f"{config.name}: no document for training is left after reading, cleaning and deduplication")
@@ -44,13 +46,13 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
         raise UserError(
             f"rows.packing: {config.rows.packing} would lose the targets of the pairs in {', '.join(pairs)}"
         )
-    planned = tokenizer.plan(config.tokenizer, config.seed, parts, checksums, for_training)
+    planned = tokenizer.plan(config.tokenizer, config.seed, parts, for_training)
     finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
     if until == "tokenizer":
         return corpus
 
     (trained,) = finished["tokenizer"]
-    planned = rows.plan(config, left, trained)
+    planned = rows.plan(config, parts, trained)
     finished["tokens"] = run(rows.STAGE, planned, corpus, config.ray)
 
     planned = shards.plan(config, corpus, finished["tokens"], trained)

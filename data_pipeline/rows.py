@@ -8,6 +8,7 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.numpy import save_file
 from data_pipeline import tokenizer
 from data_pipeline.atomic import atomic_path, fingerprint
 from data_pipeline.config import CorpusConfig
-from data_pipeline.documents import read_documents
+from data_pipeline.parts import Part, read_documents
 from data_pipeline.safetensors_file import os_errors
 from data_pipeline.work_units import Finished, Stage, Unit
 
@@ -31,35 +32,33 @@ def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
     return np.uint16 if vocabulary_size <= 65_536 else np.uint32
 
 
-def plan(config: CorpusConfig, documents: list[Finished], trained: Finished) -> list[Unit]:
-    """One unit for each file of documents."""
+def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit]:
+    """One unit for each part."""
     units = []
-    for unit in documents:
-        output = f".stages/tokens/{unit.name}.safetensors"
+    for part in parts:
+        output = f".stages/tokens/{part.name}.safetensors"
         spec = {
-            "part": next(iter(unit.outputs)),
+            "part": part.path,
             "output": output,
             "seed": config.seed,
             "sentinels": config.tokenizer.sentinels,
         }
-        inputs = [config.seed, config.tokenizer.sentinels, unit.checksums, trained.checksums]
-        units.append(Unit(unit.name, spec, fingerprint(inputs), (output,), unit.result["text_bytes"]))
+        inputs = [config.seed, config.tokenizer.sentinels, part.checksums, trained.checksums]
+        units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
 
 
 def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Token ids of every document of one file, by split, in the order of their hashes."""
+    """Token ids of every document of one part, by split, in the order of their hashes."""
     model = tokenizer.load(corpus, spec["sentinels"])
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
-    rows = list(read_documents(corpus, spec["part"], ["id", "split"]))
-    texts = (row["text"] for row in read_documents(corpus, spec["part"], ["text"]))
-    for start in range(0, len(rows), _ENCODE_BATCH):
-        batch = rows[start : start + _ENCODE_BATCH]
-        for row, ids in zip(batch, model.encode([next(texts) for _ in batch]), strict=True):
-            tokens[row["split"]].append(np.array(ids, dtype=dtype))
-            hashes[row["split"]].append(_shuffle_hash(spec["seed"], row["id"]))
+    documents = read_documents(corpus, spec["part"], ["id", "split", "text"])
+    while batch := list(islice(documents, _ENCODE_BATCH)):
+        for document, ids in zip(batch, model.encode([document["text"] for document in batch]), strict=True):
+            tokens[document["split"]].append(np.array(ids, dtype=dtype))
+            hashes[document["split"]].append(_shuffle_hash(spec["seed"], document["id"]))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
         order = np.argsort(np.array(hashes[split], dtype=np.uint64), kind="stable")

@@ -16,8 +16,8 @@ import sentencepiece
 
 from data_pipeline.atomic import fingerprint, write_bytes
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.documents import read_documents
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.parts import Part, read_documents
 from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Stage, Unit
 
@@ -133,8 +133,8 @@ def load(corpus: Path, sentinels: int) -> Tokenizer:
     return Tokenizer(corpus / _MODEL, sentinels)
 
 
-def plan(config: TokenizerConfig, seed: int, parts: Sequence[str], checksums: list[str], documents: int) -> list[Unit]:
-    """One unit. `parts`: the documents' files, `checksums`: theirs; `documents`: how many of them are for training."""
+def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part], documents: int) -> list[Unit]:
+    """One unit. `documents`: how many of those in `parts` are for training."""
     if config.path is not None:
         tokenizer = Tokenizer(Path(config.path), config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
@@ -143,9 +143,9 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[str], checksums: li
             )
         inputs: list[Any] = [tokenizer.sha256]
     else:
-        inputs = [config.model_dump(exclude={"sentinels"}), seed, checksums]
+        inputs = [config.model_dump(exclude={"sentinels"}), seed, [part.checksums for part in parts]]
     share = min(1.0, config.sample_documents / max(1, documents))
-    spec = {"config": config.model_dump(), "seed": seed, "parts": list(parts), "share": share}
+    spec = {"config": config.model_dump(), "seed": seed, "parts": [part.path for part in parts], "share": share}
     return [Unit("spiece", spec, fingerprint(inputs), (_MODEL, _VOCABULARY))]
 
 

@@ -28,13 +28,14 @@ Json = dict[str, Any]
 class Unit:
     """One piece of work. `spec`: what the worker is given; `inputs`: fingerprint of all that the result depends on.
 
-    `outputs`: the files it writes, relative to the corpus directory. `bytes`: of input, to show progress by.
+    `outputs`: the files it writes, relative to the corpus directory; a unit that doesn't know beforehand how many they
+    are tells `parts` of them in its result. `bytes`: of input, to show progress by.
     """
 
     name: str
     spec: Json
     inputs: str
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
     bytes: int = 0
 
 
@@ -132,9 +133,10 @@ def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) ->
     try:
         with ownership.at_work(corpus, token):
             result = stage.work(corpus, unit.spec)
+            parts = [name for part in result.get("parts", ()) for name in (part["path"], part["urls"]) if name]
             outputs = {
                 name: {"bytes": (corpus / name).stat().st_size, "sha256": sha256(corpus / name)}
-                for name in unit.outputs
+                for name in (*unit.outputs, *parts)
             }
             finished = Finished(unit.name, wanted, result, outputs, round(time.process_time() - started, 3))
             write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from data_pipeline.documents import read_documents
 from data_pipeline.manifest import Corpus
 from data_pipeline.objectives import Padded
 from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.parts import read_documents
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.generation import generate, split_spans
 from pretrain.trained import TrainedModel

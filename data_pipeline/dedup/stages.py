@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from data_pipeline.atomic import atomic_path, fingerprint
 from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.documents import Documents
 from data_pipeline.dedup.keys import Bucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
@@ -25,7 +26,7 @@ from data_pipeline.dedup.spans import Spans
 from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.document import Document
-from data_pipeline.documents import documents_file, read_documents
+from data_pipeline.parts import Histograms, Part, describe, part_file, read_documents, totals
 from data_pipeline.safetensors_file import os_errors
 from data_pipeline.work_units import Finished, Stage, Unit, run
 
@@ -33,43 +34,46 @@ Json = dict[str, Any]
 _COLUMNS = ["id", "text", "url", "target"]
 
 
-def deduplicate(config: CorpusConfig, corpus: Path, documents: list[Finished]) -> dict[str, list[Finished]]:
+def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[str, list[Finished]]:
     """Runs the stages that `config.dedup` asks for; returns them by name, the last one with the documents left."""
     finished: dict[str, list[Finished]] = {}
-    parts = _in_order_of_ids(documents)
-    number = {part.name: position for position, part in enumerate(parts)}
+    in_order = sorted(parts, key=lambda part: part.first_id)
+    number = {part.name: position for position, part in enumerate(in_order)}
     minimum = {source.name: config.cleaning_of(source).min_sentences_per_page for source in config.sources}
     applied: list[Json] = []  # what the steps so far decided; the same lists for every unit
     depends = ""  # fingerprint of what the steps so far were made from
 
-    def spec(part: Finished, own: str, output: str) -> Json:
+    def spec(part: Part, own: str, output: str) -> Json:
         return {
-            "part": next(iter(part.outputs)),
+            "part": part.path,
+            "source": part.source,
+            "first_id": part.first_id,
             "unit": number[part.name],
-            "min_sentences": minimum[part.result["source"]],
+            "min_sentences": minimum[part.source],
             "dedup": config.dedup.model_dump(),
             "applied": applied[:],
             "step": own,
             "output": output,
         }
 
-    def per_part(of: list[Finished], step: str, output: str) -> list[Unit]:
+    def per_part(of: list[Part], step: str, output: str) -> list[Unit]:
         units = []
         for part in of:
             name = output.format(part.name)
-            inputs = fingerprint([part.checksums, number[part.name], minimum[part.result["source"]], depends])
-            units.append(Unit(part.name, spec(part, step, name), inputs, (name,), part.result["text_bytes"]))
+            inputs = fingerprint([part.checksums, number[part.name], minimum[part.source], depends])
+            units.append(Unit(part.name, spec(part, step, name), inputs, (name,) if step else (), part.text_bytes))
         return units
 
     for step in config.dedup.steps:
         depends = fingerprint([depends, step, config.dedup.model_dump(include={step})])
         if step == "urls":  # noted while reading
-            files = [list(part.outputs)[1] for part in parts]
-            count = sum(part.result["url_keys"] for part in parts)
-            depends = fingerprint([depends, [part.checksums for part in parts]])
+            files = [part.urls for part in in_order]
+            count = sum(part.url_keys for part in in_order)
+            depends = fingerprint([depends, [part.checksums for part in in_order]])
         else:
             stage = f"{step}-keys"
-            gathered = run(KEYS[step], per_part(parts, step, f".stages/{stage}/{{}}.safetensors"), corpus, config.ray)
+            units = per_part(in_order, step, f".stages/{stage}/{{}}.safetensors")
+            gathered = run(KEYS[step], units, corpus, config.ray)
             finished[stage] = gathered
             files = [name for unit in gathered for name in unit.outputs]
             count = sum(unit.result["keys"] for unit in gathered)
@@ -100,7 +104,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, documents: list[Finished]) -
             }
         )
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
-    finished[LAST.name] = run(LAST, per_part(documents, "", "documents/{}.parquet"), corpus, config.ray)
+    finished[LAST.name] = run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
     return finished
 
 
@@ -147,42 +151,45 @@ def find_pairs(corpus: Path, spec: Json) -> Json:
 
 def find_clusters(corpus: Path, spec: Json) -> Json:
     """Connected components of all pairs; all but the smallest id of each lose."""
-    from scipy.sparse import coo_array  # slow to import
-    from scipy.sparse.csgraph import connected_components
-
-    found = [load_file(corpus / name)["pairs"] for name in spec["pairs"]]
+    clusters = Clusters()
+    for name in spec["pairs"]:
+        clusters.join(load_file(corpus / name)["pairs"])
     for unit, name in enumerate(spec["files"]):
         inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
-        found.append(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
-    pairs = np.unique(np.concatenate(found), axis=0)
-    documents, ends = np.unique(pairs, return_inverse=True)
-    ends = ends.reshape(-1, 2)
-    graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
-    _, cluster = connected_components(graph, directed=False)
-    first = np.zeros(len(documents), dtype=bool)
-    first[np.unique(cluster, return_index=True)[1]] = True  # documents are in the order of their ids
-    losers = documents[~first]
+        clusters.join(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
+    documents, first = clusters.members()
+    losers = documents[documents != first]
     places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
     lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(spec["files"]))
-    return {"pairs": len(pairs), "clusters": int(first.sum()), "lost": lost}
+    return {"pairs": clusters.pairs, "clusters": len(documents) - len(losers), "lost": lost}
 
 
 def write_left(corpus: Path, spec: Json) -> Json:
     """Writes the documents of one unit that are left after all steps; returns what was dropped."""
-    tally = Tally()
-    with documents_file(corpus / spec["output"]) as documents:
+    tally, histograms = Tally(), Histograms()
+    path = corpus / spec["output"]
+    with part_file(path) as file:
         for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
             if row is not None:
-                documents.add(Document(**row))
-    return {"counts": dict(sorted(tally.items())), "examples": dict(sorted(tally.examples.items())), **documents.counts}
+                document = Document(**row)
+                file.add(document)
+                histograms.add(document)
+    parts = [describe(corpus, path, file, spec["source"], spec["first_id"])]
+    return {
+        "counts": dict(sorted(tally.items())),
+        "examples": dict(sorted(tally.examples.items())),
+        "parts": parts,
+        **totals(parts),
+        **histograms.as_json(),
+    }
 
 
 _STEPS = ("urls", "lines", "spans", "documents", "minhash")
 KEYS = {step: Stage(f"{step}-keys", 1, gather_keys) for step in _STEPS}
 LOSERS = {step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket) for step in _STEPS}
-CLUSTERS = Stage("minhash-clusters", 1, find_clusters)
+CLUSTERS = Stage("minhash-clusters", 2, find_clusters)
 _STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
-LAST = Stage("deduplicated", 1, write_left)
+LAST = Stage("deduplicated", 2, write_left)
 
 
 def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
@@ -219,13 +226,6 @@ def _step(name: str, dedup: Json) -> Step:
         return NearDuplicates(config)
     steps: dict[str, Step] = {"urls": NewestUrl(), "lines": Lines(), "spans": Spans(), "documents": Documents()}
     return steps[name]
-
-
-def _in_order_of_ids(documents: list[Finished]) -> list[Finished]:
-    def first_id(part: Finished) -> str:
-        return f"{part.result['source']}/{part.result['file']}/{part.result['range'][2]:09d}"
-
-    return sorted(documents, key=first_id)
 
 
 def _save_pairs(path: Path, losers: np.ndarray, winners: np.ndarray) -> Json:

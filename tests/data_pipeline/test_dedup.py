@@ -21,6 +21,7 @@ from data_pipeline.cleaning.sentences import count_sentences
 from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
+from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import Documents
 from data_pipeline.dedup.keys import Bucket, Keys, decide, read_losers, write_losers
@@ -112,6 +113,32 @@ def real_pages() -> list[Page]:
     pages += [page("Another text under a known address. It is newer.", pages[n]["url"], "2020") for n in range(90, 95)]
     pages += [page("Older. It loses.", pages[n]["url"].replace("http:", "https:"), "2001") for n in range(95, 99)]
     return pages
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize("steps", [{}, {"urls": "newest", "lines": True, "spans": True, "minhash": True}])
+def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(tmp_path, real_pages, steps):
+    """One file in one part against many, and what is left on disk when the parts become fewer again."""
+    write_pages(tmp_path / "pages.json.gz", real_pages)
+    sources = [{"format": "c4", "path": str(tmp_path / "pages.json.gz"), "language": "en"}]
+    path = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, dedup={**OFF, **steps})
+
+    def build_in(corpus: str, characters: int) -> dict[str, str]:
+        changes = [f"output={tmp_path / corpus}", f"characters_per_part={characters}"]
+        folder = build(load(path, changes, CorpusConfig))
+        files = sorted([*(folder / "documents").iterdir(), *(folder / "shards").rglob("*.tar")])
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    whole, many = build_in("whole", 10**9), build_in("many", 50_000)
+    assert sum(name.startswith("part-") for name in many) > 10
+    assert Result(tmp_path / "many").rows == Result(tmp_path / "whole").rows
+    assert {name: whole[name] for name in whole if name.endswith(".tar")} == {
+        name: many[name] for name in many if name.endswith(".tar")
+    }
+    assert build_in("many", 10**9) == whole
+    assert not list((tmp_path / "many").rglob("part-00000_*"))
 
 
 # ---- by hand
@@ -338,6 +365,23 @@ def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
 
 
 # ---- the mechanism
+
+
+def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
+    """Random pairs of 300 documents, against joining labels one pair after the other."""
+    pairs = np.random.default_rng(0).integers(0, 300, (220, 2)).astype(np.uint64)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    first = list(range(300))
+    for one, other in pairs.tolist():
+        joined = {first[one], first[other]}
+        first = [min(joined) if label in joined else label for label in first]
+    for size, least_pending in ((len(pairs), 10**6), (7, 1), (1, 20)):
+        clusters = Clusters(least_pending)
+        for start in range(0, len(pairs), size):
+            clusters.join(pairs[start : start + size])
+        documents, found = clusters.members()
+        assert documents.tolist() == sorted(set(pairs.ravel().tolist()))
+        assert found.tolist() == [first[document] for document in documents.tolist()]
 
 
 def test_bands_are_those_that_err_least():

@@ -1,0 +1,46 @@
+"""Connected components of pairs that don't fit in memory: what is kept grows with the documents that are in pairs."""
+
+import numpy as np
+
+_LEAST_PENDING = 4_000_000
+
+
+class Clusters:
+    """Joins pairs of documents, given some at a time, into clusters.
+
+    Kept are the first document of each one's cluster, and pairs that wait; they are worked in when they are as many as
+    the documents, so that the work grows with pairs × log(documents).
+    """
+
+    def __init__(self, least_pending: int = _LEAST_PENDING):
+        self.pairs = 0
+        self._least_pending = least_pending
+        self._forest = np.zeros((0, 2), dtype=np.uint64)  # a document, the first of its cluster
+        self._pending: list[np.ndarray] = []
+        self._waiting = 0
+
+    def join(self, pairs: np.ndarray) -> None:
+        """`pairs` (n, 2) uint64 of documents that belong together."""
+        self.pairs += len(pairs)
+        self._waiting += len(pairs)
+        self._pending.append(pairs)
+        if self._waiting > max(self._least_pending, len(self._forest)):
+            self._settle()
+
+    def members(self) -> tuple[np.ndarray, np.ndarray]:
+        """(documents (n,) in any pair, ascending, smallest document (n,) of the cluster of each)."""
+        self._settle()
+        return self._forest[:, 0], self._forest[:, 1]
+
+    def _settle(self) -> None:
+        from scipy.sparse import coo_array  # slow to import
+        from scipy.sparse.csgraph import connected_components
+
+        pairs = np.concatenate([self._forest, *self._pending])
+        self._pending, self._waiting = [], 0
+        documents, ends = np.unique(pairs, return_inverse=True)
+        ends = ends.reshape(-1, 2)
+        graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
+        _, cluster = connected_components(graph, directed=False)
+        first = documents[np.unique(cluster, return_index=True)[1]]  # documents ascend, so the first is the smallest
+        self._forest = np.stack([documents, first[cluster]], axis=1)
