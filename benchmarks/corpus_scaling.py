@@ -3,7 +3,8 @@
     python benchmarks/corpus_scaling.py [--megabytes 10 100 1000] [--workers 2] [--one-file] [--folder DIR]
 
 The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB, or in one
-that can't be split; the build is the whole of it, with lines and documents deduplicated. Memory is the sum of all processes' proportional shares.
+that can't be split; the build is the whole of it, with lines and documents deduplicated. Memory is the sum of all
+processes' proportional shares.
 """
 
 import argparse
