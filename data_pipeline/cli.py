@@ -12,9 +12,10 @@ from data_pipeline import report
 from data_pipeline.command import run_command
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
+from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch.commands import fetch_app
-from data_pipeline.manifest import open_corpus, verify
+from data_pipeline.manifest import verify
 from data_pipeline.pipeline import build
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)

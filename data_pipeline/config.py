@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.config_file import Section
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.objectives import AnyObjective, SpanCorruption
+from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
 from data_pipeline.sources import OPTIONS
 
 
@@ -77,11 +77,27 @@ class TokenizerConfig(Section):
 
 
 class RowsConfig(Section):
-    """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards."""
+    """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards.
 
-    packing: Literal["concatenate"] = "concatenate"
+    `end_of_document`: an end mark after each document, for models that generate whole ones.
+    """
+
+    packing: Literal["concatenate", "complete_documents", "sentence_pairs", "examples"] = "concatenate"
+    end_of_document: bool = False
     objective: AnyObjective = SpanCorruption()
     apply_at: Literal["load", "build"] = "load"
+
+    @model_validator(mode="after")
+    def _packing_suits_the_objective(self) -> "RowsConfig":
+        name, packing = self.objective.name, self.packing
+        suitable = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concatenate",)}.get(name, ("concatenate", "complete_documents"))
+        if "second_start" in self.objective.columns:
+            suitable = ("sentence_pairs",)
+        if packing not in suitable:
+            raise ValueError(f"packing: {name} needs {' or '.join(suitable)}, not {packing}")
+        if packing == "examples" and self.apply_at == "load":
+            raise ValueError("apply_at: packed examples are made when the shards are: set it to build")
+        return self
 
 
 class ShardsConfig(Section):
@@ -125,6 +141,21 @@ class CorpusConfig(Section):
         if spans > self.tokenizer.sentinels:
             raise ValueError(f"tokenizer.sentinels: rows.objective makes {spans} spans, one sentinel each")
         return self
+
+    @model_validator(mode="after")
+    def _pairs_are_text_to_text(self) -> "CorpusConfig":
+        pairs = [source.name for source in self.sources if source.format == "pairs"]
+        text_to_text = isinstance(self.rows.objective, TextToText)
+        if pairs and not text_to_text:
+            raise ValueError(f"rows.objective: {self.rows.objective.name} would lose the targets of the pairs in {', '.join(pairs)}")
+        if text_to_text and len(pairs) < len(self.sources):
+            raise ValueError("rows.objective: text_to_text needs sources of the format pairs alone")
+        return self
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the documents are text-to-text pairs."""
+        return self.sources[0].format == "pairs"
 
     def cleaning_of(self, source: SourceConfig) -> CleaningConfig:
         """The rules for the documents of `source`."""

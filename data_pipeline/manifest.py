@@ -1,32 +1,22 @@
 """What a finished corpus is: shards, blocks, counts, checksums, lineage; and whether the files still agree with it."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter
 
 from data_pipeline.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.config import CorpusConfig
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.objectives import AnyObjective, Objective
+from data_pipeline.corpus import FORMAT_VERSION, Blocks, Corpus
 from data_pipeline.progress import track
 from data_pipeline.shards import decode_block
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.work_units import Finished
 
-FORMAT_VERSION = 1
-_OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 _BLOCK_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -39,76 +29,6 @@ _BLOCK_SCHEMA = pa.schema(
         ("sha256", pa.string()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of one split, as columns (n,): where each one lies and which rows it holds."""
-
-    shard: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    first_row: np.ndarray
-    rows: np.ndarray
-    sha256: np.ndarray
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A finished corpus in `directory`."""
-
-    directory: Path
-    manifest: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.manifest["name"]
-
-    @property
-    def fingerprint(self) -> str:
-        return self.manifest["fingerprint"]
-
-    @property
-    def seed(self) -> int:
-        return self.manifest["seed"]
-
-    @property
-    def applied_at_build(self) -> bool:
-        return self.manifest["rows"]["apply_at"] == "build"
-
-    @cached_property
-    def objective(self) -> Objective:
-        return _OBJECTIVES.validate_python(self.manifest["rows"]["objective"])
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        described = self.manifest["tokenizer"]
-        tokenizer = Tokenizer(self.directory / described["file"], described["sentinels"])
-        if tokenizer.sha256 != described["sha256"]:
-            raise FailedError(f"{self.directory / described['file']}: not the tokenizer this corpus was built with")
-        return tokenizer
-
-    def rows(self, split: str) -> int:
-        return self.manifest["splits"][split]["rows"]
-
-    def blocks(self, split: str) -> Blocks:
-        """The blocks of `split`, read from blocks.parquet."""
-        table = pq.read_table(self.directory / "blocks.parquet", filters=pc.field("split") == split)
-        return Blocks(**{name: table[name].to_numpy() for name in Blocks.__dataclass_fields__})
-
-
-def open_corpus(directory: str | Path) -> Corpus:
-    """The corpus in `directory`. Raises UserError where there is none."""
-    path = Path(directory) / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
-    except ValueError:
-        raise FailedError(f"{path}: damaged: not valid JSON") from None
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {manifest.get('format_version')}")
-    return Corpus(Path(directory), manifest)
 
 
 def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards: list[Finished]) -> None:
@@ -192,11 +112,10 @@ def _verify_shard(corpus: Corpus, shard: dict[str, Any], blocks: Blocks) -> Iter
         return
     damaged = []
     with path.open("rb") as file:
-        for position in np.flatnonzero(blocks.shard == shard["name"]):
-            file.seek(int(blocks.offset[position]))
-            content = file.read(int(blocks.length[position]))
-            if hashlib.sha256(content).hexdigest() != blocks.sha256[position]:
-                damaged.append(str(blocks.first_row[position]))
+        for place in blocks.of_shard(shard["name"]).tolist():
+            file.seek(int(blocks.offset[place]))
+            if not blocks.is_whole(place, file.read(int(blocks.length[place]))):
+                damaged.append(str(blocks.first_row[place]))
     where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
     yield f"{path}: sha256 differs from the manifest's; {where}"
 
@@ -204,9 +123,9 @@ def _verify_shard(corpus: Corpus, shard: dict[str, Any], blocks: Blocks) -> Iter
 def _verify_counts(path: Path, shard: dict[str, Any], blocks: Blocks) -> Iterator[str]:
     rows = 0
     with path.open("rb") as file:
-        for position in np.flatnonzero(blocks.shard == shard["name"]):
-            file.seek(int(blocks.offset[position]))
-            block = decode_block(file.read(int(blocks.length[position])))
+        for place in blocks.of_shard(shard["name"]).tolist():
+            file.seek(int(blocks.offset[place]))
+            block = decode_block(file.read(int(blocks.length[place])))
             offsets = block["row_offsets"] if "row_offsets" in block else block["input_offsets"]
             rows += len(offsets) - 1
     if rows != shard["rows"]:

@@ -42,10 +42,6 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     for_training = documents.total(left, "train")
     if for_training == 0:
         raise FailedError(f"{config.name}: no document for training is left after reading, cleaning and deduplication")
-    if pairs := [source.name for source in config.sources if source.format == "pairs"]:
-        raise UserError(
-            f"rows.packing: {config.rows.packing} would lose the targets of the pairs in {', '.join(pairs)}"
-        )
     planned = tokenizer.plan(config.tokenizer, config.seed, parts, for_training)
     finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
     if until == "tokenizer":
@@ -55,7 +51,8 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     planned = rows.plan(config, parts, trained)
     finished["tokens"] = run(rows.STAGE, planned, corpus, config.ray)
 
-    planned = shards.plan(config, corpus, finished["tokens"], trained)
+    finished["rows"] = run(shards.COUNT, shards.plan_counts(config, finished["tokens"], trained), corpus, config.ray)
+    planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])
     finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
 
     _complete(config, corpus, finished)

@@ -38,8 +38,9 @@ def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[st
         "inputs": [_input(result) for result in documents],
         "splits": _splits(stages["shards"]),
         "stages": [
-            _speed(stage, units, left if stage in ("tokenizer", "tokens", "shards") else documents)
+            _speed(stage, units, left if stage in ("tokenizer", "tokens", "rows", "shards") else documents)
             for stage, units in stages.items()
+            if units
         ],
     }
     write_json(corpus / "report.json", report)

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from data_pipeline import tokenizer
 from data_pipeline.atomic import atomic_path, fingerprint
 from data_pipeline.config import CorpusConfig
+from data_pipeline.packing.rows import Documents
 from data_pipeline.parts import Part, read_documents
 from data_pipeline.safetensors_file import os_errors
 from data_pipeline.work_units import Finished, Stage, Unit
@@ -42,8 +43,11 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
             "output": output,
             "seed": config.seed,
             "sentinels": config.tokenizer.sentinels,
+            "end_of_document": config.rows.end_of_document,
+            "pairs": config.pairs,
         }
-        inputs = [config.seed, config.tokenizer.sentinels, part.checksums, trained.checksums]
+        settings = [config.seed, config.tokenizer.sentinels, config.rows.end_of_document, config.pairs]
+        inputs = [settings, part.checksums, trained.checksums]
         units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
 
@@ -54,11 +58,16 @@ def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
-    documents = read_documents(corpus, spec["part"], ["id", "split", "text"])
+    targets: dict[str, list[int]] = {split: [] for split in SPLITS}
+    documents = read_documents(corpus, spec["part"], ["id", "split", "text", "target"])
+    end = [model.vocabulary.eos] if spec["end_of_document"] else []
     while batch := list(islice(documents, _ENCODE_BATCH)):
-        for document, ids in zip(batch, model.encode([document["text"] for document in batch]), strict=True):
-            tokens[document["split"]].append(np.array(ids, dtype=dtype))
+        texts = model.encode([document["text"] for document in batch])
+        of_targets = model.encode([document["target"] for document in batch]) if spec["pairs"] else [[]] * len(batch)
+        for document, text, target in zip(batch, texts, of_targets, strict=True):
+            tokens[document["split"]].append(np.array([*text, *target, *end], dtype=dtype))
             hashes[document["split"]].append(_shuffle_hash(spec["seed"], document["id"]))
+            targets[document["split"]].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
         order = np.argsort(np.array(hashes[split], dtype=np.uint64), kind="stable")
@@ -67,12 +76,14 @@ def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
         arrays[f"{split}.offsets"] = np.cumsum(lengths)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
+        if spec["pairs"]:
+            arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
     with atomic_path(corpus / spec["output"]) as path, os_errors():
         save_file(arrays, path)
     return {"tokens": {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS}}
 
 
-STAGE = Stage("tokens", 1, tokenize)
+STAGE = Stage("tokens", 2, tokenize)
 
 
 def _shuffle_hash(seed: int, identity: str) -> int:
@@ -106,44 +117,51 @@ class _OnDisk(Sequence[int]):
         return int(self._array[at : at + 1][0])
 
 
-def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
-    """(hashes (n,), offsets (n + 1,)) of the documents of `bucket` in an open tokenized file."""
+def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of the documents of `bucket` in an open tokenized file."""
     hashes = file.get_slice(f"{bucket.split}.hashes")
     first, last = (
         find(_OnDisk(hashes), bound) for find, bound in zip((bisect_left, bisect_right), bucket.bounds, strict=True)
     )
     if first == last:
-        return np.zeros(0, np.uint64), np.zeros(1, np.int64)
-    return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1]
+        return np.zeros(0, np.uint64), np.zeros(1, np.int64), None
+    of_pairs = f"{bucket.split}.targets" in file.keys()  # noqa: SIM118 (not a dict)
+    targets = file.get_slice(f"{bucket.split}.targets")[first:last] if of_pairs else None
+    return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1], targets
 
 
-def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> np.ndarray:
-    """(buckets,) int64: tokens in each bucket of one split, over all tokenized `files`; reads each file once."""
+def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> list[int]:
+    """Tokens in each bucket, over all tokenized `files`; reads each file once."""
     bounds = np.array([bucket.bounds for bucket in buckets], dtype=np.uint64)
     counts = np.zeros(len(buckets), dtype=np.int64)
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
-            hashes, offsets = (file.get_tensor(f"{buckets[0].split}.{array}") for array in ("hashes", "offsets"))
-        first, end = np.searchsorted(hashes, bounds[:, 0], "left"), np.searchsorted(hashes, bounds[:, 1], "right")
-        counts += offsets[end] - offsets[first]
-    return counts
+            for split in SPLITS:
+                own = np.array([bucket.split == split for bucket in buckets])
+                hashes, offsets = (file.get_tensor(f"{split}.{array}") for array in ("hashes", "offsets"))
+                first = np.searchsorted(hashes, bounds[own, 0], "left")
+                end = np.searchsorted(hashes, bounds[own, 1], "right")
+                counts[own] += offsets[end] - offsets[first]
+    return counts.tolist()
 
 
-def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, starts of documents) of a bucket: its documents of all `files`, concatenated in shuffled order."""
+def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> Documents:
+    """The documents of a bucket, of all `files`, in shuffled order."""
     hashes: list[np.ndarray] = []
     documents: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
-            found, offsets = _slice(file, bucket)
-            if not len(found):
-                continue
-            tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
-            hashes.append(found)
-            documents += np.split(tokens, offsets[1:-1] - offsets[0])
+            found, offsets, target_starts = _slice(file, bucket)
+            if len(found):
+                tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
+                hashes.append(found)
+                documents += np.split(tokens, offsets[1:-1] - offsets[0])
+                targets += [] if target_starts is None else [target_starts]
     if not documents:
-        return np.zeros(0, np.uint16), np.zeros(0, np.int64)
+        nothing = np.zeros(0, np.int64)
+        return Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), nothing)
     order = np.argsort(np.concatenate(hashes), kind="stable")
     ordered = [documents[position] for position in order]
-    starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)[:-1]
-    return np.concatenate(ordered), starts
+    starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)
+    return Documents(np.concatenate(ordered), starts, np.concatenate(targets)[order] if targets else None)

@@ -74,7 +74,9 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
     reasons = {unit.name: _why_redo(corpus, done[unit.name], wanted[unit.name]) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
-    if not todo:
+    if not units:  # nothing to say of a stage that this config has no use for
+        pass
+    elif not todo:
         print(f"{stage.name}: {kept} of {kept} units are up to date")
     else:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))

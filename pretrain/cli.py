@@ -64,7 +64,7 @@ def generate(
     if not texts and corpus is None:
         raise UserError("give a text with <extra_id_0>, or --corpus")
     trained = _open(checkpoint)
-    from data_pipeline.manifest import open_corpus
+    from data_pipeline.corpus import open_corpus
     from pretrain.fill_blanks import blank_out, fill
 
     blanked: list[tuple[str, str | None]] = [(text, None) for text in texts or []]

@@ -38,14 +38,28 @@ class ValidationCorpus(Section):
     corpus: str
 
 
+class CacheSection(Section):
+    """Null: encdec-pretrain under $XDG_CACHE_HOME or ~/.cache. One directory for all ranks of a machine."""
+
+    directory: str | None = None
+    gigabytes: PositiveFloat = 100.0
+
+
 class DataSection(Section):
-    """`objective` overrides the corpus's where noise is applied at load. `workers`: loader processes of each rank."""
+    """`objective` overrides the corpus's where noise is applied at load. `workers`: loader processes of each rank, each
+    `prefetch` micro-batches ahead. `on_damage`: stop at a damaged block, or skip it: its rows get weight 0.
+
+    A corpus may be a fsspec URL; its blocks are kept under `cache.directory`, up to `cache.gigabytes`.
+    """
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     validation: list[ValidationCorpus] = []
     objective: AnyObjective | None = None
     lanes: PositiveInt = 64
     workers: NonNegativeInt = 2
+    prefetch: PositiveInt = 4
+    on_damage: Literal["stop", "skip"] = "stop"
+    cache: CacheSection = CacheSection()
 
 
 class BatchSection(Section):

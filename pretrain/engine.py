@@ -74,7 +74,7 @@ class Engine:
             losses = self.deepspeed(**self._to_device(batch))
             total = losses.sum()
             self._loss += total.detach()
-            self.deepspeed.backward(total * (self.cut.ranks / targets), scale_wrt_gas=False)
+            self.deepspeed.backward(total * (self.cut.ranks / max(targets, 1)), scale_wrt_gas=False)
             rate = learning_rate(self.config, step)
             for group in self.deepspeed.optimizer.param_groups:
                 group["lr"] = rate
@@ -101,7 +101,7 @@ class Engine:
         total = self._loss.clone()
         dist.all_reduce(total)
         metrics = {
-            "train/loss": float(total) / self._targets,
+            "train/loss": float(total) / max(self._targets, 1),
             "train/learning_rate": float(self.deepspeed.optimizer.param_groups[0]["lr"]),
             "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
             "train/skipped_steps": float(self.deepspeed.skipped_steps),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from data_pipeline.manifest import Corpus
+from data_pipeline.corpus import Corpus
 from data_pipeline.objectives import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.parts import read_documents

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.errors import UserError
 from data_pipeline.loading.cut import Cut
-from data_pipeline.manifest import Corpus, open_corpus
+from data_pipeline.loading.stream import Progress, Skipped, Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.models.config import T5Config
@@ -33,6 +34,20 @@ class Setup:
         return checkpoint_index.read(self.resume).step if self.resume else 0
 
     @property
+    def stream(self) -> Stream:
+        """What is trained on."""
+        return _stream(self.config, self.training)
+
+    @property
+    def progress(self) -> Progress:
+        """How far it was consumed before this process."""
+        if self.resume is None:
+            return Progress.at(self.stream, 0, [])
+        index = checkpoint_index.read(self.resume)
+        skipped = [Skipped(**one) for one in index.skipped]
+        return Progress(index.position, index.consumed, skipped, index.identity["data"])
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What may not change over the life of a run: another value here is another run."""
         return identity(self.config, self.model, self.training)
@@ -40,8 +55,9 @@ class Setup:
 
 def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     """Opens and checks all that `config` names. Raises UserError with every problem found, one line each."""
-    training = [open_corpus(entry.corpus) for entry in config.data.train]
-    validation = [open_corpus(entry.corpus) for entry in config.data.validation]
+    cache = Path(config.data.cache.directory) if config.data.cache.directory else None
+    training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
+    validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = _cut(config, rank, ranks)
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
@@ -65,15 +81,21 @@ def identity(config: RunConfig, model: T5Config, training: list[Corpus]) -> dict
     return {
         "model": model.model_dump(),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
-        "corpora": [
-            {"fingerprint": corpus.fingerprint, "weight": entry.weight}
-            for corpus, entry in zip(training, config.data.train, strict=True)
-        ],
-        "objective": config.data.objective and config.data.objective.model_dump(),
-        "seed": config.run.seed,
-        "lanes": config.data.lanes,
-        "global_batch_size": config.batch.global_batch_size,
+        "data": _stream(config, training).identity,
     }
+
+
+def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
+    data = config.data
+    return Stream(
+        training,
+        [entry.weight for entry in data.train],
+        config.run.seed,
+        data.lanes,
+        data.objective,
+        data.on_damage,
+        int(data.cache.gigabytes * 1e9),
+    )
 
 
 def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:

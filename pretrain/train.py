@@ -7,6 +7,8 @@ import torch
 
 from data_pipeline.command import STOPPED
 from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.device import on_device
+from data_pipeline.loading.stream import Progress
 from pretrain import models, status
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
@@ -43,13 +45,16 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
     engine = Engine(model, config, cut)
     if setup.resume:
         restore(engine, setup.resume)
-    weights = [entry.weight for entry in config.data.train]
-    batches = TrainingBatches(setup.training, weights, cut, config.run.seed, config.data.lanes, config.data.objective)
+    batches = TrainingBatches(setup.stream, cut, setup.progress)
     deadline = time.monotonic() + config.run.max_hours * 3600 if config.run.max_hours else float("inf")
 
-    step, stopping = setup.first_step, False
+    first = step = setup.first_step
+    stopping = False
+    steps = on_device(
+        batches.loader(config.run.max_steps - first, config.data.workers, config.data.prefetch), engine.device
+    )
     meter.restart()
-    for waited, step_batches in _timed(batches.loader(step, config.run.max_steps, config.data.workers)):
+    for waited, step_batches in _timed(steps):
         stop = step + 1 == stop_at_step or time.monotonic() > deadline or status.stop_requested(setup.directory)
         stopping = engine.step(step, step_batches, stop)
         step += 1
@@ -61,7 +66,8 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
             journal.log(step, metrics)
             meter.restart()
         if step % config.checkpoint.every_steps == 0 or last or stopping:
-            journal.saved(save(engine, setup, step, batches.consumed(step)))
+            progress = Progress.at(setup.stream, batches.position(step - first), batches.skipped)
+            journal.saved(save(engine, setup, step, progress))
             meter.restart()
         if stopping:
             break

@@ -1,80 +1,95 @@
 """Batches for one rank: the same global batches for every number of ranks and workers."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from data_pipeline.corpus import Corpus
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.order import EpochOrder
+from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.manifest import Corpus
+from data_pipeline.loading.stream import Progress, Skipped, Stream
 from data_pipeline.objectives import Examples, Objective, together
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # a label that counts for nothing
+_PREFETCH = 4
+
+
+@dataclass(frozen=True)
+class Made:
+    """A micro-batch, and the damaged blocks that were met on the way to it."""
+
+    batch: Batch
+    skipped: list[Skipped]
 
 
 class TrainingBatches(Dataset):
-    """Micro-batches of one rank, by number: number `step` × accumulation + k is the k-th of that step.
+    """Micro-batches of one rank, by number: the number-th after `start`.
 
-    Position p of the run is a row for good: step s takes positions s·G … (s+1)·G − 1 of a global batch size G, each
-    rank a stretch of them.
+    Position p of a stream is a row for good. A step takes the next G positions, of a global batch of G rows, each rank
+    a stretch of them. So what was consumed is one number, and the rest may be cut in any other way.
     """
 
-    def __init__(
-        self,
-        corpora: list[Corpus],
-        weights: list[float],
-        cut: Cut,
-        seed: int,
-        lanes: int,
-        objective: Objective | None = None,
-    ):
-        self._arguments = (corpora, weights, cut, seed, lanes, objective)
-        self._readers = [Reader(corpus, "train", objective, cached=lanes + 2) for corpus in corpora]
-        self._pad = corpora[0].tokenizer.vocabulary.pad
-        self._rows = np.array([corpus.rows("train") for corpus in corpora])
-        self._mixture = Mixture(weights)
-        self._cut, self._seed, self._lanes = cut, seed, lanes
+    def __init__(self, stream: Stream, cut: Cut, start: Progress | None = None):
+        start = start or Progress.at(stream, 0, [])
+        start.check(stream)
+        self._arguments = (stream, cut, start)
+        self._stream, self._cut, self._start = stream, cut, start
+        self._readers = [
+            Reader(
+                corpus,
+                "train",
+                stream.objective,
+                cached=stream.lanes + 2,
+                skip_damage=stream.on_damage == "skip",
+                damaged=start.places(corpus, "train"),
+                cache_bytes=stream.cache_bytes,
+            )
+            for corpus in stream.corpora
+        ]
+        self._pad = stream.corpora[0].tokenizer.vocabulary.pad
+        self._rows = np.array([corpus.rows("train") for corpus in stream.corpora])
+        self._mixture = stream.mixture
         self._orders: dict[tuple[int, int], EpochOrder] = {}
+        self._skipped = {(one.corpus, one.shard, one.offset): one for one in start.skipped}
 
     def __reduce__(self) -> tuple[type, tuple]:
         """A worker process makes readers and caches of its own."""
         return type(self), self._arguments
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Made:
         step, micro = divmod(number, self._cut.accumulation)
-        start = step * self._cut.global_batch
-        start += (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
-        return self._batch(np.arange(start, start + self._cut.micro_batch))
+        first = self.position(step) + (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
+        known = [len(reader.damaged) for reader in self._readers]
+        batch = self._batch(np.arange(first, first + self._cut.micro_batch))
+        return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
-    def loader(self, first_step: int, last_step: int, workers: int) -> Iterator[list[Batch]]:
-        """The micro-batches of each step from `first_step` up to, not including, `last_step`."""
+    def loader(self, steps: int, workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
+        """The micro-batches of each of so many steps from `start` on."""
         accumulation = self._cut.accumulation
-        micro_batches = iter(
-            DataLoader(
-                self,
-                batch_size=None,
-                sampler=range(first_step * accumulation, last_step * accumulation),
-                num_workers=workers,
-                multiprocessing_context="forkserver" if workers else None,
-                prefetch_factor=4 if workers else None,
-                generator=torch.Generator(),  # its own: the global generator is not touched
-                pin_memory=torch.cuda.is_available(),
-            )
-        )
-        for _ in range(first_step, last_step):
-            yield [next(micro_batches) for _ in range(accumulation)]
+        made = items(self, range(steps * accumulation), workers, prefetch)
+        for _ in range(steps):
+            step = [next(made) for _ in range(accumulation)]
+            for one in (one for micro in step for one in micro.skipped):
+                self._skipped[one.corpus, one.shard, one.offset] = one
+            yield [micro.batch for micro in step]
 
-    def consumed(self, step: int) -> list[int]:
-        """Rows of each corpus that stand before `step`: the whole state of the order."""
-        return self._mixture.consumed(step * self._cut.global_batch)
+    def position(self, steps: int) -> int:
+        """Rows consumed after so many steps from `start` on."""
+        return self._start.position + steps * self._cut.global_batch
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Damaged blocks that this rank has met so far, and those it was told of at the start."""
+        return [self._skipped[key] for key in sorted(self._skipped)]
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(corpus, epoch, row id), each (n,), at `positions` (n,) of the run."""
+        """(corpus, epoch, row id), each (n,), at `positions` (n,) of the stream."""
         corpora, places = self._mixture.deal(positions)
         epochs, inside = np.divmod(places, self._rows[corpora])
         ids = np.empty(len(positions), dtype=np.int64)
@@ -90,23 +105,26 @@ class TrainingBatches(Dataset):
             for corpus, reader in enumerate(self._readers)
             if len(chosen := np.flatnonzero(corpora == corpus))
         ]
-        return as_batch(together(parts, self._pad), self._pad)
+        return as_batch(parts[0][1] if len(parts) == 1 else together(parts, self._pad), self._pad)
 
     def _order(self, corpus: int, epoch: int) -> EpochOrder:
         if (corpus, epoch) not in self._orders:
             self._orders = {
                 key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
             }
-            self._orders[corpus, epoch] = EpochOrder(self._readers[corpus].blocks, self._lanes, self._seed, epoch)
+            blocks, stream = self._readers[corpus].blocks, self._stream
+            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
         return self._orders[corpus, epoch]
 
 
-def validation_batches(corpus: Corpus, cut: Cut, objective: Objective | None = None) -> Iterator[Batch]:
+def validation_batches(
+    corpus: Corpus, cut: Cut, objective: Objective | None = None, skip_damage: bool = False
+) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, noise always epoch 0's; as many batches on every rank.
 
     The rows that fill the last batches up have all labels `IGNORED`.
     """
-    reader = Reader(corpus, "validation", objective)
+    reader = Reader(corpus, "validation", objective, skip_damage=skip_damage)
     total = corpus.rows("validation")
     stride = cut.ranks * cut.micro_batch
     for start in range(0, total, stride):
@@ -117,16 +135,42 @@ def validation_batches(corpus: Corpus, cut: Cut, objective: Objective | None = N
 
 
 def as_batch(examples: Examples, pad: int) -> Batch:
-    """`encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), padded with `IGNORED`; int64.
+    """int64 tensors: `encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), with `IGNORED`.
 
-    The `encoder_attention_mask` (n, inputs), 1 at real tokens, is left out where nothing is padded.
+    Where there is something to say: `encoder_attention_mask` (n, inputs), 1 at real tokens, if any is padding;
+    `encoder_segment_ids`, `encoder_positions` (n, inputs), `decoder_segment_ids`, `decoder_positions` (n, targets) of
+    packed examples, positions counted in each; `token_type_ids` (n, inputs); `next_sentence_labels` (n,).
     """
     filled = examples.inputs.filled
-    counted = examples.targets.filled if examples.predicted is None else examples.predicted
-    batch = {
-        "encoder_input_ids": torch.from_numpy(np.where(filled, examples.inputs.values, pad).astype(np.int64)),
-        "labels": torch.from_numpy(np.where(counted, examples.targets.values.astype(np.int64), IGNORED)),
+    counted = examples.targets.filled
+    if examples.predicted is not None:
+        counted &= examples.predicted
+    arrays = {
+        "encoder_input_ids": np.where(filled, examples.inputs.values, pad),
+        "labels": np.where(counted, examples.targets.values.astype(np.int64), IGNORED),
+        "token_type_ids": examples.token_types,
+        "next_sentence_labels": examples.next_sentence,
     }
     if not filled.all():
-        batch["encoder_attention_mask"] = torch.from_numpy(filled.astype(np.int64))
-    return batch
+        arrays["encoder_attention_mask"] = filled
+    for side, segments in (("encoder", examples.input_segments), ("decoder", examples.target_segments)):
+        if segments is not None:
+            arrays[f"{side}_segment_ids"] = segments
+            arrays[f"{side}_positions"] = _positions(segments)
+    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items() if array is not None}
+
+
+def _positions(segments: np.ndarray) -> np.ndarray:
+    """(n, width): places in their segments. [[1, 1, 1, 2, 2, 0]]  ->  [[0, 1, 2, 0, 1, 0]]"""
+    places = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+    begins = np.ones(segments.shape, dtype=bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return np.where(segments > 0, places - np.maximum.accumulate(np.where(begins, places, 0), axis=1), 0)
+
+
+def _new_damage(reader: Reader, known: int) -> list[Skipped]:
+    blocks = reader.blocks
+    return [
+        Skipped(reader.corpus.fingerprint, blocks.shards[blocks.shard[place]], int(blocks.offset[place]), reason)
+        for place, reason in list(reader.damaged.items())[known:]
+    ]

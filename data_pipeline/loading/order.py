@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipeline.manifest import Blocks
+from data_pipeline.corpus import Blocks
 from data_pipeline.objectives.randomness import permutation, row_keys
 
 

@@ -1,28 +1,43 @@
 """Reads rows of one split of a corpus by their ids and applies the objective."""
 
-import hashlib
-from functools import lru_cache
+from collections.abc import Iterable
 
 import numpy as np
 
+from data_pipeline.blocks import Block, column_in, examples_in, rows_in
+from data_pipeline.corpus import Corpus
 from data_pipeline.errors import DamagedInput
-from data_pipeline.manifest import Corpus
-from data_pipeline.objectives import Examples, Objective, Padded, placed
-from data_pipeline.shards import Block, block_rows, decode_block, noise_keys
+from data_pipeline.loading.store import BlockStore
+from data_pipeline.objectives import Examples, Objective, Padded, together
+from data_pipeline.objectives.randomness import noise_keys
+
+CACHE_BYTES = 100 * 10**9
 
 
 class Reader:
-    """Rows of `split`, by id. Blocks are read by byte offset, checked against their sha256, and `cached` are kept.
+    """Rows of `split`, by id. `objective` overrides the corpus's where noise is applied at load.
 
-    `objective` overrides the corpus's where noise is applied at load.
+    `skip_damage`: rows of damaged blocks are empty, and told in `damaged`, instead of an error. `damaged`: numbers of
+    blocks that are damaged for certain: they are not read again, even if they are whole by now.
     """
 
-    def __init__(self, corpus: Corpus, split: str, objective: Objective | None = None, cached: int = 4):
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: str,
+        objective: Objective | None = None,
+        cached: int = 4,
+        skip_damage: bool = False,
+        damaged: Iterable[int] = (),
+        cache_bytes: int = CACHE_BYTES,
+    ):
         self.corpus, self.split = corpus, split
-        self.blocks = corpus.blocks(split)
+        self.damaged = dict.fromkeys(damaged, "known")
+        self._store = BlockStore(corpus, split, cached, cache_bytes)
+        self.blocks = self._store.index
+        self._skip_damage = skip_damage
         self._objective = objective or corpus.objective
         self._vocabulary = corpus.tokenizer.vocabulary
-        self._cached_block = lru_cache(maxsize=cached)(self._read_block)
 
     def examples(self, rows: np.ndarray | list[int], epochs: np.ndarray | int) -> Examples:
         """Inputs and targets of the rows with these ids (n,).
@@ -31,31 +46,48 @@ class Reader:
         Raises DamagedInput naming the shard where a block's checksum differs.
         """
         ids = np.asarray(rows, dtype=np.int64)
-        if self.corpus.applied_at_build:
-            return Examples(
-                self._gather(ids, "inputs", "input_offsets"), self._gather(ids, "targets", "target_offsets")
-            )
-        keys = noise_keys(self.corpus.seed, self.split, epochs, ids)
-        return self._objective.apply(self._gather(ids, "tokens", "row_offsets"), keys, self._vocabulary, {})
-
-    def _gather(self, ids: np.ndarray, name: str, offsets: str) -> Padded:
+        epochs = np.broadcast_to(epochs, ids.shape)
         places = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
-        parts = []
-        for place in np.unique(places).tolist():
-            chosen = np.flatnonzero(places == place)
-            inside = ids[chosen] - self.blocks.first_row[place]
-            parts.append((chosen, block_rows(self._cached_block(place), name, offsets, inside)))
-        return placed(parts, self._vocabulary.pad)
+        inside = ids - self.blocks.first_row[places]
+        blocks = self._blocks(places)
+        whole = np.array([block is not None for block in blocks])
+        chosen = [block for block in blocks if block is not None]
+        if len(chosen) == len(blocks):
+            return self._examples(chosen, inside, ids, epochs)
+        if not chosen:
+            return _empty(len(ids), *self._objective.shape, self._vocabulary.eos)
+        some = self._examples(chosen, inside[whole], ids[whole], epochs[whole])
+        empty = _empty(len(ids) - len(chosen), 1, 1, self._vocabulary.eos)
+        return together([(np.flatnonzero(whole), some), (np.flatnonzero(~whole), empty)], self._vocabulary.pad)
 
-    def _read_block(self, place: int) -> Block:
-        shard, offset = str(self.blocks.shard[place]), int(self.blocks.offset[place])
-        path = self.corpus.directory / shard
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                content = file.read(int(self.blocks.length[place]))
-        except OSError as error:
-            raise DamagedInput(str(path), f"byte {offset}", error.strerror or "can't be read") from None
-        if hashlib.sha256(content).hexdigest() != self.blocks.sha256[place]:
-            raise DamagedInput(str(path), f"byte {offset}", "sha256 differs; data-pipeline verify lists all damage")
-        return decode_block(content)
+    def _examples(self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray) -> Examples:
+        places = inside.tolist()
+        if self.corpus.applied_at_build:
+            return examples_in(blocks, places)
+        columns = {name: column_in(blocks, places, name) for name in self._objective.columns}
+        keys = noise_keys(self.corpus.seed, self.split, epochs, ids)
+        return self._objective.apply(rows_in(blocks, places), keys, self._vocabulary, columns)
+
+    def _blocks(self, places: np.ndarray) -> list[Block | None]:
+        """The block of each row, None where it is damaged and that is to be passed over."""
+        found: list[Block | None] = []
+        for place in places.tolist():
+            if place in self.damaged:
+                found.append(None)
+                continue
+            try:
+                found.append(self._store[place])
+            except DamagedInput as error:
+                if not self._skip_damage:
+                    raise
+                self.damaged[place] = str(error)
+                found.append(None)
+        return found
+
+
+def _empty(rows: int, inputs: int, targets: int, eos: int) -> Examples:
+    """Rows of nothing but an end mark to attend to, since a row of padding alone has no softmax, and no target."""
+    return Examples(
+        Padded(np.full((rows, inputs), eos), np.ones(rows, dtype=np.int64)),
+        Padded(np.full((rows, targets), eos), np.zeros(rows, dtype=np.int64)),
+    )

@@ -1,7 +1,7 @@
 """What every objective is: a pure function from rows of tokens and their keys to inputs and targets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -47,6 +47,12 @@ class Examples:
     target_segments: np.ndarray | None = None
     token_types: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
+
+    def part(self, start: int, stop: int) -> "Examples":
+        """The rows from `start` up to, not including, `stop`."""
+        inputs, targets = (Padded(*(array[start:stop] for array in side)) for side in (self.inputs, self.targets))
+        others = (getattr(self, field.name) for field in fields(self)[2:])
+        return Examples(inputs, targets, *(None if array is None else array[start:stop] for array in others))
 
 
 class Objective(Section):

@@ -26,6 +26,11 @@ def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray)
         return _mix(keys + (np.asarray(rows).astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
+def noise_keys(seed: int, split: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(n,) uint64 keys of the noise of `rows` (n,) of a split: at build time the same as for epoch 0 at load time."""
+    return row_keys(seed, f"noise/{split}", epoch, rows)
+
+
 def random_bits(keys: np.ndarray, stream: int, count: int) -> np.ndarray:
     """(n, count) uint64: `count` independent numbers for each key. Different `stream`s are independent."""
     with np.errstate(over="ignore"):

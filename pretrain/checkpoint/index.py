@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.loading.stream import differences
 
 FORMAT_VERSION = 1
 INDEX = "index.json"
@@ -14,7 +15,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Index:
-    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
+    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one; `skipped`: damaged blocks.
 
     `identity`: model, tokenizer, corpora, seed; `config_fingerprint`: sha256 of the resolved run file.
     """
@@ -22,6 +23,7 @@ class Index:
     step: int
     position: int
     consumed: list[int]
+    skipped: list[dict[str, Any]]
     config_fingerprint: str
     identity: dict[str, Any]
     world_size: int
@@ -31,13 +33,8 @@ class Index:
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """One line for each key in which the checkpoint is of another run than `identity`."""
-        there, here = _flat(json.loads(json.dumps(self.identity))), _flat(json.loads(json.dumps(identity)))
-        return [
-            f"the checkpoint of step {self.step} is of another run: {key} is {there.get(key)!r} there, "
-            f"{here.get(key)!r} here"
-            for key in sorted(there.keys() | here.keys())
-            if there.get(key) != here.get(key)
-        ]
+        found = differences(self.identity, json.loads(json.dumps(identity)))
+        return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -87,13 +84,3 @@ def set_latest(run: Path, step: int) -> None:
 
 def all_steps(run: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        items: list[tuple[str, Any]] = list(value.items())
-    elif isinstance(value, list):
-        items = [(str(position), item) for position, item in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {key: found for name, item in items for key, found in _flat(item, f"{prefix}.{name}".strip(".")).items()}

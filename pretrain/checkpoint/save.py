@@ -7,6 +7,7 @@ the fragments belong. Nothing is pickled. A checkpoint appears under its name wh
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from data_pipeline.atomic import fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
+from data_pipeline.loading.stream import Progress, Skipped
 from data_pipeline.safetensors_file import os_errors
 from pretrain.checkpoint import CONFIG, TOKENIZER, rank_file
 from pretrain.checkpoint import index as checkpoint_index
@@ -27,11 +29,12 @@ from pretrain.optimizers.fragments import Fragment, fragments, optimizer_state
 from pretrain.setup import Setup
 
 
-def save(engine: Engine, setup: Setup, step: int, consumed: list[int]) -> Path:
+def save(engine: Engine, setup: Setup, step: int, progress: Progress) -> Path:
     """Writes the checkpoint of `step` steps done; all ranks call it together. Raises FailedError on all if one does."""
     rank, run = setup.cut.rank, setup.directory
     final = directory_of(run, step)
     temporary = final.with_name(f".{final.name}.tmp")
+    everywhere = _union(progress.skipped)
     error = None
     if rank == 0:
         error = _attempt(lambda: _begin(temporary, setup))
@@ -41,7 +44,7 @@ def save(engine: Engine, setup: Setup, step: int, consumed: list[int]) -> Path:
     )
     _agree(error, final)
     if rank == 0:
-        error = _attempt(lambda: _complete(temporary, final, setup, step, consumed))
+        error = _attempt(lambda: _complete(temporary, final, setup, step, progress, everywhere))
     _agree(error, final)
     return final
 
@@ -76,14 +79,15 @@ def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[T
     path.with_suffix(".json").write_text(json.dumps(table))
 
 
-def _complete(temporary: Path, final: Path, setup: Setup, step: int, consumed: list[int]) -> None:
+def _complete(temporary: Path, final: Path, setup: Setup, step: int, progress: Progress, skipped: list[Skipped]) -> None:
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     for path in files:
         flush(path)
     index = Index(
         step=step,
-        position=step * setup.cut.global_batch,
-        consumed=consumed,
+        position=progress.position,
+        consumed=progress.consumed,
+        skipped=[asdict(one) for one in skipped],
         config_fingerprint=fingerprint(setup.config.model_dump()),
         identity=setup.identity,
         world_size=setup.cut.ranks,
@@ -99,6 +103,14 @@ def _complete(temporary: Path, final: Path, setup: Setup, step: int, consumed: l
     flush(final.parent)
     checkpoint_index.set_latest(setup.directory, step)
     _retain(setup)
+
+
+def _union(skipped: list[Skipped]) -> list[Skipped]:
+    """What any rank has skipped: each meets only the damage in its own share of the rows."""
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, skipped)
+    by_place = {(one.corpus, one.shard, one.offset): one for rank in of_ranks for one in rank}
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def _retain(setup: Setup) -> None:

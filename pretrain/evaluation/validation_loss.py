@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED, validation_batches
-from data_pipeline.manifest import Corpus
 from data_pipeline.tokenizer import EOS
 from pretrain.setup import Setup
 
@@ -49,7 +49,8 @@ def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, floa
     pieces = corpus.tokenizer.pieces
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, targets, loss of text, targets of text
     counts = torch.zeros(pieces, dtype=torch.int64, device=engine.device)
-    for batch in validation_batches(corpus, setup.cut, setup.config.data.objective):
+    data = setup.config.data
+    for batch in validation_batches(corpus, setup.cut, data.objective, data.on_damage == "skip"):
         losses = engine.losses(batch).double()
         labels = batch["labels"].to(engine.device)
         text = (labels < pieces) & (labels != EOS) & (labels != IGNORED)

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.errors import DamagedInput
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
-from data_pipeline.manifest import Blocks, open_corpus
 
 
 def blocks_of(sizes):

@@ -1,0 +1,135 @@
+"""A block: up to some thousand rows as flat arrays by name, the sample of a shard. Both ways: rows and bytes.
+
+Noise at load: "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in the flat array), and one
+array (rows,) for each column that the objective needs. Noise at build: "inputs", "input_offsets", "targets",
+"target_offsets", and what else the examples say, flat like the inputs or targets it is about.
+"""
+
+import io
+import tarfile
+
+import numpy as np
+
+from data_pipeline.objectives import Examples, Padded
+
+Block = dict[str, np.ndarray]
+_NPY_HEADER = 1024  # bytes; of an array of one dimension it takes 128
+# What examples may say of each token, by whose offsets it lies.
+_OF_TOKENS = {
+    "predicted": ("targets", "target_offsets"),
+    "input_segments": ("inputs", "input_offsets"),
+    "target_segments": ("targets", "target_offsets"),
+    "token_types": ("inputs", "input_offsets"),
+}
+
+
+def of_rows(tokens: np.ndarray, offsets: np.ndarray, documents: np.ndarray, columns: dict[str, np.ndarray]) -> Block:
+    """The block of rows `offsets` (rows + 1,) of `tokens`; `documents`: where they start in `tokens`, in all of it."""
+    first, last = int(offsets[0]), int(offsets[-1])
+    inside = documents[np.searchsorted(documents, first) : np.searchsorted(documents, last)]
+    return {
+        "tokens": tokens[first:last],
+        "row_offsets": offsets - first,
+        "document_offsets": inside - first,
+        **columns,
+    }
+
+
+def of_examples(examples: Examples) -> Block:
+    """The block of rows that are corrupted already."""
+    block: Block = {}
+    for name, side in (("input", examples.inputs), ("target", examples.targets)):
+        block[f"{name}s"] = side.values[side.filled]
+        block[f"{name}_offsets"] = np.append(0, np.cumsum(side.lengths)).astype(np.int64)
+    for name, (side_name, _) in _OF_TOKENS.items():
+        if (values := getattr(examples, name)) is not None:
+            block[name] = values[getattr(examples, side_name).filled].astype(np.uint8)
+    if examples.next_sentence is not None:
+        block["next_sentence"] = examples.next_sentence
+    return block
+
+
+def count_rows(block: Block) -> int:
+    return len(block["row_offsets"] if "row_offsets" in block else block["input_offsets"]) - 1
+
+
+def count_tokens(block: Block) -> int:
+    """Of rows, or of inputs and targets together."""
+    return sum(block[name].size for name in ("tokens", "inputs", "targets") if name in block)
+
+
+def rows_in(blocks: list[Block], places: list[int]) -> Padded:
+    """Tokens of row `places[i]` of `blocks[i]`, for each i."""
+    return _gather(blocks, places, "tokens", "row_offsets")
+
+
+def column_in(blocks: list[Block], places: list[int], name: str) -> np.ndarray:
+    """(n,) of one column."""
+    return np.array([block[name][place] for block, place in zip(blocks, places, strict=True)])
+
+
+def examples_in(blocks: list[Block], places: list[int]) -> Examples:
+    """Row `places[i]` of `blocks[i]`, for each i, as it was corrupted when the shard was written."""
+    extra = {
+        name: _gather(blocks, places, name, offsets).values
+        for name, (_, offsets) in _OF_TOKENS.items()
+        if name in blocks[0]
+    }
+    if "predicted" in extra:
+        extra["predicted"] = extra["predicted"].astype(bool)
+    if "next_sentence" in blocks[0]:
+        extra["next_sentence"] = column_in(blocks, places, "next_sentence")
+    return Examples(
+        _gather(blocks, places, "inputs", "input_offsets"),
+        _gather(blocks, places, "targets", "target_offsets"),
+        **extra,
+    )
+
+
+def _gather(blocks: list[Block], places: list[int], name: str, offsets: str) -> Padded:
+    parts = []
+    for block, place in zip(blocks, places, strict=True):
+        bounds = block[offsets]
+        parts.append(block[name][bounds[place] : bounds[place + 1]])
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    flat, longest = np.concatenate(parts), int(lengths.max())
+    if (lengths == longest).all():
+        return Padded(flat.reshape(len(parts), longest), lengths)
+    rows = Padded(np.zeros((len(parts), longest), dtype=flat.dtype), lengths)
+    rows.values[rows.filled] = flat
+    return rows
+
+
+def as_members(block: Block) -> dict[str, np.ndarray]:
+    """The block as members of a WebDataset sample."""
+    return {f"{name}.npy": np.ascontiguousarray(values) for name, values in block.items()}
+
+
+def decode_block(content: bytes | memoryview) -> Block:
+    """The block whose bytes in the tar these are: views, no copies.
+
+    Reads no pickles. Raises ValueError where the bytes are no block.
+    """
+    view = memoryview(content)
+    block: Block = {}
+    at = 0
+    while at < len(view):
+        try:
+            member = tarfile.TarInfo.frombuf(bytes(view[at : at + tarfile.BLOCKSIZE]), "utf-8", "strict")
+        except tarfile.HeaderError as error:
+            raise ValueError(f"no member of a tar at byte {at}: {error}") from None
+        start = at + tarfile.BLOCKSIZE
+        block[member.name.split(".", 1)[1].removesuffix(".npy")] = _array(view[start : start + member.size])
+        at = start + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return block
+
+
+def _array(content: memoryview) -> np.ndarray:
+    """What `np.load` would give, without a copy."""
+    header = io.BytesIO(content[:_NPY_HEADER])
+    if np.lib.format.read_magic(header) != (1, 0):
+        raise ValueError("not an array of npy format 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+    if dtype.hasobject or len(shape) != 1:
+        raise ValueError(f"expected an array of numbers of one dimension, got {dtype} {shape}")
+    return np.frombuffer(content, dtype, count=shape[0], offset=header.tell())

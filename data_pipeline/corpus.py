@@ -1,0 +1,153 @@
+"""A finished corpus, opened: its manifest, its tokenizer, its blocks; in a directory or at a fsspec URL."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from data_pipeline.atomic import sha256, write_bytes
+from data_pipeline.disk_cache import default_directory
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.objectives import AnyObjective, Objective
+from data_pipeline.tokenizer import Tokenizer
+
+FORMAT_VERSION = 1
+_OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one split, as columns (n,): where each one lies and which rows it holds.
+
+    `shard` is an index into `shards`, the names; `sha256` is (n, 32) uint8. 68 bytes a block in all.
+    """
+
+    shards: list[str]
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    first_row: np.ndarray
+    rows: np.ndarray
+    sha256: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "Blocks":
+        shard = table["shard"].combine_chunks().dictionary_encode()
+        digests = bytes.fromhex("".join(table["sha256"].to_pylist()))
+        return cls(
+            shards=shard.dictionary.to_pylist(),
+            shard=shard.indices.to_numpy(),
+            sha256=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32),
+            **{name: table[name].to_numpy() for name in ("offset", "length", "first_row", "rows")},
+        )
+
+    def of_shard(self, name: str) -> np.ndarray:
+        """Numbers of the blocks of one shard."""
+        return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
+
+    def is_whole(self, place: int, content: bytes | memoryview) -> bool:
+        return hashlib.sha256(content).digest() == self.sha256[place].tobytes()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus in `directory`; of a remote one, at `url`, the shards are read through `cache`."""
+
+    directory: Path
+    manifest: dict[str, Any]
+    url: str = ""
+    cache: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.manifest["name"]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest["fingerprint"]
+
+    @property
+    def seed(self) -> int:
+        return self.manifest["seed"]
+
+    @property
+    def applied_at_build(self) -> bool:
+        return self.manifest["rows"]["apply_at"] == "build"
+
+    @cached_property
+    def objective(self) -> Objective:
+        return _OBJECTIVES.validate_python(self.manifest["rows"]["objective"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        described = self.manifest["tokenizer"]
+        tokenizer = Tokenizer(self.directory / described["file"], described["sentinels"])
+        if tokenizer.sha256 != described["sha256"]:
+            raise FailedError(f"{self.directory / described['file']}: not the tokenizer this corpus was built with")
+        return tokenizer
+
+    def rows(self, split: str) -> int:
+        return self.manifest["splits"][split]["rows"]
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of `split`, read from blocks.parquet. Raises FailedError where a shard's name leads elsewhere."""
+        path = self.directory / "blocks.parquet"
+        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
+        for name in blocks.shards:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise FailedError(f"{path}: damaged: the shard {name!r} is no file of this corpus")
+        return blocks
+
+
+def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
+    """The corpus in a directory, or at a fsspec URL. Raises UserError where there is none.
+
+    Of a remote one, all but the shards is copied into `cache` (default: under ~/.cache), which the blocks follow when
+    they are read.
+    """
+    if "://" in str(location):
+        return _open_remote(str(location), cache or default_directory())
+    return _read(Path(location))
+
+
+def _open_remote(url: str, cache: Path) -> Corpus:
+    def fetch(name: str) -> bytes:
+        try:
+            filesystem, root = fsspec.core.url_to_fs(url)
+            return filesystem.cat_file(f"{root.rstrip('/')}/{name}")
+        except (OSError, KeyError, ImportError, ValueError) as error:
+            raise UserError(f"{url}/{name}: can't be read: {' '.join(str(error).split())[:200]}") from None
+
+    content = fetch("manifest.json")
+    directory = cache / "corpora" / hashlib.sha256(content).hexdigest()
+    write_bytes(directory / "manifest.json", content)
+    corpus = _read(directory)
+    for described in (corpus.manifest["tokenizer"], corpus.manifest["blocks"]):
+        path = directory / described["file"]
+        if not path.exists() or sha256(path) != described["sha256"]:
+            write_bytes(path, fetch(described["file"]))
+            if sha256(path) != described["sha256"]:
+                raise FailedError(f"{url}/{described['file']}: sha256 differs from the manifest's")
+    return replace(corpus, url=url, cache=cache)
+
+
+def _read(directory: Path) -> Corpus:
+    path = directory / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid JSON") from None
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {manifest.get('format_version')}")
+    return Corpus(directory, manifest)

@@ -1,0 +1,27 @@
+"""Batches on their way to the accelerator: copied on a stream of their own while the step before computes."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+Batches = list[dict[str, torch.Tensor]]
+
+
+def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
+    """The same batches on `device`. On CUDA the next step's are copied, from pinned memory, during this one's work."""
+    if device.type != "cuda":
+        yield from steps
+        return
+    stream = torch.cuda.Stream(device)
+    ahead: Batches | None = None
+    for step in steps:
+        with torch.cuda.stream(stream):
+            copied = [{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} for batch in step]
+        if ahead is not None:
+            yield ahead
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for tensor in (tensor for batch in copied for tensor in batch.values()):
+            tensor.record_stream(torch.cuda.current_stream(device))
+        ahead = copied
+    if ahead is not None:
+        yield ahead

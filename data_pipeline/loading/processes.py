@@ -1,0 +1,74 @@
+"""Items of a dataset by number, made here or ahead of time by worker processes; one that dies is named."""
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from data_pipeline.errors import FailedError
+
+Item = TypeVar("Item")
+_PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
+
+
+@dataclass(frozen=True)
+class _Made(Generic[Item]):
+    """An item, or the error that it ended in: raised in a worker it would lose its type on the way."""
+
+    item: Item | None
+    error: Exception | None = None
+
+
+class _Guarded(Dataset):
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+
+    def __getitem__(self, number: int) -> _Made[Any]:
+        try:
+            return _Made(self._dataset[number])
+        except Exception as error:
+            return _Made(None, error)
+
+
+def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iterator[Any]:
+    """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` of them ahead.
+
+    Raises what making an item raised, and FailedError where a worker process died.
+    """
+    made = iter(
+        DataLoader(
+            _Guarded(dataset),
+            batch_size=None,
+            sampler=numbers,
+            num_workers=workers,
+            multiprocessing_context="forkserver" if workers else None,
+            prefetch_factor=prefetch if workers else None,
+            generator=torch.Generator(),  # its own: the global generator is not touched
+            pin_memory=torch.cuda.is_available(),
+        )
+    )
+    for _ in numbers:
+        try:
+            one = next(made)
+        except RuntimeError as error:
+            raise FailedError(_death(error)) from None
+        if one.error is not None:
+            raise one.error
+        yield one.item
+
+
+def _death(error: RuntimeError) -> str:
+    """One line of what PyTorch says of a dead worker."""
+    said = " ".join(str(error).split())
+    found = _PIDS.search(said)
+    killed = re.search(r"killed by signal: (\w+)", said)
+    if not found:
+        return f"data.workers: {said[:300]}"
+    how = f"was killed ({killed[1]})" if killed else "died"
+    memory = signal.Signals.SIGKILL.name in said or "Killed" in said
+    hint = "; the machine may be out of memory: lower data.workers or data.prefetch" if memory or not killed else ""
+    return f"data.workers: the loader's worker process {found[1].strip()} {how}{hint}"

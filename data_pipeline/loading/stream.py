@@ -1,0 +1,120 @@
+"""What is trained on, and how far: it fixes which row stands at which position, for good."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.errors import UserError
+from data_pipeline.loading.mixing import Mixture
+from data_pipeline.loading.reader import CACHE_BYTES
+from data_pipeline.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A damaged block that was passed over: its rows count for nothing in all of the run."""
+
+    corpus: str
+    shard: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Corpora and weights, and what else decides the order.
+
+    `lanes`: stretches of each epoch that are read in turn. `objective` overrides the corpora's where noise is applied
+    at load. `on_damage`: stop at a damaged block, or give its rows weight 0. `cache_bytes`: of blocks of remote corpora
+    on this machine's disk.
+    """
+
+    corpora: list[Corpus]
+    weights: list[float]
+    seed: int
+    lanes: int
+    objective: Objective | None = None
+    on_damage: Literal["stop", "skip"] = "stop"
+    cache_bytes: int = CACHE_BYTES
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What may not change over the life of a run. Batch size, ranks, workers and prefetching may."""
+        return {
+            "corpora": [
+                {"fingerprint": corpus.fingerprint, "weight": weight}
+                for corpus, weight in zip(self.corpora, self.weights, strict=True)
+            ],
+            "objective": self.objective and self.objective.model_dump(mode="json"),
+            "seed": self.seed,
+            "lanes": self.lanes,
+        }
+
+    @property
+    def mixture(self) -> Mixture:
+        return Mixture(self.weights)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stream was consumed: what a checkpoint keeps of the loader, as plain JSON.
+
+    `position`: rows over all corpora; `consumed`: of each one. `skipped`: damaged blocks met so far.
+    """
+
+    position: int = 0
+    consumed: list[int] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, stream: Stream, position: int, skipped: list[Skipped]) -> "Progress":
+        return cls(position, stream.mixture.consumed(position), skipped, stream.identity)
+
+    def check(self, stream: Stream) -> None:
+        """Raises UserError, a line for each difference, where this is the progress of another stream."""
+        if problems := differences(self.identity, stream.identity):
+            raise UserError("\n".join(f"the state of the data is of another stream: {line}" for line in problems))
+        if self.consumed != stream.mixture.consumed(self.position):
+            raise UserError(
+                f"the state of the data doesn't fit: {self.consumed} rows consumed of the corpora, expected "
+                f"{stream.mixture.consumed(self.position)} at position {self.position}"
+            )
+
+    def places(self, corpus: Corpus, split: str) -> list[int]:
+        """Numbers of the blocks of `corpus` that were skipped."""
+        blocks = corpus.blocks(split)
+        wanted = {(skipped.shard, skipped.offset) for skipped in self.skipped if skipped.corpus == corpus.fingerprint}
+        return [
+            place
+            for shard, offset in sorted(wanted)
+            for place in blocks.of_shard(shard).tolist()
+            if blocks.offset[place] == offset
+        ]
+
+
+def differences(there: Any, here: Any) -> list[str]:
+    """One line for each key of two nested values that differs: "corpora.0.weight is 1.0 there, 2.0 here"."""
+    old, new = flat(there), flat(here)
+    return [
+        f"{key} is {old.get(key)!r} there, {new.get(key)!r} here"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": [{"b": 1}]}  ->  {"a.0.b": 1}"""
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        name: leaf
+        for key, inner in value.items()
+        for name, leaf in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+

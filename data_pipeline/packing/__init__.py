@@ -1,0 +1,18 @@
+"""How the documents of a bucket become rows, one file for each way."""
+
+from collections.abc import Callable
+
+from data_pipeline.packing.complete_documents import complete_documents
+from data_pipeline.packing.concatenate import concatenate, rows_of_tokens
+from data_pipeline.packing.examples import examples
+from data_pipeline.packing.rows import Documents, Rows, Rules
+from data_pipeline.packing.sentence_pairs import sentence_pairs
+
+PACKINGS: dict[str, Callable[[Documents, Rules], Rows]] = {
+    "concatenate": concatenate,
+    "complete_documents": complete_documents,
+    "sentence_pairs": sentence_pairs,
+    "examples": examples,
+}
+
+__all__ = ["PACKINGS", "Documents", "Rows", "Rules", "rows_of_tokens"]

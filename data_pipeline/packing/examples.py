@@ -1,0 +1,78 @@
+"""Several short examples in one row, told apart by segment: text-to-text pairs, by best fit."""
+
+import numpy as np
+
+from data_pipeline.objectives import Examples, Padded, TextToText
+from data_pipeline.packing.complete_documents import complete_documents
+from data_pipeline.packing.rows import Documents, Rows, Rules
+
+_OPEN = 512  # rows that may still take an example
+
+
+def examples(documents: Documents, rules: Rules) -> Rows:
+    """Each pair goes into the open row that it leaves the least room in; a row closes when it is the fullest of many.
+
+    Inputs and targets are filled to `inputs_length` and `targets_length`; every example ends with its end mark on both
+    sides, and has a segment number, from 1, of its own.
+    """
+    objective = rules.objective
+    assert isinstance(objective, TextToText), "checked with the config"
+    pairs = complete_documents(documents, rules)
+    sizes = np.stack(
+        [pairs.columns["target_start"] + 1, np.diff(pairs.offsets) - pairs.columns["target_start"] + 1], axis=1
+    )
+    row, segment = best_fit(sizes, (objective.inputs_length, objective.targets_length))
+    keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
+    tokens = _padded(pairs)
+    one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
+    count = int(row.max(initial=-1)) + 1
+    inputs, input_segments = _side(one_each.inputs, row, segment, count, objective.inputs_length)
+    targets, target_segments = _side(one_each.targets, row, segment, count, objective.targets_length)
+    packed = Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments)
+    offsets = np.append(0, np.cumsum(inputs.lengths + targets.lengths))
+    return Rows(pairs.tokens, offsets, pairs.documents, pairs.dropped, examples=packed)
+
+
+def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """(row (n,), segment (n,) from 1) of examples of `sizes` (n, 2): tokens of inputs and of targets.
+
+    Sizes [[3, 1], [4, 1], [2, 1]] in rows of (5, 5)  ->  rows [0, 1, 0], segments [1, 1, 2]
+    """
+    left = np.zeros((_OPEN, 2), dtype=np.int64)
+    number = np.full(_OPEN, -1)
+    held = np.zeros(_OPEN, dtype=np.int64)
+    rows, segments = np.zeros(len(sizes), dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
+    opened = 0
+    for example, size in enumerate(sizes):
+        after = left - size
+        fits = (after >= 0).all(axis=1)
+        if fits.any():
+            place = int(np.where(fits, after.sum(axis=1), np.iinfo(np.int64).max).argmin())
+        else:
+            place = int(left.sum(axis=1).argmin())  # the fullest closes, or one that was never open
+            left[place], number[place], held[place] = room, opened, 0
+            opened += 1
+        left[place] -= size
+        held[place] += 1
+        rows[example], segments[example] = number[place], held[place]
+    return rows, segments
+
+
+def _padded(rows: Rows) -> Padded:
+    lengths = np.diff(rows.offsets)
+    padded = Padded(np.zeros((len(lengths), int(lengths.max(initial=0))), dtype=rows.tokens.dtype), lengths)
+    padded.values[padded.filled] = rows.tokens
+    return padded
+
+
+def _side(examples: Padded, row: np.ndarray, segment: np.ndarray, count: int, width: int) -> tuple[Padded, np.ndarray]:
+    """(`count` rows of at most `width`, segment of each token) of examples laid end to end in their rows."""
+    order = np.lexsort((segment, row))
+    lengths = np.zeros(count, dtype=np.int64)
+    np.add.at(lengths, row, examples.lengths)
+    out = Padded(np.zeros((count, width), dtype=examples.values.dtype), lengths)
+    ordered = Padded(examples.values[order], examples.lengths[order])
+    out.values[out.filled] = ordered.values[ordered.filled]
+    segments = np.zeros((count, width), dtype=np.uint8)
+    segments[out.filled] = np.repeat(segment[order], ordered.lengths)
+    return out, segments
