@@ -1,8 +1,8 @@
 """What every objective is: a pure function from rows of tokens and their keys to inputs and targets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class Examples:
     target_segments: np.ndarray | None = None
     token_types: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
+
+
+_OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and targets
 
 
 class Objective(Section):
@@ -96,10 +99,7 @@ class Objective(Section):
 def by_length(
     rows: Padded, keys: np.ndarray, pad: int, apply: Callable[[np.ndarray, np.ndarray], Examples]
 ) -> Examples:
-    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order.
-
-    For objectives without segments, token types or flags.
-    """
+    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order."""
     widths = np.unique(rows.lengths).tolist()
     if len(widths) == 1:
         return apply(rows.values[:, : widths[0]], keys)
@@ -114,11 +114,30 @@ def by_length(
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
-    """One set of examples of several: each with the places (k,) of its rows in the whole."""
+    """One set of examples of several: each with the places (k,) of its rows in the whole.
+
+    Raises ValueError where some parts have segments, token types, … and others don't.
+    """
     return Examples(
         placed([(places, part.inputs) for places, part in parts], pad),
         placed([(places, part.targets) for places, part in parts], pad),
+        *(_optional(name, [(places, getattr(part, name)) for places, part in parts]) for name in _OPTIONAL),
     )
+
+
+def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
+    """(n, …) of several arrays (k, …), zero where one is narrower; None where there is none."""
+    arrays = [(places, array) for places, array in parts if array is not None]
+    if not arrays:
+        return None
+    if len(arrays) < len(parts):
+        raise ValueError(f"{name}: examples with and without can't be put together")
+    widest = max(array.shape[1:] for _, array in arrays)
+    whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=arrays[0][1].dtype)
+    for places, array in arrays:
+        inside: tuple[Any, ...] = (places, *(slice(width) for width in array.shape[1:]))
+        whole[inside] = array
+    return whole
 
 
 def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
