@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,13 +53,14 @@ _OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and
 
 
 class Objective(Section):
-    """Settings of an objective. `name` tells which one it is.
-
-    `columns`: numbers that are stored with each row when it is cut, which `apply` needs ("denoiser").
-    """
+    """Settings of an objective. `name` tells which one it is."""
 
     name: str
-    columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of numbers that are stored with each row when it is cut, which `apply` needs ("denoiser")."""
+        return ()
 
     @property
     def raw_length(self) -> int:
@@ -91,7 +92,7 @@ class Objective(Section):
     ) -> Examples:
         """The examples of `rows` (n rows), each by its own key (n,) uint64 alone. dtype is that of the rows.
 
-        `columns`: (n,) each, by name, as `columns` of the class says.
+        `columns`: (n,) each, by the names that the property has.
         """
         raise NotImplementedError
 
