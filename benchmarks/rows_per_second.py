@@ -18,8 +18,9 @@ import webdataset
 from rich.console import Console
 from rich.table import Table
 
+from data_pipeline.blocks import count_rows, rows_in
 from data_pipeline.objectives import Padded, SpanCorruption
-from data_pipeline.shards import block_rows, noise_keys
+from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.vocabulary import Vocabulary
 
 ROWS_PER_BLOCK = 1024
@@ -46,10 +47,10 @@ def from_blocks(path: Path, batch: int) -> int:
     for sample in webdataset.WebDataset(str(path), shardshuffle=False).decode():
         first = int(sample["__key__"])
         block = {name.removesuffix(".npy"): sample[name] for name in ("tokens.npy", "row_offsets.npy")}
-        count = len(block["row_offsets"]) - 1
+        count = count_rows(block)
         for start in range(0, count, batch):
             chosen = np.arange(start, min(start + batch, count))
-            rows = block_rows(block, "tokens", "row_offsets", chosen)
+            rows = rows_in([block] * len(chosen), chosen.tolist())
             OBJECTIVE.apply(rows, noise_keys(0, "train", 0, first + chosen), T5, {})
             done += len(chosen)
     return done

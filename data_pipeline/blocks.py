@@ -41,11 +41,10 @@ def of_examples(examples: Examples) -> Block:
     for name, side in (("input", examples.inputs), ("target", examples.targets)):
         block[f"{name}s"] = side.values[side.filled]
         block[f"{name}_offsets"] = np.append(0, np.cumsum(side.lengths)).astype(np.int64)
-    for name, (side_name, _) in _OF_TOKENS.items():
-        if (values := getattr(examples, name)) is not None:
-            block[name] = values[getattr(examples, side_name).filled].astype(np.uint8)
-    if examples.next_sentence is not None:
-        block["next_sentence"] = examples.next_sentence
+    for name, values in examples.told.items():
+        if name in _OF_TOKENS:
+            values = values[getattr(examples, _OF_TOKENS[name][0]).filled]
+        block[name] = values.astype(np.uint8)
     return block
 
 

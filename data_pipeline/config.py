@@ -76,6 +76,9 @@ class TokenizerConfig(Section):
     byte_fallback: bool = False
 
 
+_SUITABLE = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concatenate",)}  # packings of objectives
+
+
 class RowsConfig(Section):
     """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards.
 
@@ -89,13 +92,12 @@ class RowsConfig(Section):
 
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
-        name, packing = self.objective.name, self.packing
-        suitable = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concatenate",)}.get(name, ("concatenate", "complete_documents"))
+        suitable = _SUITABLE.get(self.objective.name, ("concatenate", "complete_documents"))
         if "second_start" in self.objective.columns:
             suitable = ("sentence_pairs",)
-        if packing not in suitable:
-            raise ValueError(f"packing: {name} needs {' or '.join(suitable)}, not {packing}")
-        if packing == "examples" and self.apply_at == "load":
+        if self.packing not in suitable:
+            raise ValueError(f"packing: {self.objective.name} needs {' or '.join(suitable)}, not {self.packing}")
+        if self.packing == "examples" and self.apply_at == "load":
             raise ValueError("apply_at: packed examples are made when the shards are: set it to build")
         return self
 
@@ -147,7 +149,9 @@ class CorpusConfig(Section):
         pairs = [source.name for source in self.sources if source.format == "pairs"]
         text_to_text = isinstance(self.rows.objective, TextToText)
         if pairs and not text_to_text:
-            raise ValueError(f"rows.objective: {self.rows.objective.name} would lose the targets of the pairs in {', '.join(pairs)}")
+            raise ValueError(
+                f"rows.objective: {self.rows.objective.name} would lose the targets of the pairs in {', '.join(pairs)}"
+            )
         if text_to_text and len(pairs) < len(self.sources):
             raise ValueError("rows.objective: text_to_text needs sources of the format pairs alone")
         return self

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline.atomic import atomic_path, fingerprint, sha256, write_json
+from data_pipeline.blocks import count_rows, decode_block
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import FORMAT_VERSION, Blocks, Corpus
 from data_pipeline.progress import track
-from data_pipeline.shards import decode_block
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.work_units import Finished
 
@@ -125,8 +125,6 @@ def _verify_counts(path: Path, shard: dict[str, Any], blocks: Blocks) -> Iterato
     with path.open("rb") as file:
         for place in blocks.of_shard(shard["name"]).tolist():
             file.seek(int(blocks.offset[place]))
-            block = decode_block(file.read(int(blocks.length[place])))
-            offsets = block["row_offsets"] if "row_offsets" in block else block["input_offsets"]
-            rows += len(offsets) - 1
+            rows += count_rows(decode_block(file.read(int(blocks.length[place]))))
     if rows != shard["rows"]:
         yield f"{path}: {rows} rows, expected {shard['rows']}"

@@ -118,7 +118,7 @@ class _OnDisk(Sequence[int]):
 
 
 def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of the documents of `bucket` in an open tokenized file."""
+    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in an open tokenized file."""
     hashes = file.get_slice(f"{bucket.split}.hashes")
     first, last = (
         find(_OnDisk(hashes), bound) for find, bound in zip((bisect_left, bisect_right), bucket.bounds, strict=True)

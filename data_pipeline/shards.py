@@ -14,9 +14,9 @@ from data_pipeline import blocks, tokenizer
 from data_pipeline.atomic import atomic_file, fingerprint
 from data_pipeline.blocks import Block
 from data_pipeline.config import CorpusConfig, RowsConfig
-from data_pipeline.objectives import Examples, Padded
+from data_pipeline.objectives import Examples
 from data_pipeline.objectives.randomness import noise_keys
-from data_pipeline.packing import PACKINGS, Documents, Rows, Rules, rows_of_tokens
+from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.rows import SPLITS, Bucket, count_tokens, read_bucket
 from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Finished, Stage, Unit
@@ -75,7 +75,8 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
             for start in range(0, len(rows), spec["rows_per_block"]):
                 stop = min(start + spec["rows_per_block"], len(rows))
                 first_row, offset = spec["first_row"] + start, writer.tarstream.offset
-                block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, _columns(rows, start, stop))
+                columns = {name: values[start:stop] for name, values in rows.columns.items()}
+                block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
                 if spec["apply_at"] == "build":
                     keys = noise_keys(spec["seed"], spec["split"], 0, np.arange(first_row, spec["first_row"] + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
@@ -152,11 +153,7 @@ def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray,
         return rows.examples.part(start, stop)
     places = list(range(stop - start))
     tokens = blocks.rows_in([block] * len(places), places)
-    return rules.objective.apply(tokens, keys, rules.vocabulary, _columns(rows, start, stop))
-
-
-def _columns(rows: Rows, start: int, stop: int) -> dict[str, np.ndarray]:
-    return {name: values[start:stop] for name, values in rows.columns.items()}
+    return rules.objective.apply(tokens, keys, rules.vocabulary, block)
 
 
 def _add_checksums(path: Path, written: list[dict[str, Any]]) -> None:

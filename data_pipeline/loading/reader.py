@@ -55,9 +55,9 @@ class Reader:
         if len(chosen) == len(blocks):
             return self._examples(chosen, inside, ids, epochs)
         if not chosen:
-            return _empty(len(ids), *self._objective.shape, self._vocabulary.eos)
+            return _empty(len(ids), self._vocabulary.eos)
         some = self._examples(chosen, inside[whole], ids[whole], epochs[whole])
-        empty = _empty(len(ids) - len(chosen), 1, 1, self._vocabulary.eos)
+        empty = _empty(len(ids) - len(chosen), self._vocabulary.eos, some)
         return together([(np.flatnonzero(whole), some), (np.flatnonzero(~whole), empty)], self._vocabulary.pad)
 
     def _examples(self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray) -> Examples:
@@ -85,9 +85,15 @@ class Reader:
         return found
 
 
-def _empty(rows: int, inputs: int, targets: int, eos: int) -> Examples:
-    """Rows of nothing but an end mark to attend to, since a row of padding alone has no softmax, and no target."""
+def _empty(rows: int, eos: int, beside: Examples | None = None) -> Examples:
+    """Rows of nothing but an end mark to attend to, since a row of padding alone has no softmax, and no target.
+
+    They tell as much as those that they stand `beside`.
+    """
+    mark = np.full((rows, 1), eos)
+    told = beside.told if beside else {}
     return Examples(
-        Padded(np.full((rows, inputs), eos), np.ones(rows, dtype=np.int64)),
-        Padded(np.full((rows, targets), eos), np.zeros(rows, dtype=np.int64)),
+        Padded(mark, np.ones(rows, dtype=np.int64)),
+        Padded(mark, np.zeros(rows, dtype=np.int64)),
+        **{name: np.zeros((rows, 1)[: array.ndim], dtype=array.dtype) for name, array in told.items()},
     )

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-
-
 from data_pipeline.corpus import Corpus
 from data_pipeline.errors import UserError
 from data_pipeline.loading.mixing import Mixture
@@ -116,5 +114,3 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         for key, inner in value.items()
         for name, leaf in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
     }
-
-

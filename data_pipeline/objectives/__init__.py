@@ -1,12 +1,21 @@
-"""Pure functions from (tokens, row keys) to inputs and targets."""
+"""Pure functions from (tokens, row keys) to inputs and targets, one file for each objective."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded, placed, together
+from data_pipeline.objectives.causal import CausalLM
+from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Examples, Objective, Padded, together
+from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.objectives.ul2 import UL2
 
-AnyObjective = Annotated[SpanCorruption, Field()]
+AnyObjective = Annotated[
+    SpanCorruption | IidDenoising | PrefixLM | FullLM | UL2 | CausalLM | MaskedLM | TextToText,
+    Field(discriminator="name"),
+]
 
-__all__ = ["AnyObjective", "Examples", "Objective", "Padded", "SpanCorruption", "placed", "together"]
+__all__ = ["UL2", "AnyObjective", "Examples", "Objective", "Padded", "SpanCorruption", "TextToText", "together"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,18 +51,26 @@ class Examples:
     def part(self, start: int, stop: int) -> "Examples":
         """The rows from `start` up to, not including, `stop`."""
         inputs, targets = (Padded(*(array[start:stop] for array in side)) for side in (self.inputs, self.targets))
-        others = (getattr(self, field.name) for field in fields(self)[2:])
-        return Examples(inputs, targets, *(None if array is None else array[start:stop] for array in others))
+        return Examples(inputs, targets, **{name: array[start:stop] for name, array in self.told.items()})
+
+    @property
+    def told(self) -> dict[str, np.ndarray]:
+        """What is said beside inputs and targets."""
+        return {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
+
+
+_OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and targets
 
 
 class Objective(Section):
-    """Settings of an objective. `name` tells which one it is.
-
-    `columns`: numbers that are stored with each row when it is cut, which `apply` needs ("denoiser").
-    """
+    """Settings of an objective. `name` tells which one it is."""
 
     name: str
-    columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of numbers that are stored with each row when it is cut, which `apply` needs ("denoiser")."""
+        return ()
 
     @property
     def raw_length(self) -> int:
@@ -94,7 +102,7 @@ class Objective(Section):
     ) -> Examples:
         """The examples of `rows` (n rows), each by its own key (n,) uint64 alone. dtype is that of the rows.
 
-        `columns`: (n,) each, by name, as `columns` of the class says.
+        `columns`: (n,) each, by the names that the property has.
         """
         raise NotImplementedError
 
@@ -102,10 +110,7 @@ class Objective(Section):
 def by_length(
     rows: Padded, keys: np.ndarray, pad: int, apply: Callable[[np.ndarray, np.ndarray], Examples]
 ) -> Examples:
-    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order.
-
-    For objectives without segments, token types or flags.
-    """
+    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order."""
     widths = np.unique(rows.lengths).tolist()
     if len(widths) == 1:
         return apply(rows.values[:, : widths[0]], keys)
@@ -120,11 +125,30 @@ def by_length(
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
-    """One set of examples of several: each with the places (k,) of its rows in the whole."""
+    """One set of examples of several: each with the places (k,) of its rows in the whole.
+
+    Raises ValueError where some parts have segments, token types, … and others don't.
+    """
     return Examples(
         placed([(places, part.inputs) for places, part in parts], pad),
         placed([(places, part.targets) for places, part in parts], pad),
+        *(_optional(name, [(places, getattr(part, name)) for places, part in parts]) for name in _OPTIONAL),
     )
+
+
+def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
+    """(n, …) of several arrays (k, …), zero where one is narrower; None where there is none."""
+    arrays = [(places, array) for places, array in parts if array is not None]
+    if not arrays:
+        return None
+    if len(arrays) < len(parts):
+        raise ValueError(f"{name}: examples with and without can't be put together")
+    widest = max(array.shape[1:] for _, array in arrays)
+    whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=arrays[0][1].dtype)
+    for places, array in arrays:
+        inside: tuple[Any, ...] = (places, *(slice(width) for width in array.shape[1:]))
+        whole[inside] = array
+    return whole
 
 
 def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:

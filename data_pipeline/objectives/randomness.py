@@ -39,6 +39,11 @@ def random_bits(keys: np.ndarray, stream: int, count: int) -> np.ndarray:
         return _mix(start[:, None] + counters)
 
 
+def uniform(bits: np.ndarray, count: int | np.ndarray) -> np.ndarray:
+    """int64 from 0 to `count` − 1, equally likely but for 2⁻³² of each, by the upper half of `bits` (uint64)."""
+    return ((bits >> np.uint64(32)) * np.asarray(count, dtype=np.uint64) >> np.uint64(32)).astype(np.int64)
+
+
 def permutation(key: int, size: int) -> np.ndarray:
     """A permutation of 0 … size − 1 (int64) that depends on `key` alone."""
     bits = random_bits(np.array([key], dtype=np.uint64), 0, size)[0]

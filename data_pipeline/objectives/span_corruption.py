@@ -1,11 +1,4 @@
-"""Span corruption: T5's objective (Raffel et al. 2020, section 3.1.4; `random_spans_noise_mask` and its length helper).
-
-Worked example, with `<k>` for sentinel k and `</s>` for the end mark:
-
-    row      Thank you for inviting me to your party last week
-    inputs   Thank you <0> me to your party <1> week </s>
-    targets  <0> for inviting <1> last </s>
-"""
+"""Span corruption: T5's objective (Raffel et al. 2020, section 3.1.4; `random_spans_noise_mask`, its length helper)."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,10 +8,11 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from data_pipeline.objectives.objective import Examples, Objective, Padded, by_length
-from data_pipeline.objectives.randomness import random_bits
+from data_pipeline.objectives.randomness import random_bits, uniform
+from data_pipeline.objectives.sentinels import with_sentinels
 from data_pipeline.vocabulary import Vocabulary
 
-_NOISE, _KEPT = 0, 1  # streams of random numbers: the two segmentations are independent
+_NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentations are independent
 
 
 class SpanCorruption(Objective):
@@ -26,12 +20,30 @@ class SpanCorruption(Objective):
 
     `inputs_length`: tokens the encoder sees, end mark included; rows are cut so long that nothing is padded.
     `noise_density`: share of a row's tokens that is masked. `mean_span_length`: in tokens.
+
+    With `<k>` for sentinel k and `</s>` for the end mark:
+
+        row      Thank you for inviting me to your party last week
+        inputs   Thank you <0> me to your party last <1> </s>
+        targets  <0> for inviting <1> week </s>
+
+    `random_roll` shifts the mask round the row by an offset drawn from 0 … length − 1, so that every token is masked
+    with the same probability. As in T5, inputs and targets still number their own runs from 0: where the row begins
+    with a masked token, the targets begin with that span, and their sentinel k stands for the k-th kept run. A span or
+    a kept run that is shifted across the end is in two parts and takes a sentinel more, for which rows leave room:
+    where none is, inputs or targets end a token short. The mask above shifted by 7 and by 1:
+
+        inputs   <0> you for inviting me to <1> party last <2> </s>
+        targets  Thank <0> your <1> week </s>
+        inputs   <0> you for <1> to your party last week </s>
+        targets  Thank <0> inviting me <1> </s>
     """
 
     name: Literal["span_corruption"] = "span_corruption"
     inputs_length: PositiveInt = 512
     noise_density: float = Field(0.15, gt=0, lt=1)
     mean_span_length: float = Field(3.0, ge=1)
+    random_roll: bool = False
 
     @model_validator(mode="after")
     def _spans_fit(self) -> "SpanCorruption":
@@ -48,7 +60,7 @@ class SpanCorruption(Objective):
     @cached_property
     def raw_length(self) -> int:
         """Tokens of a row before masking: 568 for 512 inputs, density 0.15, mean span 3."""
-        length = self.inputs_length - 1
+        length = self.inputs_length - 1 - self.random_roll
         while self._corrupted_lengths(length + 1)[0] <= self.inputs_length:
             length += 1
         return length - self._excess(length)
@@ -62,8 +74,8 @@ class SpanCorruption(Objective):
 
     @property
     def sentinels(self) -> int:
-        """Masked spans of a row; each takes one sentinel."""
-        return self._noise(self.raw_length)[1]
+        """Masked spans of a row, a rolled one in two parts; each takes one sentinel."""
+        return self._noise(self.raw_length)[1] + self.random_roll
 
     def accepts(self, length: int) -> bool:
         """Whether a row of `length` tokens can be masked at all: its spans need tokens to keep them apart."""
@@ -75,20 +87,14 @@ class SpanCorruption(Objective):
     ) -> Examples:
         """Inputs and targets of `rows`, each masked as its key says.
 
-        Rows of one length all have exactly the same number of masked tokens and spans; token 0 is always kept and the
-        last is always masked. Span k is replaced by sentinel k in the inputs; the targets are the same sentinels, each
-        followed by its span. Both end with the end mark.
+        Rows of one length all have exactly the same number of masked tokens and spans; unless the mask is rolled, token
+        0 is always kept and the last is always masked.
         """
-        first_sentinel, eos = vocabulary.first_sentinel, vocabulary.eos
 
         def corrupt(rows: np.ndarray, keys: np.ndarray) -> Examples:
-            length = rows.shape[1]
-            noise, spans = self._noise(length)
-            mask = _noise_mask(keys, length, noise, spans)
-            return Examples(
-                Padded.full(_replace(rows, mask, length - noise + spans, first_sentinel, eos)),
-                Padded.full(_replace(rows, ~mask, noise + spans, first_sentinel, eos)),
-            )
+            masked = _noise_mask(keys, rows.shape[1], *self._noise(rows.shape[1]))
+            masked = _rolled(masked, keys) if self.random_roll else masked
+            return with_sentinels(Padded.full(rows), masked, vocabulary)
 
         return by_length(rows, keys, vocabulary.pad, corrupt)
 
@@ -105,17 +111,20 @@ class SpanCorruption(Objective):
 
     def _corrupted_lengths(self, length: int) -> tuple[int, int]:
         noise, spans = self._noise(max(length, 2))
-        return length - noise + spans + 1, noise + spans + 1
+        runs = spans + self.random_roll
+        return length - noise + runs + 1, noise + runs + 1
 
 
 def _segmentation(keys: np.ndarray, stream: int, items: int, parts: int) -> np.ndarray:
     """(n, parts) int64: `items` cut into non-empty `parts`, every way equally likely: parts − 1 distinct cuts."""
-    bits = random_bits(keys, stream, items - 1)
-    chosen = np.argpartition(bits, parts - 2, axis=1)[:, : parts - 1] if parts > 1 else bits[:, :0].astype(np.int64)
-    cuts = np.sort(chosen, axis=1) + 1
     edges = np.zeros((len(keys), parts + 1), dtype=np.int64)
-    edges[:, 1:-1] = cuts
     edges[:, -1] = items
+    if parts > 1:
+        # a row's numbers are distinct, so exactly parts − 1 of them reach no higher than the (parts − 1)-th smallest
+        bits = random_bits(keys, stream, items - 1)
+        highest = np.partition(bits, parts - 2, axis=1)[:, parts - 2 : parts - 1]
+        cuts = np.flatnonzero(bits <= highest).reshape(len(keys), parts - 1)
+        edges[:, 1:-1] = cuts - np.arange(len(keys))[:, None] * (items - 1) + 1
     return np.diff(edges, axis=1)
 
 
@@ -128,12 +137,10 @@ def _noise_mask(keys: np.ndarray, length: int, noise: int, spans: int) -> np.nda
     return np.repeat(pattern, lengths).reshape(len(keys), length)
 
 
-def _replace(rows: np.ndarray, mask: np.ndarray, length: int, first_sentinel: int, eos: int) -> np.ndarray:
-    """(n, length + 1): each run of `mask` becomes one sentinel, numbered from the left; `eos` ends the row."""
-    starts = mask.copy()
-    starts[:, 1:] &= ~mask[:, :-1]
-    sentinels = first_sentinel + 1 - np.cumsum(starts, axis=1, dtype=np.int64)
-    replaced = np.where(starts, sentinels, rows).astype(rows.dtype)
-    out = np.full((len(rows), length + 1), eos, dtype=rows.dtype)
-    out[:, :-1] = replaced[~mask | starts].reshape(len(rows), length)
-    return out
+def _rolled(masked: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """`masked` (n, length), each row shifted to the right by an offset of its own, what leaves it entering at 0."""
+    length = masked.shape[1]
+    offsets = uniform(random_bits(keys, _ROLL, 1)[:, 0], length)
+    twice = np.concatenate([masked, masked], axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(twice, length, axis=1)
+    return windows[np.arange(len(keys)), length - offsets]

@@ -1,7 +1,7 @@
 """Text-to-text: an input and the target that belongs to it (Raffel et al. 2020, section 2.4). Nothing is drawn."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,9 +19,13 @@ class TextToText(Objective):
     """
 
     name: Literal["text_to_text"] = "text_to_text"
-    columns: ClassVar[tuple[str, ...]] = ("target_start",)
     inputs_length: int = Field(512, ge=2)
     targets_length: int = Field(114, ge=2)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Tokens of a row before its target."""
+        return ("target_start",)
 
     @property
     def raw_length(self) -> int:

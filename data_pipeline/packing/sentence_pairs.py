@@ -47,8 +47,12 @@ def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
             follows.append(is_next)
     lengths = np.array([[_length(first), _length(second)] for first, second in spans], dtype=np.int64).reshape(-1, 2)
     offsets = np.append(0, np.cumsum(lengths.sum(axis=1)))
-    tokens = np.concatenate([documents.tokens[:0], *(documents.tokens[slice(*span)] for pair in spans for span in pair)])
-    columns = {"second_start": lengths[:, 0].astype(np.int32), "is_next": np.array(follows, dtype=np.uint8)}
+    texts = (documents.tokens[slice(*span)] for pair in spans for span in pair)
+    tokens = np.concatenate([documents.tokens[:0], *texts])
+    columns: dict[str, np.ndarray] = {
+        "second_start": lengths[:, 0].astype(np.int32),
+        "is_next": np.array(follows, dtype=np.uint8),
+    }
     return Rows(tokens, offsets, offsets[:-1], dropped, columns)
 
 

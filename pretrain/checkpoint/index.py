@@ -15,9 +15,10 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Index:
-    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one; `skipped`: damaged blocks.
+    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
 
-    `identity`: model, tokenizer, corpora, seed; `config_fingerprint`: sha256 of the resolved run file.
+    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, tokenizer, corpora, seed;
+    `config_fingerprint`: sha256 of the resolved run file.
     """
 
     step: int

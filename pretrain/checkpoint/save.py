@@ -7,7 +7,7 @@ the fragments belong. Nothing is pickled. A checkpoint appears under its name wh
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def save(engine: Engine, setup: Setup, step: int, progress: Progress) -> Path:
     rank, run = setup.cut.rank, setup.directory
     final = directory_of(run, step)
     temporary = final.with_name(f".{final.name}.tmp")
-    everywhere = _union(progress.skipped)
+    progress = replace(progress, skipped=_union(progress.skipped))
     error = None
     if rank == 0:
         error = _attempt(lambda: _begin(temporary, setup))
@@ -44,7 +44,7 @@ def save(engine: Engine, setup: Setup, step: int, progress: Progress) -> Path:
     )
     _agree(error, final)
     if rank == 0:
-        error = _attempt(lambda: _complete(temporary, final, setup, step, progress, everywhere))
+        error = _attempt(lambda: _complete(temporary, final, setup, step, progress))
     _agree(error, final)
     return final
 
@@ -79,7 +79,7 @@ def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[T
     path.with_suffix(".json").write_text(json.dumps(table))
 
 
-def _complete(temporary: Path, final: Path, setup: Setup, step: int, progress: Progress, skipped: list[Skipped]) -> None:
+def _complete(temporary: Path, final: Path, setup: Setup, step: int, progress: Progress) -> None:
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     for path in files:
         flush(path)
@@ -87,7 +87,7 @@ def _complete(temporary: Path, final: Path, setup: Setup, step: int, progress: P
         step=step,
         position=progress.position,
         consumed=progress.consumed,
-        skipped=[asdict(one) for one in skipped],
+        skipped=[asdict(one) for one in progress.skipped],
         config_fingerprint=fingerprint(setup.config.model_dump()),
         identity=setup.identity,
         world_size=setup.cut.ranks,

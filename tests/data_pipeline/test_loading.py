@@ -13,12 +13,13 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.stream import Progress, Stream
 
 
 def blocks_of(sizes):
     rows = np.array(sizes)
     nothing = np.zeros(len(rows), dtype=np.int64)
-    return Blocks(nothing, nothing, nothing, np.cumsum(rows) - rows, rows, nothing)
+    return Blocks([], nothing, nothing, nothing, np.cumsum(rows) - rows, rows, nothing)
 
 
 @settings(max_examples=80, deadline=None)
@@ -57,7 +58,9 @@ def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
 
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
     """encoder_input_ids of each step, put together from all ranks."""
-    ranks = [list(TrainingBatches([corpus], [1.0], cut, 0, 8).loader(first, first + steps, workers)) for cut in cuts_of]
+    stream = Stream([corpus], [1.0], seed=0, lanes=8)
+    start = Progress.at(stream, first * cuts_of[0].global_batch, [])
+    ranks = [list(TrainingBatches(stream, cut, start).loader(steps, workers)) for cut in cuts_of]
     return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
 
 
@@ -82,11 +85,11 @@ def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(
 def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
     corpus = open_corpus(small_corpus)
     rows = corpus.rows("train")
-    batches = TrainingBatches([corpus], [1.0], Cut(0, 1, 16, 1), 0, 8)
+    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, lanes=8), Cut(0, 1, 16, 1))
     _, epochs, ids = batches.row_ids(np.arange(2 * rows))
     assert sorted(ids[epochs == 0].tolist()) == list(range(rows))
     assert sorted(ids[epochs == 1].tolist()) == list(range(rows))
-    assert batches.consumed(3) == [48]
+    assert batches.position(3) == 48
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -129,7 +132,7 @@ def test_a_damaged_block_is_named(small_corpus, tmp_path):
     shutil.copytree(small_corpus, copy)
     corpus = open_corpus(copy)
     blocks = corpus.blocks("train")
-    shard = copy / str(blocks.shard[0])
+    shard = copy / blocks.shards[blocks.shard[0]]
     shard.chmod(0o644)
     with shard.open("r+b") as file:
         file.seek(int(blocks.offset[0]) + 700)

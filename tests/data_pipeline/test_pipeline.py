@@ -19,9 +19,9 @@ import pytest
 import sentencepiece
 import webdataset
 
+from data_pipeline.blocks import decode_block
 from data_pipeline.corpus import open_corpus
 from data_pipeline.documents import split_of
-from data_pipeline.shards import decode_block
 from data_pipeline.tokenizer import Tokenizer
 from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
 

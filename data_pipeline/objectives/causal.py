@@ -1,0 +1,49 @@
+"""Causal language modelling: every token from those before it."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.vocabulary import Vocabulary
+
+
+class CausalLM(Objective):
+    """Settings of causal language modelling, for models whose inputs and targets are equally long.
+
+    `length`: tokens of the inputs and of the targets. Nothing is marked or masked: the targets are the inputs moved by
+    a token, for decoders alone (nanoGPT) and for encoders that are causal as well (Yan 2024).
+
+        row      Thank you for inviting me
+        inputs   Thank you for inviting
+        targets  you for inviting me
+    """
+
+    name: Literal["causal_lm"] = "causal_lm"
+    length: PositiveInt = 1024
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of a row: one more than the inputs."""
+        return self.length + 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets)."""
+        return self.length, self.length
+
+    def accepts(self, length: int) -> bool:
+        """Whether a row of `length` tokens has one to predict another from."""
+        return 2 <= length <= self.raw_length
+
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """All but the last token of each row, and all but the first; nothing is random."""
+        lengths = rows.lengths - 1
+        filled = np.arange(rows.values.shape[1] - 1) < lengths[:, None]
+        inputs, targets = rows.values[:, :-1].copy(), rows.values[:, 1:].copy()
+        inputs[~filled] = targets[~filled] = vocabulary.pad
+        return Examples(Padded(inputs, lengths), Padded(targets, lengths))

@@ -1,0 +1,192 @@
+"""Masked language modelling: BERT's objective (Devlin et al. 2018, section 3.1 and appendix A.1)."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.randomness import random_bits, uniform
+from data_pipeline.vocabulary import Vocabulary
+
+_CHOICE, _REPLACEMENT = 0, 1  # streams of random numbers
+
+
+class MaskedLM(Objective):
+    """Settings of masked language modelling, and of next-sentence prediction beside it.
+
+    `length`: the most tokens of the inputs, special ones included. `mask_ratio`: share of a row's text tokens that are
+    predicted: exactly so many, rounded, and at least one. Of these `mask_share` become the mask token, `random_share`
+    any text token, the rest stay. Targets are the whole row; `predicted` says which of them count.
+
+        row        Thank you for inviting me to your party
+        inputs     [CLS] Thank [MASK] for inviting me banana your party [SEP]
+        targets    [CLS] Thank you for inviting me to your party [SEP]
+        predicted  0 0 1 0 0 0 1 0 0 0
+
+    A row is put between `[CLS]` and `[SEP]` or, where a vocabulary doesn't have them, its marks for beginning and end,
+    as RoBERTa does; a vocabulary without the first gets only the second.
+
+    `whole_words`: a word's tokens are predicted all or not at all. Words are taken in random order as long as the share
+    isn't exceeded, the first in any case. (BERT goes on to look for shorter words that still fit.)
+
+    `next_sentence`: a row is text A, then text B from `second_start` on; `is_next` says whether B follows A.
+
+        row          Thank you | for inviting me
+        inputs       [CLS] Thank you [SEP] for [MASK] me [SEP]
+        token_types  0 0 0 0 1 1 1 1
+    """
+
+    name: Literal["masked_lm"] = "masked_lm"
+    length: int = Field(512, ge=3)
+    mask_ratio: float = Field(0.15, gt=0, lt=1)
+    mask_share: float = Field(0.8, ge=0, le=1)
+    random_share: float = Field(0.1, ge=0, le=1)
+    whole_words: bool = False
+    next_sentence: bool = False
+
+    @model_validator(mode="after")
+    def _shares_and_texts_fit(self) -> "MaskedLM":
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise ValueError(
+                f"random_share: with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most"
+            )
+        if self.next_sentence and self.raw_length < 2:
+            raise ValueError(f"length: {self.length} tokens can't hold two texts and their marks")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Where a row's second text begins, and whether it follows the first."""
+        return ("second_start", "is_next") if self.next_sentence else ()
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of a row without special ones."""
+        return self.length - (3 if self.next_sentence else 2)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets): targets are the row before it was masked."""
+        return self.length, self.length
+
+    def problems(self, vocabulary: Vocabulary) -> list[str]:
+        """What the vocabulary lacks."""
+        lacking = super().problems(vocabulary)
+        if vocabulary.mask is None:
+            lacking.append("masks tokens; the vocabulary has no mask token")
+        if self.next_sentence and _marks(vocabulary)[0] is None:
+            lacking.append(
+                "next_sentence: classifies the first token; the vocabulary has neither [CLS] nor one like it"
+            )
+        if self.whole_words and len(vocabulary.word_starts) != vocabulary.size:
+            lacking.append("whole_words: the vocabulary doesn't tell which tokens begin a word")
+        return lacking
+
+    def accepts(self, length: int) -> bool:
+        """Whether a row of `length` tokens has a token, or two texts."""
+        return (2 if self.next_sentence else 1) <= length <= self.raw_length
+
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """Inputs and targets of `rows`, each masked as its key says. Only text, unknown pieces too, is predicted."""
+        if self.next_sentence:
+            originals, token_types = _joined(rows, np.asarray(columns["second_start"], dtype=np.int64), vocabulary)
+        else:
+            originals, token_types = _wrapped(rows, vocabulary), None
+        values = originals.values
+        candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1]) & originals.filled
+        if vocabulary.unk is not None:
+            candidates |= (values == vocabulary.unk) & originals.filled
+        counts = np.count_nonzero(candidates, axis=1)
+        wanted = np.maximum(1, np.rint(self.mask_ratio * counts).astype(np.int64))
+        if self.whole_words:
+            predicted = _choose_words(keys, candidates, candidates & ~vocabulary.word_starts[values], wanted)
+        else:
+            predicted = _choose_tokens(keys, candidates, wanted)
+        inputs = values.copy()
+        inputs[predicted] = self._replacements(values[predicted], np.count_nonzero(predicted, axis=1), keys, vocabulary)
+        return Examples(
+            Padded(inputs, originals.lengths),
+            originals,
+            predicted=predicted,
+            token_types=token_types,
+            next_sentence=np.asarray(columns["is_next"], dtype=np.int64) if self.next_sentence else None,
+        )
+
+    def _replacements(
+        self, tokens: np.ndarray, counts: np.ndarray, keys: np.ndarray, vocabulary: Vocabulary
+    ) -> np.ndarray:
+        """What the inputs have for the predicted `tokens`, those of all rows in order, `counts` (n,) of each."""
+        assert vocabulary.mask is not None
+        most = int(counts.max(initial=0))
+        bits = random_bits(keys, _REPLACEMENT, most)[np.arange(most) < counts[:, None]]
+        first, end = vocabulary.text
+        drawn = first + uniform(bits, end - first)
+        share = (bits & np.uint64(2**32 - 1)) / 2.0**32  # the half of the bits that `uniform` does not use
+        kept_or_drawn = np.where(share < self.mask_share + self.random_share, drawn, tokens)
+        return np.where(share < self.mask_share, vocabulary.mask, kept_or_drawn)
+
+
+def _marks(vocabulary: Vocabulary) -> tuple[int | None, int]:
+    """What stands before and after a text."""
+    return vocabulary.special.get("[CLS]", vocabulary.bos), vocabulary.special.get("[SEP]", vocabulary.eos)
+
+
+def _wrapped(rows: Padded, vocabulary: Vocabulary) -> Padded:
+    """Each row between its marks."""
+    first, last = _marks(vocabulary)
+    before = int(first is not None)
+    count, longest = rows.values.shape
+    values = np.full((count, longest + before + 1), vocabulary.pad, dtype=rows.values.dtype)
+    if first is not None:
+        values[:, 0] = first
+    values[:, before:-1] = np.where(rows.filled, rows.values, vocabulary.pad)
+    values[np.arange(count), rows.lengths + before] = last
+    return Padded(values, rows.lengths + before + 1)
+
+
+def _joined(rows: Padded, second_starts: np.ndarray, vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
+    """`[CLS] A [SEP] B [SEP]` of each row, and the token types, 1 from B on, (n, width) uint8."""
+    first, last = _marks(vocabulary)
+    longest = rows.values.shape[1]
+    columns, lengths = np.arange(longest + 3), rows.lengths + 3
+    in_second = columns > second_starts[:, None] + 1
+    places = np.clip(columns - 1 - in_second, 0, longest - 1)
+    values = np.take_along_axis(rows.values, places, axis=1)
+    padding = columns >= lengths[:, None]
+    values[padding] = vocabulary.pad
+    values[:, 0] = first
+    np.put_along_axis(values, np.stack([second_starts + 1, lengths - 1], axis=1), last, axis=1)
+    return Padded(values, lengths), (in_second & ~padding).astype(np.uint8)
+
+
+def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """(n, width) bool: `wanted` (n,) of the `candidates` (n, width) of each row, every choice equally likely."""
+    bits = random_bits(keys, _CHOICE, candidates.shape[1])
+    bits[~candidates] = np.iinfo(np.uint64).max
+    highest = np.partition(bits, np.unique(wanted) - 1, axis=1)[np.arange(len(keys)), wanted - 1]
+    return candidates & (bits <= highest[:, None])
+
+
+def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """(n, width) bool: the `candidates` of random words, the first of each row and more while at most `wanted` (n,).
+
+    `continuing` (n, width): tokens that don't begin a word. They do all the same where no candidate is before them.
+    """
+    count, width = candidates.shape
+    starts = candidates.copy()
+    starts[:, 1:] &= ~(continuing[:, 1:] & candidates[:, :-1])
+    words = np.cumsum(starts, axis=1) - 1
+    flat = (words + np.arange(count)[:, None] * width)[candidates]
+    sizes = np.bincount(flat, minlength=count * width).reshape(count, width)
+    bits = random_bits(keys, _CHOICE, width)
+    bits[sizes == 0] = np.iinfo(np.uint64).max
+    order = np.argsort(bits, axis=1)
+    taken = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1) <= wanted[:, None]
+    taken[:, 0] = True
+    chosen = np.empty_like(taken)
+    np.put_along_axis(chosen, order, taken, axis=1)
+    return candidates & np.take_along_axis(chosen, np.maximum(words, 0), axis=1)

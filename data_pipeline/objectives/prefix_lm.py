@@ -1,0 +1,163 @@
+"""Language modelling: an encoder reads the beginning of a row and the decoder goes on (Raffel et al. 2020, 3.2.3)."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.randomness import random_bits, uniform
+from data_pipeline.vocabulary import Vocabulary
+
+_SPLIT = 0  # stream of random numbers
+
+
+class PrefixLM(Objective):
+    """Settings of prefix language modelling: a row is split at random, both parts get an end mark.
+
+    `length`: the most tokens the encoder sees, end mark included; a row has as many.
+    `noise_density`: mean share of the row that is left to the decoder, whose part is uniform over 1 … 2·density·length
+    − 1 tokens. 0.5 is T5's split, uniform over all of the row; UL2's S-denoiser has 0.25 (Tay et al. 2022, table 1).
+
+        row      Thank you for inviting me to your party last week
+        inputs   Thank you for inviting me to your </s>
+        targets  party last week </s>
+
+    `packed`: a row holds two examples of `length` − 2 tokens, the second split so that it takes what the first leaves
+    free (T5's `pack_prefix_lm_encoder_decoder`): inputs and targets are `length` tokens each, whatever the split, none
+    of them padding. T5 marks the ends of documents only; here each part has its end mark, as when it is not packed, and
+    `length` counts them. A row of 12 tokens, split at 2 and 6 − 2, with the segments below:
+
+        row      Thank you for inviting me to | your party last week is over
+        inputs   Thank you </s> your party last week </s>
+                 1     1   1    2    2     2    2    2
+        targets  for inviting me to </s> is over </s>
+                 1   1        1  1  1    2  2    2
+    """
+
+    name: Literal["prefix_lm"] = "prefix_lm"
+    length: int = Field(512, ge=2)
+    packed: bool = False
+    noise_density: float = Field(0.5, gt=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _is_packable(self) -> "PrefixLM":
+        if self.packed and self.noise_density != 0.5:
+            raise ValueError("noise_density: two packed examples leave half of their tokens to the decoder, so 0.5")
+        if self.packed and self.length < 4:
+            raise ValueError(f"length: {self.length} tokens can't hold parts of two examples and their end marks")
+        return self
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of a row before it is split."""
+        return 2 * (self.length - 2) if self.packed else self.length
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets): 512 and 512 by default, 512 and 256 at a density of 0.25."""
+        if self.packed:
+            return self.length, self.length
+        return self.length, int(self._most_left(np.array(self.length))) + 1
+
+    def accepts(self, length: int) -> bool:
+        """Whether `length` tokens can be split; packed, they are two examples of the same length."""
+        if self.packed:
+            return 4 <= length <= self.raw_length and length % 2 == 0
+        return 2 <= length <= self.raw_length
+
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """Inputs and targets of `rows`, each split as its key says."""
+        bits = random_bits(keys, _SPLIT, 1)[:, 0]
+        if self.packed:
+            half = rows.lengths // 2
+            split = 1 + uniform(bits, half - 1)
+            first = _Stretch(np.zeros_like(half), split), _Stretch(half, half - split)
+            second = _Stretch(split, half - split), _Stretch(2 * half - split, split)
+            inputs, input_segments = _copied_pairs(rows, first, vocabulary)
+            targets, target_segments = _copied_pairs(rows, second, vocabulary)
+            return Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments)
+        left = 1 + uniform(bits, self._most_left(rows.lengths))
+        return Examples(
+            _copied(rows, _Stretch(np.zeros_like(left), rows.lengths - left), vocabulary),
+            _copied(rows, _Stretch(rows.lengths - left, left), vocabulary),
+        )
+
+    def _most_left(self, lengths: np.ndarray) -> np.ndarray:
+        """int64: the most tokens that are left to the decoder, of rows of `lengths`."""
+        return np.clip(np.rint(2 * self.noise_density * lengths).astype(np.int64) - 1, 1, lengths - 1)
+
+
+class FullLM(Objective):
+    """Settings of language modelling without a prefix: the encoder sees only an end mark (T5's `full_lm`).
+
+    `length`: tokens of the targets, end mark included.
+
+        row      Thank you for inviting me
+        inputs   </s>
+        targets  Thank you for inviting me </s>
+    """
+
+    name: Literal["full_lm"] = "full_lm"
+    length: int = Field(512, ge=2)
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of a row: the targets without their end mark."""
+        return self.length - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, targets)."""
+        return 1, self.length
+
+    def apply(
+        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
+    ) -> Examples:
+        """End marks (n, 1), and the rows with theirs; nothing is random."""
+        ends = np.full((len(rows.lengths), 1), vocabulary.eos, dtype=rows.values.dtype)
+        whole = _Stretch(np.zeros_like(rows.lengths), rows.lengths)
+        return Examples(Padded.full(ends), _copied(rows, whole, vocabulary))
+
+
+class _Stretch(NamedTuple):
+    """Of each row, `counts` tokens from `starts` on; (n,) int64 each."""
+
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+def _copied(rows: Padded, stretch: _Stretch, vocabulary: Vocabulary) -> Padded:
+    """A stretch of each row and an end mark: (n, longest stretch + 1)."""
+    ends = stretch.counts[:, None]
+    columns = np.arange(int(ends.max(initial=0)) + 1)
+    values = _gathered(rows, stretch.starts[:, None] + columns)
+    values[columns > ends] = vocabulary.pad
+    np.put_along_axis(values, ends, vocabulary.eos, axis=1)
+    return Padded(values, stretch.counts + 1)
+
+
+def _copied_pairs(rows: Padded, pair: tuple[_Stretch, _Stretch], vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
+    """Two stretches of each row, an end mark after each; and which of them, 1 or 2, a token is of: (n, width) uint8."""
+    (first_starts, first_counts), (second_starts, second_counts) = pair
+    lengths = first_counts + second_counts + 2
+    columns = np.arange(int(lengths.max(initial=0)))
+    in_second = columns > first_counts[:, None]
+    starts = np.where(in_second, (second_starts - first_counts - 1)[:, None], first_starts[:, None])
+    values = _gathered(rows, starts + columns)
+    padding = columns >= lengths[:, None]
+    values[padding] = vocabulary.pad
+    np.put_along_axis(values, np.stack([first_counts, lengths - 1], axis=1), vocabulary.eos, axis=1)
+    segments = in_second.astype(np.uint8) + np.uint8(1)
+    segments[padding] = 0
+    return Padded(values, lengths), segments
+
+
+def _gathered(rows: Padded, places: np.ndarray) -> np.ndarray:
+    """(n, k): the tokens of each row at its `places` (n, k); any token where a place is past the end."""
+    count, longest = rows.values.shape
+    inside = np.minimum(places, longest - 1)
+    return rows.values.reshape(-1).take(inside + np.arange(count)[:, None] * longest)

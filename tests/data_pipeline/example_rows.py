@@ -1,0 +1,129 @@
+"""Rows of random tokens, and what every objective promises of them."""
+
+from itertools import zip_longest
+
+import numpy as np
+
+from data_pipeline.objectives import Examples, Objective, Padded
+from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.vocabulary import Vocabulary
+
+PAD, EOS, UNK, FIRST_SENTINEL, TEXT = 0, 1, 2, 33_099, (10, 32_000)
+VOCABULARY = Vocabulary(
+    size=33_100,
+    text=TEXT,
+    pad=PAD,
+    eos=EOS,
+    unk=UNK,
+    first_sentinel=FIRST_SENTINEL,
+    sentinels=1000,
+    special={"[R]": 3, "[S]": 4, "[X]": 5},
+)
+
+
+def make_rows(count: int, length: int, seed: int = 0) -> tuple[Padded, np.ndarray]:
+    """`count` rows of `length` random tokens, and their keys."""
+    values = np.random.default_rng(seed).integers(*TEXT, (count, length)).astype(np.uint16)
+    return Padded.full(values), row_keys(seed, "test", 0, np.arange(count))
+
+
+def ragged_rows(lengths: list[int], seed: int = 0) -> tuple[Padded, np.ndarray]:
+    """A row of each of `lengths`, and their keys. The padding is a text token, so that what reads it is found out."""
+    rows, keys = make_rows(len(lengths), max(lengths), seed)
+    rows = Padded(rows.values, np.array(lengths, dtype=np.int64))
+    rows.values[~rows.filled] = TEXT[0]
+    return rows, keys
+
+
+def as_lists(side: Padded) -> list[list[int]]:
+    """The rows without their padding."""
+    return [row[:length].tolist() for row, length in zip(side.values, side.lengths, strict=True)]
+
+
+def restored(examples: Examples) -> list[list[int]]:
+    """The rows that inputs and targets with sentinels were made of: their runs take turns."""
+    rows = []
+    for inputs, targets in zip(as_lists(examples.inputs), as_lists(examples.targets), strict=True):
+        assert inputs[-1] == targets[-1] == EOS
+        kept, masked = _runs(inputs[:-1]), _runs(targets[:-1])
+        assert not (kept[0] and masked[0])  # one side has the row's first token, the other a sentinel for it
+        first, second = (masked, kept[1:]) if masked[0] else (kept, masked[1:])
+        row: list[int] = []
+        for pair in zip_longest(first, second, fillvalue=[]):
+            row += [*pair[0], *pair[1]]
+        rows.append(row)
+    return rows
+
+
+def _runs(side: list[int]) -> list[list[int]]:
+    """The tokens before, between and after sentinels, which have to be 0, 1, 2, … in order."""
+    runs: list[list[int]] = [[]]
+    for token in side:
+        if token >= TEXT[1]:
+            assert token == FIRST_SENTINEL + 1 - len(runs)
+            runs.append([])
+        else:
+            runs[-1].append(token)
+    return runs
+
+
+def assert_alike(one: Examples, other: Examples) -> None:
+    """Equal in every field, and in dtype."""
+    for name in ("inputs", "targets"):
+        a, b = getattr(one, name), getattr(other, name)
+        assert a.values.dtype == b.values.dtype
+        assert as_lists(a) == as_lists(b)
+    for name, side in (
+        ("predicted", one.targets),
+        ("input_segments", one.inputs),
+        ("target_segments", one.targets),
+        ("token_types", one.inputs),
+    ):
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            width = min(a.shape[1], b.shape[1])
+            assert (a[:, :width] == b[:, :width]).all()
+            assert not a[:, width:].any()
+            assert not b[:, width:].any()
+            assert a.shape == side.values.shape
+    assert (one.next_sentence is None) == (other.next_sentence is None)
+    assert one.next_sentence is None or (one.next_sentence == other.next_sentence).all()
+
+
+def assert_rows_stand_alone(
+    objective: Objective,
+    rows: Padded,
+    keys: np.ndarray,
+    vocabulary: Vocabulary = VOCABULARY,
+    columns: dict[str, np.ndarray] | None = None,
+) -> Examples:
+    """A row's example is the same in every batch: alone, in another order, beside longer rows. Returns all examples.
+
+    Padding holds nothing but the pad token.
+    """
+    columns = columns or {}
+    whole = objective.apply(rows, keys, vocabulary, columns)
+    for side in (whole.inputs, whole.targets):
+        assert (side.values[~side.filled] == vocabulary.pad).all()
+        assert side.values.dtype == rows.values.dtype
+    count = len(keys)
+    order = np.random.default_rng(0).permutation(count)
+    for chosen in (np.arange(1), np.arange(count // 3, count // 2 + 1), np.arange(count - 1, count), order):
+        part = Padded(rows.values[chosen][:, : rows.lengths[chosen].max()], rows.lengths[chosen])
+        part_columns = {name: column[chosen] for name, column in columns.items()}
+        assert_alike(objective.apply(part, keys[chosen], vocabulary, part_columns), _chosen(whole, chosen))
+    wide = Padded(np.pad(rows.values, ((0, 0), (0, 7)), constant_values=TEXT[0]), rows.lengths)
+    assert_alike(objective.apply(wide, keys, vocabulary, columns), whole)
+    return whole
+
+
+def _chosen(examples: Examples, chosen: np.ndarray) -> Examples:
+    """The examples of some rows."""
+    fields = {}
+    for name, value in vars(examples).items():
+        if isinstance(value, Padded):
+            fields[name] = Padded(value.values[chosen], value.lengths[chosen])
+        else:
+            fields[name] = None if value is None else value[chosen]
+    return Examples(**fields)

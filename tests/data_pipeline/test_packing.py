@@ -1,0 +1,138 @@
+"""How documents become rows: by hand, and what must hold for any documents."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.objectives import UL2, SpanCorruption, TextToText
+from data_pipeline.objectives.causal import CausalLM
+from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.packing import PACKINGS, Documents, Rules
+from data_pipeline.packing.examples import best_fit
+from data_pipeline.vocabulary import Vocabulary
+
+EOS, STOP = 1, 9  # the token 9 ends a sentence
+SENTENCE_ENDS = np.arange(1000) == STOP
+VOCABULARY = Vocabulary(1000, (3, 900), pad=0, eos=EOS, unk=2, sentence_ends=SENTENCE_ENDS)
+
+
+def documents(*texts, targets=None):
+    flat = np.concatenate([np.array(text, dtype=np.uint16) for text in texts])
+    starts = np.cumsum([0, *map(len, texts)])
+    return Documents(flat, starts, None if targets is None else np.array(targets))
+
+
+def pack(packing, given_documents, objective, keep_tail=True):
+    return PACKINGS[packing](given_documents, Rules(objective, VOCABULARY, keep_tail, "train/0-of-1", seed=0))
+
+
+def rows_of(rows):
+    return [rows.tokens[start:end].tolist() for start, end in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)]
+
+
+def test_documents_are_laid_end_to_end_and_the_tail_is_dropped_or_kept():
+    three = documents([3, 4, 5], [6, 7], [8, 10, 11])
+    kept = pack("concatenate", three, CausalLM(length=2))  # rows of 3: two inputs, two targets
+    assert rows_of(kept) == [[3, 4, 5], [6, 7, 8], [10, 11]]
+    assert kept.documents.tolist() == [0, 3, 5]
+    dropped = pack("concatenate", three, CausalLM(length=2), keep_tail=False)
+    assert rows_of(dropped) == [[3, 4, 5], [6, 7, 8]]
+    assert (kept.dropped, dropped.dropped) == (0, 2)
+
+
+def test_a_row_of_ul2_is_as_long_as_its_denoiser_says():
+    objective = UL2()
+    rows = pack("concatenate", documents(np.arange(200_000) % 900), objective)
+    lengths = np.diff(rows.offsets)
+    assert (lengths[:-1] == objective.raw_lengths[rows.columns["denoiser"][:-1]]).all()
+    assert lengths[-1] <= objective.raw_lengths[rows.columns["denoiser"][-1]]
+    assert len(rows.columns["denoiser"]) == len(rows)
+    assert set(rows.columns["denoiser"].tolist()) == set(range(7))
+
+
+def test_a_complete_document_is_a_row_and_a_longer_one_is_cut_at_the_last_sentence_end_that_fits():
+    long = [3, STOP, 4, 5, STOP, 6, 7, 8, 10, 11, 12]
+    rows = pack("complete_documents", documents([3, 4], long, [5, 5, 5, 5, 5, 5, 5]), CausalLM(length=5))  # rows of 6
+    assert rows_of(rows) == [[3, 4], [3, STOP, 4, 5, STOP], [6, 7, 8, 10, 11, 12], [5] * 6]
+    assert rows.dropped == 1  # the last 5 stands alone: no next token to predict
+    assert rows.documents.tolist() == [0, 2, 13]
+
+
+def test_pairs_are_cut_on_each_side():
+    two = documents([3, 4, 5, 6, 7, 8], [10, 11], targets=[4, 1])
+    rows = pack("complete_documents", two, TextToText(inputs_length=4, targets_length=2))
+    assert rows_of(rows) == [[3, 4, 5, 7], [10, 11]]  # an end mark follows on each side
+    assert rows.columns["target_start"].tolist() == [3, 1]
+    assert rows.dropped == 2
+
+
+def test_packed_examples_stand_behind_one_another_with_segments():
+    two = documents([3, 4, 5], [6, 7], [8, 10, 11, 12], targets=[2, 1, 3])
+    rows = pack("examples", two, TextToText(inputs_length=5, targets_length=4))
+    packed = rows.examples
+    assert packed.inputs.values.tolist() == [[3, 4, EOS, 6, EOS], [8, 10, 11, EOS, 0]]
+    assert packed.input_segments.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
+    assert packed.targets.values.tolist() == [[5, EOS, 7, EOS], [12, EOS, 0, 0]]
+    assert packed.target_segments.tolist() == [[1, 1, 2, 2], [1, 1, 0, 0]]
+
+
+def test_an_example_goes_where_it_leaves_least_room():
+    """Into the fullest row it fits in: 4 + 2 rather than 3 + 2."""
+    row, segment = best_fit(np.array([[4, 1], [3, 1], [2, 1]]), (6, 6))
+    assert row.tolist() == [0, 0 + 1, 0]
+    assert segment.tolist() == [1, 1, 2]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1, max_size=60))
+def test_best_fit_overfills_no_row_and_numbers_segments_without_gaps(sizes):
+    sizes = np.array(sizes)
+    row, segment = best_fit(sizes, (12, 9))
+    assert sorted(set(row.tolist())) == list(range(row.max() + 1))
+    for number in range(row.max() + 1):
+        assert (sizes[row == number].sum(axis=0) <= [12, 9]).all()
+        assert segment[row == number].tolist() == list(range(1, (row == number).sum() + 1))
+
+
+def numbered(count, most_sentences, seed=0):
+    """Documents of sentences of 2 to 9 tokens; each token but the marks says which document it is of."""
+    random = np.random.default_rng(seed)
+    texts = []
+    for number in range(count):
+        sizes = random.integers(1, 9, random.integers(1, most_sentences))
+        texts.append([token for size in sizes for token in [*[10 + number] * int(size), STOP]])
+    return documents(*texts)
+
+
+def test_half_of_the_second_texts_follow_the_first():
+    """All but those after a document's last sentence, which nothing follows: one in some thirty rows here."""
+    objective = MaskedLM(length=67, next_sentence=True)
+    rows = pack("sentence_pairs", numbered(100, most_sentences=600), objective)
+    assert np.diff(rows.offsets).max() == objective.raw_length == 64
+    for row, start, follows in zip(rows_of(rows), *(column.tolist() for column in rows.columns.values()), strict=True):
+        first, second = (set(text) - {STOP} for text in (row[:start], row[start:]))
+        assert len(first) <= 1
+        assert len(second) <= 1
+        assert not first or not second or (first == second) == bool(follows)
+    assert len(rows) > 2000
+    assert abs(rows.columns["is_next"].mean() - 0.5) < 0.04
+
+
+def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
+    """What a random second text replaces begins the next row, so that nothing but what was shortened is lost."""
+    given_documents = numbered(50, most_sentences=40, seed=3)
+    rows = pack("sentence_pairs", given_documents, MaskedLM(length=67, next_sentence=True))
+    used = sum(
+        len(row) if follows else start
+        for row, start, follows in zip(
+            rows_of(rows), rows.columns["second_start"].tolist(), rows.columns["is_next"].tolist(), strict=True
+        )
+    )
+    assert used + rows.dropped == len(given_documents.tokens)
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "complete_documents"])
+def test_no_documents_make_no_rows(packing):
+    rows = pack(packing, Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64)), SpanCorruption())
+    assert len(rows) == 0
