@@ -63,10 +63,8 @@ class TrainingBatches(Dataset):
         return type(self), self._arguments
 
     def __getitem__(self, number: int) -> Made:
-        step, micro = divmod(number, self._cut.accumulation)
-        first = self.position(step) + (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
         known = [len(reader.damaged) for reader in self._readers]
-        batch = self._batch(np.arange(first, first + self._cut.micro_batch))
+        batch = self._batch(self.positions(number))
         return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
     def loader(self, steps: int, workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
@@ -78,6 +76,12 @@ class TrainingBatches(Dataset):
             for one in (one for micro in step for one in micro.skipped):
                 self._skipped[one.corpus, one.shard, one.offset] = one
             yield [micro.batch for micro in step]
+
+    def positions(self, number: int) -> np.ndarray:
+        """(rows,) positions in the stream of the number-th micro-batch after `start`."""
+        step, micro = divmod(number, self._cut.accumulation)
+        first = self.position(step) + (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
+        return np.arange(first, first + self._cut.micro_batch)
 
     def position(self, steps: int) -> int:
         """Rows consumed after so many steps from `start` on."""

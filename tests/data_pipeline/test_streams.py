@@ -1,0 +1,250 @@
+"""A stream cut anywhere and taken up by other ranks; damage that stops it or is passed over; workers that die."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.errors import DamagedInput, FailedError, UserError
+from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.device import on_device
+from data_pipeline.loading.stream import Progress, Skipped, Stream
+
+
+def stream_of(*corpora: Path, **changes) -> Stream:
+    opened = [open_corpus(corpus) for corpus in corpora]
+    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "lanes": 8, **changes})
+
+
+def samples(stream, ranks, micro_batch, accumulation, start, steps):
+    """(corpus, epoch, row) of every sample of so many steps, put together from all ranks, and where they end."""
+    cuts = [Cut(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
+    of_ranks = [TrainingBatches(stream, cut, start) for cut in cuts]
+    positions = [
+        rank.positions(step * accumulation + micro)
+        for step in range(steps)
+        for rank in of_ranks
+        for micro in range(accumulation)
+    ]
+    ids = np.stack(of_ranks[0].row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
+    return ids.tolist(), Progress.at(stream, of_ranks[0].position(steps), [])
+
+
+parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(parts, min_size=1, max_size=5))
+def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(
+    small_corpus, corpus_built_with_noise, whole_sequence, runs
+):
+    """Any number of ranks, micro-batches and global batch sizes, one run after the other."""
+    stream = stream_of(small_corpus, corpus_built_with_noise)
+    found, progress = [], Progress.at(stream, 0, [])
+    for ranks, micro_batch, accumulation, steps in runs:
+        ids, progress = samples(stream, ranks, micro_batch, accumulation, progress, steps)
+        found += ids
+        progress = Progress(**json.loads(json.dumps(asdict(progress))))  # as a checkpoint keeps it
+    assert progress.position == len(found)
+    assert found == whole_sequence[: len(found)]
+    consumed = [sum(corpus == number for corpus, _, _ in found) for number in (0, 1)]
+    assert progress.consumed == consumed
+
+
+@pytest.fixture(scope="module")
+def whole_sequence(small_corpus, corpus_built_with_noise):
+    stream = stream_of(small_corpus, corpus_built_with_noise)
+    return samples(stream, 1, 2400, 1, Progress.at(stream, 0, []), 1)[0]
+
+
+RANK = """
+import sys, torch
+from data_pipeline.corpus import open_corpus
+from data_pipeline.loading.batches import TrainingBatches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.stream import Progress, Stream
+
+if __name__ == "__main__":
+    corpus, out, rank, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    stream = Stream([open_corpus(corpus)], [1.0], seed=3, lanes=8)
+    for workers in (0, 1, 2):
+        batches = TrainingBatches(stream, Cut(rank, ranks, 24 // ranks // 2, 2), Progress.at(stream, 48, []))
+        torch.save(list(batches.loader(4, workers)), f"{out}/{ranks}-{rank}-{workers}.pt")
+"""
+
+
+def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp_path):
+    """Processes of their own for 1, 2 and 4 ranks, each with 0, 1 and 2 worker processes."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    for ranks in (1, 2, 4):
+        processes = [
+            subprocess.Popen([sys.executable, script, small_corpus, tmp_path, str(rank), str(ranks)])
+            for rank in range(ranks)
+        ]
+        assert [process.wait(300) for process in processes] == [0] * ranks
+    stream = stream_of(small_corpus)
+    expected = TrainingBatches(stream, Cut(0, 1, 24, 1), Progress.at(stream, 48, [])).loader(4, 0)
+    for step, (whole,) in enumerate(expected):
+        for ranks in (1, 2, 4):
+            for workers in (0, 1, 2):
+                loaded = [torch.load(tmp_path / f"{ranks}-{rank}-{workers}.pt") for rank in range(ranks)]
+                for name, wanted in whole.items():
+                    assert torch.equal(torch.cat([micro[name] for rank in loaded for micro in rank[step]]), wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 4}, "seed is 3 there, 4 here"),
+        ({"lanes": 9}, "lanes is 8 there, 9 here"),
+        ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
+    ],
+)
+def test_the_state_of_another_stream_is_refused(small_corpus, changes, said):
+    stream = stream_of(small_corpus)
+    other = Stream(**{**vars(stream), **changes})
+    with pytest.raises(UserError, match=said):
+        TrainingBatches(other, Cut(0, 1, 4, 1), Progress.at(stream, 100, []))
+
+
+def test_the_state_of_another_corpus_is_refused(small_corpus, corpus_built_with_noise):
+    there = Progress.at(stream_of(corpus_built_with_noise), 100, [])
+    with pytest.raises(UserError, match=r"corpora\.0\.fingerprint"):
+        TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 1), there)
+
+
+# ---- damage
+
+STEPS = 60  # of 16 rows: more than an epoch
+
+
+@pytest.fixture
+def damaged(small_corpus, tmp_path):
+    """A copy of the corpus with one flipped bit in block 1 of each split; the rows of those blocks."""
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy)
+    corpus = open_corpus(copy)
+    rows = {}
+    for split in ("train", "validation"):
+        blocks = corpus.blocks(split)
+        place = min(1, len(blocks.rows) - 1)
+        shard = copy / blocks.shards[blocks.shard[place]]
+        with shard.open("r+b") as file:
+            file.seek(int(blocks.offset[place]) + 700)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 1]))
+        rows[split] = range(int(blocks.first_row[place]), int(blocks.first_row[place] + blocks.rows[place]))
+    return copy, rows
+
+
+def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(small_corpus, damaged):
+    copy, lost = damaged
+    stream, whole = stream_of(copy, on_damage="skip"), stream_of(small_corpus)
+    cut = Cut(0, 1, 16, 1)
+    batches, expected = TrainingBatches(stream, cut), TrainingBatches(whole, cut)
+    steps = stream.corpora[0].rows("train") // 16 + 1
+    _, _, ids = expected.row_ids(np.arange(16 * steps))
+    gone = np.isin(ids, lost["train"]).reshape(steps, 16)
+    assert gone.sum() >= len(lost["train"])
+    for step, ((found,), (wanted,)) in enumerate(zip(batches.loader(steps, 0), expected.loader(steps, 0), strict=True)):
+        assert (found["labels"][gone[step]] == IGNORED).all()
+        assert torch.equal(found["labels"][~gone[step]], wanted["labels"][~gone[step]])
+        assert torch.equal(found["encoder_input_ids"][~gone[step]], wanted["encoder_input_ids"][~gone[step]])
+        if gone[step].any():
+            assert (found["encoder_attention_mask"].sum(dim=1) > 0).all()  # a row of padding alone has no softmax
+    (skipped,) = batches.skipped
+    assert skipped.shard == "shards/train/shard-00000.tar"
+    assert "sha256 differs" in skipped.reason
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_block_stops_the_stream_and_is_named(damaged, workers):
+    batches = TrainingBatches(stream_of(damaged[0]), Cut(0, 1, 16, 1))
+    with pytest.raises(DamagedInput, match=r"train/shard-00000.tar.*sha256 differs"):
+        list(batches.loader(STEPS, workers))
+
+
+def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, damaged):
+    """Else a resumed run would train on other rows than one that went on."""
+    stream = stream_of(damaged[0], on_damage="skip")
+    batches = TrainingBatches(stream, Cut(0, 1, 16, 1))
+    before = list(batches.loader(STEPS, workers=2))
+    progress = Progress.at(stream, 0, batches.skipped)
+    assert len(progress.skipped) == 1
+    kept = json.loads(json.dumps(asdict(progress)))
+    kept["skipped"] = [Skipped(**one) for one in kept["skipped"]]
+    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), Cut(0, 1, 16, 1), Progress(**kept)).loader(STEPS, 0)
+    for (one,), (other,) in zip(before, after, strict=True):
+        assert torch.equal(one["labels"], other["labels"])
+
+
+def test_damage_in_held_out_text_is_passed_over_where_asked(damaged):
+    corpus = open_corpus(damaged[0])
+    with pytest.raises(DamagedInput, match="validation"):
+        list(validation_batches(corpus, Cut(0, 1, 4, 1)))
+    batches = list(validation_batches(corpus, Cut(0, 1, 4, 1), skip_damage=True))
+    counted = sum(int((batch["labels"] != IGNORED).any(dim=1).sum()) for batch in batches)
+    assert counted == corpus.rows("validation") - len(damaged[1]["validation"])
+
+
+def test_a_shard_cut_short_is_named_and_a_missing_one_too(small_corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy)
+    shard = copy / "shards/train/shard-00000.tar"
+    os.truncate(shard, 5000)
+    with pytest.raises(DamagedInput, match="ends at byte 5000"):
+        list(TrainingBatches(stream_of(copy), Cut(0, 1, 16, 1)).loader(20, 0))
+    shard.unlink()
+    with pytest.raises(DamagedInput, match="No such file"):
+        list(TrainingBatches(stream_of(copy), Cut(0, 1, 16, 1)).loader(20, 0))
+
+
+def test_a_shard_outside_the_corpus_is_refused(small_corpus, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy)
+    table = pq.read_table(copy / "blocks.parquet")
+    names = [name.replace("shards/", "../../shards/") for name in table["shard"].to_pylist()]
+    pq.write_table(table.set_column(1, "shard", pa.array(names)), copy / "blocks.parquet")
+    with pytest.raises(FailedError, match="is no file of this corpus"):
+        open_corpus(copy).blocks("train")
+
+
+# ---- processes
+
+
+class Killed(torch.utils.data.Dataset):
+    """Its third item ends the process that makes it."""
+
+    def __getitem__(self, number):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+def test_a_worker_that_dies_is_named():
+    from data_pipeline.loading.processes import items
+
+    with pytest.raises(FailedError, match=r"data.workers: the loader's worker process \d+ .*out of memory"):
+        list(items(Killed(), range(8), workers=1, prefetch=2))
+
+
+def test_batches_stay_as_they_are_where_there_is_no_accelerator(small_corpus):
+    loaded = list(TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 2)).loader(3, 0))
+    assert list(on_device(loaded, torch.device("cpu"))) == loaded
