@@ -97,9 +97,9 @@ class MaskedLM(Objective):
         else:
             originals, token_types = _wrapped(rows, vocabulary), None
         values = originals.values
-        candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1]) & originals.filled
+        candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1])
         if vocabulary.unk is not None:
-            candidates |= (values == vocabulary.unk) & originals.filled
+            candidates |= values == vocabulary.unk
         counts = np.count_nonzero(candidates, axis=1)
         wanted = np.maximum(1, np.rint(self.mask_ratio * counts).astype(np.int64))
         if self.whole_words:
