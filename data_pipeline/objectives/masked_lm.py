@@ -97,9 +97,9 @@ class MaskedLM(Objective):
         else:
             originals, token_types = _wrapped(rows, vocabulary), None
         values = originals.values
-        candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1]) & originals.filled
+        candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1])
         if vocabulary.unk is not None:
-            candidates |= (values == vocabulary.unk) & originals.filled
+            candidates |= values == vocabulary.unk
         counts = np.count_nonzero(candidates, axis=1)
         wanted = np.maximum(1, np.rint(self.mask_ratio * counts).astype(np.int64))
         if self.whole_words:
@@ -176,13 +176,13 @@ def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarr
 
     `continuing` (n, width): tokens that don't begin a word. They do all the same where no candidate is before them.
     """
-    count, width = candidates.shape
     starts = candidates.copy()
     starts[:, 1:] &= ~(continuing[:, 1:] & candidates[:, :-1])
     words = np.cumsum(starts, axis=1) - 1
-    flat = (words + np.arange(count)[:, None] * width)[candidates]
-    sizes = np.bincount(flat, minlength=count * width).reshape(count, width)
-    bits = random_bits(keys, _CHOICE, width)
+    count, most = len(keys), int(words.max(initial=0)) + 1
+    flat = (words + np.arange(count)[:, None] * most)[candidates]
+    sizes = np.bincount(flat, minlength=count * most).reshape(count, most)
+    bits = random_bits(keys, _CHOICE, most)
     bits[sizes == 0] = np.iinfo(np.uint64).max
     order = np.argsort(bits, axis=1)
     taken = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1) <= wanted[:, None]

@@ -29,7 +29,6 @@ def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padd
     """
     count, longest = rows.values.shape
     equally_long = bool((rows.lengths == longest).all())
-    runs = runs if equally_long else runs & rows.filled
     starts = run_starts(runs)
     kept = starts == runs  # a run's first token stays, as its sentinel
     kept = np.flatnonzero(kept if equally_long else kept & rows.filled)

@@ -95,7 +95,9 @@ def test_masking_stops_where_the_sentinels_or_the_targets_are_used_up(monkeypatc
     monkeypatch.setattr(iid_denoising, "_OVERFLOW", 0.2)
     objective = IidDenoising(inputs_length=64)
     limited = masks_of(objective, keys, 63)
-    assert restored(objective.apply(rows, keys, VOCABULARY, {})) == as_lists(rows)
+    examples = objective.apply(rows, keys, VOCABULARY, {})
+    assert restored(examples) == as_lists(rows)
+    assert examples.targets.lengths.max() <= objective.shape[1]
     assert (limited <= free).all()
     changed = (limited != free).any(axis=1)
     assert 0.1 < changed.mean() < 0.4  # either limit is passed by a fifth of the rows at most, and by a tenth at least

@@ -110,6 +110,30 @@ def test_every_segmentation_is_equally_likely():
     assert np.abs(counts / 20_000 - 0.2).max() < 4 * np.sqrt(0.2 * 0.8 / 20_000)
 
 
+def test_kept_and_masked_segments_and_the_roll_are_drawn_independently():
+    """6 masked and 34 kept tokens in 2 spans each: 5 × 33 ways to cut them, and 40 offsets."""
+    values = np.tile(np.arange(40) + TEXT[0], (20_000, 1))
+    keys = row_keys(0, "test", 0, np.arange(20_000))
+    masks = []
+    for roll in (False, True):
+        objective = SpanCorruption(inputs_length=64, random_roll=roll)
+        inputs = objective.apply(Padded.full(values), keys, VOCABULARY, {}).inputs.values
+        masks.append(~(inputs[:, :, None] == np.arange(40) + TEXT[0]).any(axis=1))
+    mask, rolled = masks
+    kept = np.argmax(mask, axis=1)  # the first kept segment's length, 1 … 33
+    masked = np.argmax(~mask & (np.arange(40) > kept[:, None]), axis=1) - kept  # the first span's, 1 … 5
+    joint = np.bincount(kept * 6 + masked, minlength=34 * 6).reshape(34, 6)[1:, 1:] / 20_000
+    expected = 1 / (33 * 5)
+    assert np.abs(joint - expected).max() < 5 * np.sqrt(expected / 20_000)
+    same = np.stack([(np.roll(mask, offset, axis=1) == rolled).all(axis=1) for offset in range(40)], axis=1)
+    assert same.any(axis=1).all()
+    offsets = np.argmax(same, axis=1)
+    for cut in (1, 2):
+        for length in (kept, masked):
+            chosen = (length == cut) & (same.sum(axis=1) == 1)
+            assert abs(offsets[chosen].mean() - 19.5) < 4.5 * np.sqrt((40**2 - 1) / 12 / chosen.sum())
+
+
 def test_span_lengths_follow_their_distribution():
     """A span of a uniform composition of N into k parts has length s with probability C(N−s−1, k−2) / C(N−1, k−1)."""
     from math import comb
