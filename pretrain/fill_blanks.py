@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.objectives import Padded
+from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.parts import read_documents
 from data_pipeline.tokenizer import Tokenizer
@@ -20,12 +20,13 @@ _WORDS = range(10, 25)
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
     found: list[tuple[str, str]] = []
+    blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
     for position, sentence in enumerate(_held_out_sentences(corpus)):
         if len(found) == number:
             break
         row = Padded.full(np.array(tokenizer.encode([sentence]), dtype=np.int64))
         keys = row_keys(seed, "blanks", 0, np.array([position]))
-        examples = corpus.objective.apply(row, keys, tokenizer.vocabulary, {})
+        examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
         found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
     return found
 

@@ -128,7 +128,8 @@ def test_the_state_of_another_corpus_is_refused(small_corpus, corpus_built_with_
 
 # ---- damage
 
-STEPS = 60  # of 16 rows: more than an epoch
+WIDE = Cut(0, 1, 128, 1)
+STEPS = 45  # of 128 rows: more than an epoch
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(sm
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_block_stops_the_stream_and_is_named(damaged, workers):
-    batches = TrainingBatches(stream_of(damaged[0]), Cut(0, 1, 16, 1))
+    batches = TrainingBatches(stream_of(damaged[0]), WIDE)
     with pytest.raises(DamagedInput, match=r"train/shard-00000.tar.*sha256 differs"):
         list(batches.loader(STEPS, workers))
 
@@ -181,13 +182,13 @@ def test_a_damaged_block_stops_the_stream_and_is_named(damaged, workers):
 def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, damaged):
     """Else a resumed run would train on other rows than one that went on."""
     stream = stream_of(damaged[0], on_damage="skip")
-    batches = TrainingBatches(stream, Cut(0, 1, 16, 1))
+    batches = TrainingBatches(stream, WIDE)
     before = list(batches.loader(STEPS, workers=2))
     progress = Progress.at(stream, 0, batches.skipped)
     assert len(progress.skipped) == 1
     kept = json.loads(json.dumps(asdict(progress)))
     kept["skipped"] = [Skipped(**one) for one in kept["skipped"]]
-    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), Cut(0, 1, 16, 1), Progress(**kept)).loader(STEPS, 0)
+    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), WIDE, Progress(**kept)).loader(STEPS, 0)
     for (one,), (other,) in zip(before, after, strict=True):
         assert torch.equal(one["labels"], other["labels"])
 
@@ -207,10 +208,10 @@ def test_a_shard_cut_short_is_named_and_a_missing_one_too(small_corpus, tmp_path
     shard = copy / "shards/train/shard-00000.tar"
     os.truncate(shard, 5000)
     with pytest.raises(DamagedInput, match="ends at byte 5000"):
-        list(TrainingBatches(stream_of(copy), Cut(0, 1, 16, 1)).loader(20, 0))
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
     shard.unlink()
     with pytest.raises(DamagedInput, match="No such file"):
-        list(TrainingBatches(stream_of(copy), Cut(0, 1, 16, 1)).loader(20, 0))
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
 
 
 def test_a_shard_outside_the_corpus_is_refused(small_corpus, tmp_path):

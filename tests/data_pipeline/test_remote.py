@@ -1,0 +1,113 @@
+"""A corpus on another file system: read through a cache on disk that is bounded and that processes share."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.disk_cache import DiskCache
+from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.stream import Stream
+
+
+def zipped(corpus: Path, path: Path) -> str:
+    """The finished corpus in an archive, which fsspec reads as a file system."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(corpus.rglob("*")):
+            if file.is_file() and not {".stages", "documents"} & set(file.relative_to(corpus).parts):
+                archive.write(file, file.relative_to(corpus))
+    return f"zip://::file://{path}"
+
+
+def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_path):
+    url, cache = zipped(small_corpus, tmp_path / "corpus.zip"), tmp_path / "cache"
+    remote, local = open_corpus(url, cache), open_corpus(small_corpus)
+    assert remote.fingerprint == local.fingerprint
+    assert local.rows("train") < 128 * 45  # more than an epoch
+    for workers in (0, 2):
+        pairs = [
+            TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(45, workers)
+            for corpus in (remote, local)
+        ]
+        for (found,), (wanted,) in zip(*pairs, strict=True):
+            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    for found, wanted in zip(*(validation_batches(corpus, Cut(0, 1, 8, 1)) for corpus in (remote, local)), strict=True):
+        assert torch.equal(found["labels"], wanted["labels"])
+    blocks = [path for path in (cache / "blocks").rglob("*") if path.is_file()]
+    assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))
+    assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.name for path in blocks)
+
+
+def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"manifest.json: can't be read"):
+        open_corpus(f"zip://::file://{tmp_path}/nothing.zip", tmp_path / "cache")
+    with pytest.raises(UserError, match=r"manifest.json: can't be read"):
+        open_corpus("no-such-protocol://corpus", tmp_path / "cache")
+
+
+def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    shard = copy / "shards/train/shard-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[700] ^= 1
+    shard.write_bytes(content)
+    corpus = open_corpus(zipped(copy, tmp_path / "corpus.zip"), tmp_path / "cache")
+    with pytest.raises(DamagedInput, match=r"zip://.*train/shard-00000.tar.*sha256 differs"):
+        list(TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(45, 0))
+
+
+def content(number: int) -> bytes:
+    return bytes([number % 256]) * 1000
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(content(number)).hexdigest()
+
+
+def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path):
+    cache = DiskCache(tmp_path, limit=10_000)
+    for number in range(40):
+        assert cache.get(digest(number), lambda number=number: content(number)).read_bytes() == content(number)
+        cache.get(digest(0), lambda: content(0))  # used again and again
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 10_000
+    fetched = []
+    for number in (0, 39, 1):
+        cache.get(digest(number), lambda number=number: fetched.append(number) or content(number))
+    assert fetched == [1]
+
+
+def test_a_cached_file_of_other_content_is_replaced(tmp_path):
+    cache = DiskCache(tmp_path, limit=10_000)
+    path = cache.get(digest(1), lambda: content(1))
+    path.write_bytes(b"")  # as a full disk may leave it
+    assert cache.get(digest(1), lambda: content(1)).read_bytes() == content(1)
+
+
+SHARE = """
+import sys
+from pathlib import Path
+from data_pipeline.disk_cache import DiskCache
+from tests.data_pipeline.test_remote import content, digest
+
+cache = DiskCache(Path(sys.argv[1]), limit=20_000)
+for turn in range(600):
+    number = turn * int(sys.argv[2]) % 50
+    path = cache.get(digest(number), lambda: content(number))
+    with path.open("rb") as file:
+        assert file.read() == content(number)
+"""
+
+
+def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path):
+    processes = [subprocess.Popen([sys.executable, "-c", SHARE, tmp_path, str(step)]) for step in (1, 3, 7)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 22_000
