@@ -1,0 +1,387 @@
+"""BART's noising against a plain implementation of the reference's procedure, and against formulas."""
+
+import math
+from collections import Counter
+from itertools import chain, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from data_pipeline.objectives import Padded
+from data_pipeline.objectives.denoising import Denoising
+from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.vocabulary import Vocabulary
+
+PAD, BOS, EOS, MASK, STOP = 0, 1, 2, 4, 5  # STOP ends a sentence and belongs to the word before it
+WORDS, PARTS, TEXT = range(10, 300), range(300, 500), range(900, 1000)  # TEXT: random replacements only
+VOCABULARY = Vocabulary(
+    *(1000, (TEXT.start, TEXT.stop), PAD, EOS, 3, BOS, MASK),
+    word_starts=np.isin(np.arange(1000), WORDS),
+    sentence_ends=np.isin(np.arange(1000), [STOP, STOP + 1]),
+)
+SAMPLES = 20_000
+OFF = {"mask_ratio": 0.0, "permute_sentence_ratio": 0.0}  # no noise but what a test asks for
+
+
+def words(count):
+    return list(WORDS[:count])
+
+
+def padded(rows, width=0, padding=PAD):
+    values = np.full((len(rows), max(width, *map(len, rows))), padding, dtype=np.uint16)
+    for row, tokens in zip(values, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return Padded(values, np.array([len(row) for row in rows]))
+
+
+def lists(rows):
+    assert rows.values.dtype == np.uint16
+    assert (rows.values[~rows.filled] == PAD).all()
+    return [row[:length] for row, length in zip(rows.values.tolist(), rows.lengths.tolist(), strict=True)]
+
+
+def noised(objective, rows, seed=0):
+    """Inputs of each row as a list of tokens. Whatever the noise, marks, lengths and targets are as they must be."""
+    keys = row_keys(seed, "test", 0, np.arange(len(rows)))
+    examples = objective.apply(padded(rows, 1), keys, VOCABULARY, {})
+    inputs = lists(examples.inputs)
+    assert examples.predicted is None
+    assert lists(examples.targets) == [[BOS, *row, EOS] for row in rows]
+    assert all(row[0] == BOS and row[-1] == EOS and len(row) <= objective.length for row in inputs)
+    return inputs
+
+
+def samples(objective, row, seed=0):
+    """What SAMPLES keys make of one row, without the marks."""
+    return [inputs[1:-1] for inputs in noised(objective, [row] * SAMPLES, seed)]
+
+
+def close(share, expected, count=SAMPLES):
+    return abs(share - expected) <= 4.5 * math.sqrt(expected * (1 - expected) / count)
+
+
+def slow_noise(row, objective, rng):
+    """The whole procedure as the reference has it: one row, one token at a time."""
+    source = [BOS, *row, EOS]
+    if objective.permute_sentence_ratio:
+        source = slow_permute(source, objective.permute_sentence_ratio, rng)
+    if objective.mask_ratio:
+        source = slow_mask(source, objective, rng)
+    if objective.insert_ratio:
+        source = slow_insert(source, math.ceil(round(len(source) * objective.insert_ratio, 9)), objective, rng)
+    if rng.random() < objective.rotate_probability:
+        offset = rng.integers(1, len(source))
+        source = source[:1] + source[offset:-1] + source[1:offset] + source[-1:]
+    return source[1:-1]
+
+
+def slow_permute(source, ratio, rng):
+    stops = [token == STOP for token in source]
+    stops[-2] = True
+    ends = [i + 1 for i in range(1, len(source)) if stops[i] and not stops[i - 1]]
+    sentences = [source[start:end] for start, end in zip([1, *ends], ends, strict=False)]
+    chosen = rng.permutation(len(sentences))[: math.ceil(len(sentences) * ratio)]
+    shuffled = list(sentences)
+    for place, other in zip(chosen, rng.permutation(chosen), strict=True):
+        shuffled[place] = sentences[other]
+    return [BOS, *chain.from_iterable(shuffled), *source[ends[-1] :]]
+
+
+def slow_mask(source, objective, rng):
+    subword = objective.span_length == "subword"
+    starts = [token in WORDS or (subword and token not in (BOS, EOS)) for token in source]
+    places = [i for i, start in enumerate(starts) if start]
+    budget = math.ceil(round(len(places) * objective.mask_ratio, 9))
+    lengths = [] if objective.span_length == "span_poisson" else [1] * budget
+    while sum(lengths) < budget:
+        lengths.append(rng.poisson(objective.poisson_lambda))
+    lengths[-1] -= sum(lengths) - budget
+    begins = rng.permutation(places)
+    spans = [(begins[i], size, rng.random() < objective.random_ratio) for i, size in enumerate(filter(None, lengths))]
+    out, distance = list(source), 0
+    while spans:  # all spans grow in step, so that a span which begins earlier writes later
+        for begin, _, is_random in spans:
+            out[begin + distance] = rng.integers(TEXT.start, TEXT.stop) if is_random else MASK
+            if objective.replace_length == 0 or (objective.replace_length == 1 and distance):
+                out[begin + distance] = None
+        distance += 1
+        grown = [(begin, size - starts[begin + distance], is_random) for begin, size, is_random in spans]
+        spans = [span for span in grown if span[1] > 0 and span[0] + distance < len(source) - 1]
+    return slow_insert([token for token in out if token is not None], lengths.count(0), objective, rng)
+
+
+def slow_insert(source, count, objective, rng):
+    random = math.ceil(round(count * objective.random_ratio, 9))
+    noise = [*rng.integers(TEXT.start, TEXT.stop, random), *[MASK] * (count - random)]
+    places = dict(zip(rng.permutation(len(source) + count - 2)[:count] + 1, noise, strict=True))
+    rest = iter(source)
+    return [places[i] if i in places else next(rest) for i in range(len(source) + count)]
+
+
+def same_distribution(ours, theirs):
+    """Whether two samples of equal size may be of one distribution: chi-square over all outcomes that aren't rare."""
+    ours, theirs = Counter(ours), Counter(theirs)
+    pairs = np.array([(ours[outcome], theirs[outcome]) for outcome in ours | theirs])
+    common = pairs.sum(axis=1) >= 12
+    pairs = np.concatenate([pairs[common], pairs[~common].sum(axis=0, keepdims=True)])
+    statistic = (np.diff(pairs)[:, 0] ** 2 / np.maximum(pairs.sum(axis=1), 1)).sum()
+    freedom = len(pairs) - 1
+    return statistic < freedom + 4.5 * math.sqrt(2 * freedom)
+
+
+ROW = [301, 10, 302, STOP, 11, 12, 303, STOP, STOP, 13, 14]  # 5 words, 3 sentences
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "poisson_lambda": 1.5},
+        {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "poisson_lambda": 1.5, "replace_length": 0},
+        {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "replace_length": -1, "random_ratio": 0.4},
+        {"span_length": "word", "permute_sentence_ratio": 0.4, "replace_length": -1},
+        {"span_length": "word", "permute_sentence_ratio": 0.7, "replace_length": 0},
+        {"span_length": "subword", "permute_sentence_ratio": 0.0, "random_ratio": 0.3},
+        {"insert_ratio": 0.2, "random_ratio": 0.3, **OFF},
+        {"rotate_probability": 0.7, "insert_ratio": 0.05, "mask_ratio": 0.2, "permute_sentence_ratio": 0.0},
+    ],
+)
+def test_every_outcome_is_as_likely_as_in_the_plain_procedure(changed):
+    objective = Denoising(length=64, **changed)
+    rng = np.random.default_rng(0)
+
+    def outcome(tokens):
+        return tuple(TEXT.start if token in TEXT else token for token in tokens)
+
+    ours, theirs = samples(objective, ROW), [slow_noise(ROW, objective, rng) for _ in range(SAMPLES)]
+    assert same_distribution(map(outcome, ours), map(outcome, theirs))
+
+
+@pytest.mark.parametrize("changed", [{}, {"poisson_lambda": 8.0}, {"replace_length": -1}, {"replace_length": 0}])
+def test_long_rows_lose_as_much_as_in_the_plain_procedure(changed):
+    objective = Denoising(**changed)
+    row = [token for i in range(60) for token in [WORDS[i], *PARTS[: i % 3 == 0], *[STOP][: i % 11 == 10]]]
+    rng = np.random.default_rng(0)
+
+    def outcome(tokens):
+        return len(tokens), sum(token == MASK for token in tokens) // 2, sum(token in TEXT for token in tokens)
+
+    ours, theirs = samples(objective, row)[:5000], [slow_noise(row, objective, rng) for _ in range(5000)]
+    assert same_distribution(map(outcome, ours), map(outcome, theirs))
+
+
+def test_kept_share_is_that_of_the_reference():
+    """72.85 % of the tokens of random sequences at mask 0.3 and λ 3.5, by a run of the reference."""
+    rng = np.random.default_rng(0)
+    rows = [rng.choice(WORDS, rng.integers(10, 200)).tolist() for _ in range(SAMPLES)]
+    kept = sum(token in WORDS for inputs in noised(Denoising(random_ratio=0), rows) for token in inputs)
+    assert kept / sum(map(len, rows)) == pytest.approx(0.7285, abs=0.003)
+
+
+def test_kept_share_is_that_of_spans_with_distinct_random_starts():
+    """Of n words, word x escapes K spans of sizes s₀ ≥ s₁ ≥ … with probability Π (n − min(sᵢ, x + 1) − i) / (n − i)."""
+    rng, n, budget = np.random.default_rng(0), 100, 30
+    kept = []
+    for _ in range(2000):
+        drawn = rng.poisson(3.5, 200)
+        drawn = drawn[: np.searchsorted(np.cumsum(drawn), budget) + 1]
+        drawn[-1] -= drawn.sum() - budget
+        sizes = np.sort(drawn[drawn > 0])[::-1][:, None]
+        i = np.arange(len(sizes))[:, None]
+        kept.append(np.prod((n - np.minimum(sizes, np.arange(1, n + 1)) - i) / (n - i), axis=0).mean())
+    inputs = samples(Denoising(random_ratio=0), words(n))
+    share = np.mean([sum(token != MASK for token in row) / n for row in inputs])
+    assert share == pytest.approx(np.mean(kept), abs=0.0015)
+
+
+def test_spans_are_cut_to_the_budget():
+    """2 of 6 words: a first span of 2 or more, cut to 2, with probability 1 − λ/(e^λ − 1), and cut again by the row's
+    end where it begins with the last word; else two spans of 1."""
+    objective = Denoising(replace_length=-1, random_ratio=0, length=8)
+    masked = Counter(row.count(MASK) for row in samples(objective, words(6)))
+    assert set(masked) == {1, 2}
+    assert close(masked[1] / SAMPLES, (1 - 3.5 / (math.exp(3.5) - 1)) / 6)
+
+
+@pytest.mark.parametrize(("n", "scale"), [(100, 3.5), (20, 1.0)])
+def test_spans_of_no_words_insert_masks(n, scale):
+    """They are e^−λ of all draws (Wald), and the draws until m words are masked number D(m) = 1 + Σ P(k) D(m − k)."""
+    poisson = [math.exp(-scale) * scale**k / math.factorial(k) for k in range(40)]
+    draws = [0.0]
+    for m in range(1, math.ceil(0.3 * n) + 1):
+        draws.append((1 + sum(poisson[k] * draws[m - k] for k in range(1, m + 1))) / (1 - poisson[0]))
+    objective = Denoising(replace_length=0, random_ratio=0, poisson_lambda=scale)
+    inserted = [row.count(MASK) for row in samples(objective, words(n))]
+    expected = math.exp(-scale) * draws[-1]
+    assert np.mean(inserted) == pytest.approx(expected, abs=4.5 * math.sqrt(1.5 * expected / SAMPLES))
+
+
+def test_share_of_random_tokens():
+    objective = Denoising(span_length="subword", random_ratio=0.1, permute_sentence_ratio=0)
+    noise = np.array([[t for t in row if t not in WORDS] for row in samples(objective, words(40))])
+    assert noise.shape == (SAMPLES, 12)  # ⌈0.3 · 40⌉, exactly
+    random = noise[noise != MASK]
+    assert close(random.size / noise.size, 0.1, noise.size)
+    counts = np.bincount(random - TEXT.start, minlength=len(TEXT))
+    assert len(counts) == len(TEXT)
+    assert all(close(count / random.size, 1 / len(TEXT), random.size) for count in counts)
+
+
+def test_random_tokens_are_independent():
+    objective = Denoising(insert_ratio=0.1, random_ratio=1.0, permute_sentence_ratio=0, span_length="subword")
+    tokens = np.array(samples(objective, words(38)))
+    random = tokens[np.isin(tokens, TEXT)].reshape(SAMPLES, 12 + 4)
+    pairs = math.comb(16, 2)
+    same = np.mean(random[:, :, None] == random[:, None, :])
+    assert close((same * 256 - 16) / (2 * pairs), 1 / len(TEXT), SAMPLES * pairs)
+
+
+@pytest.mark.parametrize(("ratio", "by_kept"), [(1.0, [1 / 24] * 5), (0.5, [0, 0, 1 / 12, 0, 1 / 2])])
+def test_sentences_are_permuted_uniformly(ratio, by_kept):
+    """All of four: each of 24 orders alike. Two of four: one of 6 pairs changes places, or none does. `by_kept`:
+    probability of an order by the number of sentences that it leaves in place."""
+    sentences = [[10, STOP], [11, 12, STOP], [13, 14, 15, STOP], [16, 17]]
+    objective = Denoising(mask_ratio=0, permute_sentence_ratio=ratio)
+    orders = Counter(map(tuple, samples(objective, list(chain(*sentences)))))
+    for order in permutations(range(4)):
+        share = orders[tuple(chain(*(sentences[i] for i in order)))] / SAMPLES
+        assert close(share, by_kept[sum(i == place for place, i in enumerate(order))])
+
+
+def test_rotation():
+    """Each of n + 1 offsets alike, of which two change nothing: 3 % of the rows at n = 65."""
+    row = words(65)
+    always = samples(Denoising(rotate_probability=1.0, **OFF), row)
+    shifts = Counter(tokens.index(row[0]) for tokens in always)
+    assert all(tokens == row[-shift:] + row[:-shift] for tokens in always for shift in [tokens.index(row[0])])
+    assert close(shifts[0] / SAMPLES, 2 / 66)
+    assert all(close(shifts[shift] / SAMPLES, 1 / 66) for shift in range(1, 65))
+    sometimes = samples(Denoising(rotate_probability=0.25, **OFF), row)
+    assert close(sum(tokens != row for tokens in sometimes) / SAMPLES, 0.25 * 64 / 66)
+
+
+def test_insertion():
+    row = words(28)
+    inserted = samples(Denoising(insert_ratio=0.1, random_ratio=0.5, **OFF), row)
+    assert all([token for token in tokens if token in WORDS] == row for tokens in inserted)
+    assert {tokens.count(MASK) for tokens in inserted} == {1}  # ⌈0.1 · 30⌉ = 3, ⌈0.5 · 3⌉ = 2 of them random
+    assert {len(tokens) for tokens in inserted} == {31}
+    places = np.mean([[token not in WORDS for token in tokens] for tokens in inserted], axis=0)
+    assert all(close(share, 3 / 31) for share in places)
+
+
+@pytest.mark.parametrize(("replace_length", "expected"), [(1, [MASK]), (0, []), (-1, [MASK, MASK, MASK])])
+def test_a_span_is_a_whole_word_and_never_what_comes_before_one(replace_length, expected):
+    for span_length in ("word", "span_poisson"):
+        objective = Denoising(span_length=span_length, replace_length=replace_length, random_ratio=0, poisson_lambda=16)
+        inputs = noised(objective, [[300, 301, 10, 302, 303], [300, 301], [10]])
+        assert inputs[0] == [BOS, 300, 301, *expected, EOS]
+        assert inputs[1] == [BOS, 300, 301, EOS]
+        assert inputs[2] == [BOS, *expected[:1], EOS]
+
+
+def test_where_sentences_end():
+    def outcomes(row):
+        return sorted({tuple(tokens) for tokens in samples(Denoising(mask_ratio=0), row)})
+
+    # a stop that follows a stop ends no sentence, nor does the last token there; a stop that follows nothing does
+    tail = (STOP, STOP + 1, 12)
+    assert outcomes([10, STOP, 11, *tail]) == [(10, STOP, 11, *tail), (11, STOP, 10, *tail)]
+    assert outcomes([STOP, 10, 11]) == [(STOP, 10, 11), (10, 11, STOP)]
+    for row in ([STOP, STOP, STOP], [10], [STOP], [10, 11, 12]):
+        assert noised(Denoising(mask_ratio=0), [row]) == [[BOS, *row, EOS]]
+
+
+def test_shares_are_rounded_up_from_exact_numbers():
+    assert math.ceil(0.07 * 100) == 8  # 0.07 · 100 is a hair more than 7 in floats
+    inputs = noised(Denoising(mask_ratio=0.07, span_length="word", random_ratio=0), [words(100), words(101)])
+    assert [row.count(MASK) for row in inputs] == [7, 8]
+
+
+OBJECTIVES = st.builds(
+    Denoising,
+    length=st.integers(50, 60),
+    mask_ratio=st.sampled_from([0.01, 0.3, 0.9]),
+    span_length=st.sampled_from(["span_poisson", "word", "subword"]),
+    poisson_lambda=st.sampled_from([1.0, 3.5, 16.0]),
+    replace_length=st.sampled_from([1, 0, -1]),
+    random_ratio=st.sampled_from([0.0, 0.1, 1.0]),
+    insert_ratio=st.sampled_from([0.0, 0.1, 0.6]),
+    permute_sentence_ratio=st.sampled_from([0.0, 0.3, 1.0]),
+    rotate_probability=st.sampled_from([0.0, 0.5, 1.0]),
+)
+TOKENS = st.lists(st.sampled_from([*WORDS[:20], *PARTS[:5], STOP]), min_size=1, max_size=28)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OBJECTIVES, st.lists(TOKENS, min_size=2, max_size=8), st.integers(0, 2**40))
+def test_a_row_is_noised_by_its_key_alone(objective, rows, seed):
+    keys = row_keys(seed, "test", 0, np.arange(len(rows)))
+    together = noised(objective, rows, seed)
+    for chosen in ([0, 0], [len(rows) - 1, 0], range(len(rows))[::-1]):
+        wider = padded([rows[i] for i in chosen], 40, padding=77)  # what stands in the padding is no matter
+        examples = objective.apply(wider, keys[list(chosen)], VOCABULARY, {})
+        assert lists(examples.inputs) == [together[i] for i in chosen]
+    for row, inputs in zip(rows, together, strict=True):
+        assert not Counter(token for token in inputs[1:-1] if token not in TEXT and token != MASK) - Counter(row)
+        assert objective.random_ratio or not set(inputs) & set(TEXT)
+
+
+def test_a_row_is_noised_alike_beside_a_longer_one():
+    """However many draws either needs: of no words 37 % at λ = 1."""
+    rows = [words(100)] * SAMPLES
+    objective = Denoising(poisson_lambda=1.0)
+    assert noised(objective, rows) == noised(objective, [*rows, words(290)])[:-1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(OBJECTIVES, st.integers(0, 2**40))
+def test_full_rows_fit(objective, seed):
+    """Where nothing is deleted no mask for a span of no words fits, and every token of `insert_ratio` does."""
+    marked = objective.raw_length + 2
+    assert objective.shape == (objective.length, marked)
+    longest, too_long = (count + math.ceil(round(count * objective.insert_ratio, 9)) for count in (marked, marked + 1))
+    assert longest <= objective.length < too_long
+    lengths = {len(inputs) for inputs in noised(objective, [words(objective.raw_length)] * 20, seed)}
+    assert lengths == {longest} if objective.replace_length == -1 else max(lengths) <= longest
+
+
+@settings(max_examples=60, deadline=None)
+@given(TOKENS, st.sampled_from(["span_poisson", "word", "subword"]), st.integers(0, 2**40))
+def test_deletion_only_removes_and_masking_keeps_every_place(row, span_length, seed):
+    common = {"span_length": span_length, "permute_sentence_ratio": 0, "random_ratio": 0, "mask_ratio": 0.4}
+    (deleted,) = noised(Denoising(replace_length=0, **common), [row], seed)
+    rest = iter(row)
+    assert all(token in rest for token in deleted[1:-1] if token != MASK)
+    (masked,) = noised(Denoising(replace_length=-1, length=len(row) + 2, **common), [row], seed)
+    assert all(token in (MASK, before) for token, before in zip(masked[1:-1], row, strict=True))
+
+
+BAD = [
+    *[{"mask_ratio": 1.0}, {"insert_ratio": 1.0}, {"random_ratio": 1.1}, {"rotate_probability": -0.1}, {"length": 2}],
+    *[{"permute_sentence_ratio": -1}, {"replace_length": 2}, {"span_length": "span-poisson"}],
+    *[{"mask_ratio": 0, "permute_sentence_ratio": 0}, {"length": 4, "insert_ratio": 0.9}],
+    {"poisson_lambda": 17.0},  # e^−17 < 1e-7: only spans of no words would be left
+]
+
+
+@pytest.mark.parametrize("wrong", BAD)
+def test_bad_settings_are_refused(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        Denoising(**wrong)
+
+
+def test_what_it_takes():
+    bare = Vocabulary(1000, (900, 1000), pad=PAD, eos=EOS, unk=3)
+    masking = {"span_length": "subword", "permute_sentence_ratio": 0}
+    assert Denoising().problems(VOCABULARY) == []
+    assert len(Denoising().problems(bare)) == 4
+    assert len(Denoising(**masking).problems(bare)) == 2  # no begin mark, no mask
+    assert len(Denoising(replace_length=0, **masking).problems(bare)) == 1
+
+    objective = Denoising(length=512)
+    assert objective.raw_length == 510
+    assert [objective.accepts(length) for length in (0, 1, 510, 511)] == [False, True, True, False]
