@@ -15,7 +15,6 @@ from torch import Tensor
 from data_pipeline.atomic import flush
 from data_pipeline.errors import UserError
 from pretrain.models import T5Config, build
-from pretrain.models.t5 import EOS_ID, PAD_ID
 
 # In transformers a layer is a numbered list of sublayers, each with its norm.
 SUBLAYERS = {
@@ -54,7 +53,7 @@ def export(
         shutil.copyfile(spiece_path, partial / "spiece.model")
         _write_tokenizer(partial, num_sentinels)
         _write_json(partial / "config.json", _hugging_face_config(config))
-        _write_json(partial / "generation_config.json", _token_ids())
+        _write_json(partial / "generation_config.json", _token_ids(config))
         tensors = {
             hugging_face_name(name): tensor.contiguous()
             for name, tensor in state_dict.items()
@@ -149,12 +148,16 @@ def _hugging_face_config(config: T5Config) -> dict[str, Any]:
         "feed_forward_proj": config.feed_forward,
         # transformers 5 takes this for "scale the outputs" and unties when it finds two different matrices
         "tie_word_embeddings": config.tie_embeddings,
-        **_token_ids(),
+        **_token_ids(config),
     }
 
 
-def _token_ids() -> dict[str, int]:
-    return {"decoder_start_token_id": PAD_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+def _token_ids(config: T5Config) -> dict[str, int]:
+    return {
+        "decoder_start_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "pad_token_id": config.pad_id,
+    }
 
 
 def _write_tokenizer(directory: Path, num_sentinels: int) -> None:

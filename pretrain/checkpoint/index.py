@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.errors import FailedError, UserError
+from pretrain.models import FAMILIES
 
 FORMAT_VERSION = 1
 INDEX = "index.json"
@@ -31,7 +32,8 @@ class Index:
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """One line for each key in which the checkpoint is of another run than `identity`."""
-        there, here = _flat(json.loads(json.dumps(self.identity))), _flat(json.loads(json.dumps(identity)))
+        saved = {**self.identity, "model": _with_defaults(self.identity["model"])}
+        there, here = _flat(json.loads(json.dumps(saved))), _flat(json.loads(json.dumps(identity)))
         return [
             f"the checkpoint of step {self.step} is of another run: {key} is {there.get(key)!r} there, "
             f"{here.get(key)!r} here"
@@ -87,6 +89,12 @@ def set_latest(run: Path, step: int) -> None:
 
 def all_steps(run: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+
+
+def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
+    """A saved model's settings with those that came later: they stand as they did then."""
+    config, _ = FAMILIES[model["family"]]
+    return config.model_validate(model).model_dump()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
