@@ -22,7 +22,7 @@ from data_pipeline.errors import FailedError, UserError
 from data_pipeline.objectives import AnyObjective, Objective
 from data_pipeline.progress import track
 from data_pipeline.shards import decode_block
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import Tokenizer, load
 from data_pipeline.work_units import Finished
 
 FORMAT_VERSION = 1
@@ -82,11 +82,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        described = self.manifest["tokenizer"]
-        tokenizer = Tokenizer(self.directory / described["file"], described["sentinels"])
-        if tokenizer.sha256 != described["sha256"]:
-            raise FailedError(f"{self.directory / described['file']}: not the tokenizer this corpus was built with")
-        return tokenizer
+        return load(self.directory, self.manifest["tokenizer"])
 
     def rows(self, split: str) -> int:
         return self.manifest["splits"][split]["rows"]
@@ -113,7 +109,7 @@ def open_corpus(directory: str | Path) -> Corpus:
 
 def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards: list[Finished]) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
-    tokenizer = Tokenizer(corpus / "tokenizer/spiece.model", config.tokenizer.sentinels)
+    tokenizer = load(corpus, config.tokenizer.layout)
     rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
     splits: dict[str, dict[str, Any]] = {}
     for unit in shards:
@@ -130,7 +126,7 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
     with atomic_path(corpus / "blocks.parquet") as path:
         pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
     identity = {
-        "tokenizer": tokenizer.sha256,
+        "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
         "rows": rows,
         "seed": config.seed,
         "shards": [output["sha256"] for unit in shards for output in unit.outputs.values()],
@@ -159,11 +155,13 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
 def verify(corpus: Corpus) -> list[str]:
     """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees."""
     problems = []
-    for described in (corpus.manifest["tokenizer"], corpus.manifest["blocks"]):
-        path = corpus.directory / described["file"]
+    tokenizer, blocks_file = corpus.manifest["tokenizer"], corpus.manifest["blocks"]
+    files = tokenizer.get("files", {tokenizer["file"]: tokenizer["sha256"]})  # older corpora have one file
+    for name, expected in {**files, blocks_file["file"]: blocks_file["sha256"]}.items():
+        path = corpus.directory / name
         if not path.exists():
             problems.append(f"{path}: missing")
-        elif sha256(path) != described["sha256"]:
+        elif sha256(path) != expected:
             problems.append(f"{path}: sha256 differs from the manifest's")
     if problems:
         return problems

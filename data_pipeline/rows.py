@@ -40,16 +40,16 @@ def plan(config: CorpusConfig, documents: list[Finished], trained: Finished) -> 
             "part": next(iter(unit.outputs)),
             "output": output,
             "seed": config.seed,
-            "sentinels": config.tokenizer.sentinels,
+            "tokenizer": config.tokenizer.layout,
         }
-        inputs = [config.seed, config.tokenizer.sentinels, unit.checksums, trained.checksums]
+        inputs = [config.seed, config.tokenizer.layout, unit.checksums, trained.checksums]
         units.append(Unit(unit.name, spec, fingerprint(inputs), (output,), unit.result["text_bytes"]))
     return units
 
 
 def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Token ids of every document of one file, by split, in the order of their hashes."""
-    model = tokenizer.load(corpus, spec["sentinels"])
+    model = tokenizer.load(corpus, spec["tokenizer"])
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}

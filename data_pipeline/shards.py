@@ -52,7 +52,7 @@ def plan(config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained:
                 "seed": config.seed,
                 "rows": config.rows.model_dump(),
                 "rows_per_block": config.shards.rows_per_block,
-                "sentinels": config.tokenizer.sentinels,
+                "tokenizer": config.tokenizer.layout,
             }
             spec = {**settings, "files": files, "output": output}
             name = f"{split}-{bucket.number:05d}"
@@ -69,7 +69,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     offsets = row_offsets(settings.objective, spec["split"], len(tokens))
     rows = len(offsets) - 1
     used = tokens[: offsets[-1]]
-    vocabulary = tokenizer.load(corpus, spec["sentinels"]).vocabulary
+    vocabulary = tokenizer.load(corpus, spec["tokenizer"]).vocabulary
     blocks: list[dict[str, Any]] = []
     path = corpus / spec["output"]
     with atomic_file(path) as file:
