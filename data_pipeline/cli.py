@@ -47,7 +47,7 @@ def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = Fals
 
 @app.command()
 def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
-    """Up to the tokenizer: tokenizer/spiece.model."""
+    """Up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
     directory = _build(config, overrides, "tokenizer", strict)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 

@@ -4,7 +4,15 @@ import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.config_file import Section
@@ -65,15 +73,55 @@ class SplitConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """A sentencepiece unigram model: trained on the corpus, or an existing file at `path`."""
+    """A sentencepiece unigram model, trained on the corpus or an existing file; or existing byte-level BPE.
 
-    kind: Literal["sentencepiece"] = "sentencepiece"
-    path: str | None = None
-    vocab_size: PositiveInt = 32_000  # pieces; sentinels come on top
-    sentinels: PositiveInt = 100
+    `path`: the file, or of byte-level BPE the directory: encoder.json and vocab.bpe, or vocab.json and merges.txt.
+    `dictionary`: fairseq's, which makes GPT-2's ids BART's; by default dict.txt in that directory, if there is one.
+    `special_tokens`: ids that stand for no text, between the pieces and the sentinels: <mask>, <s>, [R].
+    """
+
+    kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
+    path: str | None = Field(None, validate_default=True)
+    dictionary: str | None = None
+    vocab_size: PositiveInt = 32_000  # pieces; special tokens and sentinels come on top
+    special_tokens: list[str] = []
+    sentinels: NonNegativeInt = 100
     sample_documents: PositiveInt = 1_000_000
     character_coverage: float = Field(0.9995, gt=0, le=1)
     byte_fallback: bool = False
+
+    @field_validator("path")
+    @classmethod
+    def _only_sentencepiece_is_trained(cls, path: str | None, others: ValidationInfo) -> str | None:
+        if path is None and others.data.get("kind") == "byte_level_bpe":
+            raise ValueError(
+                "kind byte_level_bpe needs the directory of an existing one; only sentencepiece is trained"
+            )
+        return path
+
+    @field_validator("dictionary")
+    @classmethod
+    def _a_dictionary_renumbers_byte_level_bpe(cls, dictionary: str | None, others: ValidationInfo) -> str | None:
+        if dictionary is not None and others.data.get("kind") == "sentencepiece":
+            raise ValueError("only kind byte_level_bpe has one")
+        return dictionary
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _names_are_distinct(cls, names: list[str]) -> list[str]:
+        for number, name in enumerate(names):
+            if not name or any(character.isspace() for character in name):
+                raise ValueError(f"a name is empty or has white space: {name!r}")
+            if name.startswith("<extra_id_"):
+                raise ValueError(f"{name} is a sentinel's name; tokenizer.sentinels says how many there are")
+            if name in names[:number]:
+                raise ValueError(f"{name} stands there twice")
+        return names
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What is to be known of a tokenizer besides its files, to load it."""
+        return self.model_dump(include={"kind", "special_tokens", "sentinels"})
 
 
 _SUITABLE = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concatenate",)}  # packings of objectives

@@ -18,7 +18,7 @@ from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.disk_cache import default_directory
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.objectives import AnyObjective, Objective
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import Tokenizer, load
 
 FORMAT_VERSION = 1
 _OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
@@ -89,11 +89,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        described = self.manifest["tokenizer"]
-        tokenizer = Tokenizer(self.directory / described["file"], described["sentinels"])
-        if tokenizer.sha256 != described["sha256"]:
-            raise FailedError(f"{self.directory / described['file']}: not the tokenizer this corpus was built with")
-        return tokenizer
+        return load(self.directory, self.manifest["tokenizer"])
 
     def rows(self, split: str) -> int:
         return self.manifest["splits"][split]["rows"]
@@ -131,12 +127,13 @@ def _open_remote(url: str, cache: Path) -> Corpus:
     directory = cache / "corpora" / hashlib.sha256(content).hexdigest()
     write_bytes(directory / "manifest.json", content)
     corpus = _read(directory)
-    for described in (corpus.manifest["tokenizer"], corpus.manifest["blocks"]):
-        path = directory / described["file"]
-        if not path.exists() or sha256(path) != described["sha256"]:
-            write_bytes(path, fetch(described["file"]))
-            if sha256(path) != described["sha256"]:
-                raise FailedError(f"{url}/{described['file']}: sha256 differs from the manifest's")
+    blocks = corpus.manifest["blocks"]
+    for name, expected in {**corpus.manifest["tokenizer"]["files"], blocks["file"]: blocks["sha256"]}.items():
+        path = directory / name
+        if not path.exists() or sha256(path) != expected:
+            write_bytes(path, fetch(name))
+            if sha256(path) != expected:
+                raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
     return replace(corpus, url=url, cache=cache)
 
 

@@ -14,7 +14,7 @@ from data_pipeline.blocks import count_rows, decode_block
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import FORMAT_VERSION, Blocks, Corpus
 from data_pipeline.progress import track
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import load
 from data_pipeline.work_units import Finished
 
 _BLOCK_SCHEMA = pa.schema(
@@ -33,7 +33,7 @@ _BLOCK_SCHEMA = pa.schema(
 
 def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards: list[Finished]) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
-    tokenizer = Tokenizer(corpus / "tokenizer/spiece.model", config.tokenizer.sentinels)
+    tokenizer = load(corpus, config.tokenizer.layout)
     rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
     splits: dict[str, dict[str, Any]] = {}
     for unit in shards:
@@ -50,7 +50,7 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
     with atomic_path(corpus / "blocks.parquet") as path:
         pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
     identity = {
-        "tokenizer": tokenizer.sha256,
+        "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
         "rows": rows,
         "seed": config.seed,
         "shards": [output["sha256"] for unit in shards for output in unit.outputs.values()],
@@ -79,11 +79,12 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
 def verify(corpus: Corpus) -> list[str]:
     """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees."""
     problems = []
-    for described in (corpus.manifest["tokenizer"], corpus.manifest["blocks"]):
-        path = corpus.directory / described["file"]
+    tokenizer, blocks_file = corpus.manifest["tokenizer"], corpus.manifest["blocks"]
+    for name, expected in {**tokenizer["files"], blocks_file["file"]: blocks_file["sha256"]}.items():
+        path = corpus.directory / name
         if not path.exists():
             problems.append(f"{path}: missing")
-        elif sha256(path) != described["sha256"]:
+        elif sha256(path) != expected:
             problems.append(f"{path}: sha256 differs from the manifest's")
     if problems:
         return problems

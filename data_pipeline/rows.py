@@ -42,11 +42,11 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
             "part": part.path,
             "output": output,
             "seed": config.seed,
-            "sentinels": config.tokenizer.sentinels,
+            "tokenizer": config.tokenizer.layout,
             "end_of_document": config.rows.end_of_document,
             "pairs": config.pairs,
         }
-        settings = [config.seed, config.tokenizer.sentinels, config.rows.end_of_document, config.pairs]
+        settings = [config.seed, config.tokenizer.layout, config.rows.end_of_document, config.pairs]
         inputs = [settings, part.checksums, trained.checksums]
         units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
@@ -54,7 +54,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Token ids of every document of one part, by split, in the order of their hashes."""
-    model = tokenizer.load(corpus, spec["sentinels"])
+    model = tokenizer.load(corpus, spec["tokenizer"])
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}

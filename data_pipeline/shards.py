@@ -40,7 +40,7 @@ def plan(
         rows = [unit.result["rows"] for unit in counted]
     else:
         files = [name for unit in tokenized for name in unit.outputs]
-        vocabulary = tokenizer.load(corpus, config.tokenizer.sentinels).vocabulary
+        vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
         rules = [_rules(config.rows, bucket, config.seed, vocabulary) for bucket in buckets]
         tokens = count_tokens(corpus, files, buckets)
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
@@ -128,7 +128,7 @@ def _work(
         "buckets": bucket.count,
         "seed": config.seed,
         "rows": config.rows.model_dump(exclude={"apply_at"}),
-        "sentinels": config.tokenizer.sentinels,
+        "tokenizer": config.tokenizer.layout,
     }
     checksums = [checksum for unit in tokenized for checksum in unit.checksums]
     files = [name for unit in tokenized for name in unit.outputs]
@@ -143,7 +143,7 @@ def _rules(rows: RowsConfig, bucket: Bucket, seed: int, vocabulary: Vocabulary) 
 def _pack(corpus: Path, spec: dict[str, Any]) -> tuple[Rows, Rules]:
     settings = RowsConfig.model_validate(spec["rows"])
     bucket = Bucket(spec["split"], spec["bucket"], spec["buckets"])
-    vocabulary = tokenizer.load(corpus, spec["sentinels"]).vocabulary
+    vocabulary = tokenizer.load(corpus, spec["tokenizer"]).vocabulary
     rules = _rules(settings, bucket, spec["seed"], vocabulary)
     return PACKINGS[settings.packing](read_bucket(corpus, spec["files"], bucket), rules), rules
 

@@ -27,3 +27,8 @@ class Vocabulary:
     special: dict[str, int] = field(default_factory=dict)
     word_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
     sentence_ends: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+
+    @property
+    def sentinel_ids(self) -> range:
+        """All sentinels, from the last to sentinel 0."""
+        return range(self.first_sentinel + 1 - self.sentinels, self.first_sentinel + 1)

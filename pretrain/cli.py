@@ -85,9 +85,7 @@ def export(
     trained = _open(checkpoint)
     from pretrain import huggingface
 
-    huggingface.export(
-        trained.model.state_dict(), trained.model.config, trained.tokenizer_path, out, trained.tokenizer.sentinels
-    )
+    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
     print(f"{out}: T5ForConditionalGeneration.from_pretrained and AutoTokenizer.from_pretrained load it")
 
 

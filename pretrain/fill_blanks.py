@@ -33,12 +33,11 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
 
 def fill(trained: TrainedModel, blanks: str, temperature: float = 0.0, seed: int = 0) -> str:
     """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
-    tokenizer = trained.tokenizer
+    tokenizer, vocabulary = trained.tokenizer, trained.tokenizer.vocabulary
     ids = tokenizer.encode_with_sentinels(blanks)
-    sentinels = range(tokenizer.pieces, tokenizer.size)
     generated = generate(trained.model, torch.tensor([ids]), temperature=temperature, seed=seed)[0].tolist()
-    spans = split_spans(generated, sentinels)
-    words = {f"<extra_id_{tokenizer.first_sentinel - id_}>": tokenizer.decode(span) for id_, span in spans.items()}
+    spans = split_spans(generated, vocabulary)
+    words = {tokenizer.decode([id_]): tokenizer.decode(span).strip() for id_, span in spans.items()}
     return re.sub(r"<extra_id_\d+>", lambda mark: f"[{words.get(mark[0], '')}]", blanks)
 
 

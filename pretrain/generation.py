@@ -1,12 +1,13 @@
 """Text out of a T5: decoding with a key-value cache, and putting generated spans back where they were masked."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from pretrain.models.t5 import EOS_ID, PAD_ID, T5
+from data_pipeline.vocabulary import Vocabulary
+from pretrain.models.t5 import T5
 
 
 @torch.no_grad()
@@ -30,11 +31,12 @@ def generate(
     """
     was_training = model.training
     model.eval()
+    pad, eos = model.config.pad_id, model.config.eos_id
     batch, device = encoder_input_ids.size(0), encoder_input_ids.device
     draws = torch.rand(max_length, batch, 1, generator=torch.Generator().manual_seed(seed)).to(device)
     encoder_states = model.encode(encoder_input_ids, encoder_attention_mask)
     cache = model.new_cache()
-    tokens = torch.full((batch, 1), PAD_ID, device=device)
+    tokens = torch.full((batch, 1), pad, device=device)
     finished = torch.zeros_like(tokens, dtype=torch.bool)
     generated = []
     for draw in draws:
@@ -43,9 +45,9 @@ def generate(
             tokens = sample(logits.float() / temperature, draw, top_k, top_p)
         else:
             tokens = logits.argmax(dim=-1, keepdim=True)
-        tokens = tokens.masked_fill(finished, PAD_ID)
+        tokens = tokens.masked_fill(finished, pad)
         generated.append(tokens)
-        finished |= tokens == EOS_ID
+        finished |= tokens == eos
         if stop_early and finished.all():
             break
     model.train(was_training)
@@ -68,7 +70,7 @@ def sample(logits: Tensor, draw: Tensor, top_k: int | None = None, top_p: float 
     return ids.gather(-1, torch.minimum(rank, last))
 
 
-def split_spans(target_ids: Iterable[int], sentinels: Collection[int]) -> dict[int, list[int]]:
+def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, list[int]]:
     """The span after each sentinel of a target sequence, up to eos.
 
         targets:  <x> for inviting <y> last </s>    →    {<x>: for inviting, <y>: last}
@@ -78,24 +80,24 @@ def split_spans(target_ids: Iterable[int], sentinels: Collection[int]) -> dict[i
     """
     spans: dict[int, list[int]] = {}
     span: list[int] = []
-    for token in takewhile(lambda token: token != EOS_ID, target_ids):
-        if token in sentinels:
+    for token in takewhile(lambda token: token != vocabulary.eos, target_ids):
+        if token in vocabulary.sentinel_ids:
             span = []
             spans.setdefault(token, span)
-        elif token != PAD_ID:
+        elif token != vocabulary.pad:
             span.append(token)
     return spans
 
 
-def fill_in(input_ids: Iterable[int], spans: Mapping[int, list[int]], sentinels: Collection[int]) -> list[int]:
+def fill_in(input_ids: Iterable[int], spans: Mapping[int, list[int]], vocabulary: Vocabulary) -> list[int]:
     """The whole text: inputs with every sentinel replaced by its span (by nothing where there is none).
 
     inputs:  Thank you <x> me to your party <y> week </s>    →    Thank you for inviting me to your party last week
     """
     text: list[int] = []
-    for token in takewhile(lambda token: token != EOS_ID, input_ids):
-        if token in sentinels:
+    for token in takewhile(lambda token: token != vocabulary.eos, input_ids):
+        if token in vocabulary.sentinel_ids:
             text += spans.get(token, [])
-        elif token != PAD_ID:
+        elif token != vocabulary.pad:
             text.append(token)
     return text

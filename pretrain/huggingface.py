@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_pipeline.atomic import flush
 from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from pretrain.models import T5Config, build
-from pretrain.models.t5 import EOS_ID, PAD_ID
 
 # In transformers a layer is a numbered list of sublayers, each with its norm.
 SUBLAYERS = {
@@ -29,32 +29,34 @@ CLASS_NAMES = {
 }
 
 
-def export(
-    state_dict: Mapping[str, Tensor], config: T5Config, spiece_path: Path, out: Path, num_sentinels: int = 100
-) -> None:
+def export(state_dict: Mapping[str, Tensor], config: T5Config, tokenizer: Tokenizer, out: Path) -> None:
     """Write a directory that `T5ForConditionalGeneration` and `AutoTokenizer` load with `from_pretrained(out)`.
 
-    `state_dict` has the names of `T5.state_dict()`, whole tensors in fp32. `spiece_path` is the sentencepiece model
-    without sentinels: `<extra_id_k>` is the id vocab_size − 1 − k on top of it. `out` must not exist or be empty; it
-    appears when it is whole. Raises UserError for what doesn't fit together.
+    `state_dict` has the names of `T5.state_dict()`, whole tensors in fp32. `out` must not exist or be empty; it appears
+    when it is whole. Raises UserError for what doesn't fit together, and for a tokenizer that is none of T5's kind.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; choose another directory for the export")
     _check_tensors(state_dict, config)
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(spiece_path)).get_piece_size()
-    if pieces + num_sentinels != config.vocab_size:
+    if not isinstance(tokenizer.model, SentencePiece):
+        raise UserError(f"a tokenizer of kind {tokenizer.model.kind} can't be exported yet, only sentencepiece")
+    if tokenizer.special_tokens:
         raise UserError(
-            f"{spiece_path}: {pieces} pieces and {num_sentinels} sentinels make {pieces + num_sentinels} ids, "
+            f"special tokens can't be exported yet; the tokenizer has {', '.join(tokenizer.special_tokens)}"
+        )
+    if tokenizer.size != config.vocab_size:
+        raise UserError(
+            f"the tokenizer's {tokenizer.pieces} pieces and {tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
             f"but the model's vocab_size is {config.vocab_size}"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
     partial.mkdir()
     try:
-        shutil.copyfile(spiece_path, partial / "spiece.model")
-        _write_tokenizer(partial, num_sentinels)
+        (partial / MODEL).write_bytes(tokenizer.model.files[MODEL])
+        _write_tokenizer(partial, tokenizer.sentinels)
         _write_json(partial / "config.json", _hugging_face_config(config))
-        _write_json(partial / "generation_config.json", _token_ids())
+        _write_json(partial / "generation_config.json", _token_ids(config))
         tensors = {
             hugging_face_name(name): tensor.contiguous()
             for name, tensor in state_dict.items()
@@ -149,12 +151,16 @@ def _hugging_face_config(config: T5Config) -> dict[str, Any]:
         "feed_forward_proj": config.feed_forward,
         # transformers 5 takes this for "scale the outputs" and unties when it finds two different matrices
         "tie_word_embeddings": config.tie_embeddings,
-        **_token_ids(),
+        **_token_ids(config),
     }
 
 
-def _token_ids() -> dict[str, int]:
-    return {"decoder_start_token_id": PAD_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+def _token_ids(config: T5Config) -> dict[str, int]:
+    return {
+        "decoder_start_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "pad_token_id": config.pad_id,
+    }
 
 
 def _write_tokenizer(directory: Path, num_sentinels: int) -> None:

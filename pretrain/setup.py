@@ -61,12 +61,8 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     cut, problems = _cut(config, rank, ranks)
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
-    model = config.model
-    if model.vocab_size is None:
-        model = model.model_copy(update={"vocab_size": training[0].manifest["tokenizer"]["size"]})
-    elif model.vocab_size != training[0].manifest["tokenizer"]["size"]:
-        size = training[0].manifest["tokenizer"]["size"]
-        problems.append(f"model.vocab_size: {model.vocab_size}, but {training[0].directory}'s tokenizer has {size} ids")
+    model, unlike = _with_ids_of(config.model, training[0])
+    problems += unlike
     resume = checkpoint_index.latest(Path(config.run.directory))
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
@@ -109,19 +105,37 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     return Cut(rank, ranks, micro, share // micro), []
 
 
+def _with_ids_of(model: T5Config, corpus: Corpus) -> tuple[T5Config, list[str]]:
+    """`model` with the size and the marks of the corpus's tokenizer, and what the run file says of them otherwise."""
+    described = corpus.manifest["tokenizer"]
+    ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
+    problems = [
+        f"model.{name}: {said}, but {corpus.directory}'s tokenizer has {value}"
+        for name, value in ids.items()
+        if name in model.model_fields_set and (said := getattr(model, name)) not in (None, value)
+    ]
+    return model.model_copy(update=ids), problems
+
+
 def _empty(split: str, corpora: list[Corpus]) -> list[str]:
     return [f"data.{split}: {corpus.directory} has no {split} row" for corpus in corpora if not corpus.rows(split)]
 
 
 def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:
     first = training[0]
-    expected = first.manifest["tokenizer"]["sha256"]
     return [
         f"{corpus.directory}: built with another tokenizer than {first.directory} "
-        f"(sha256 {corpus.manifest['tokenizer']['sha256'][:12]}, expected {expected[:12]})"
+        f"({_ids_in_words(corpus)}, expected {_ids_in_words(first)})"
         for corpus in [*training[1:], *validation]
-        if corpus.manifest["tokenizer"]["sha256"] != expected
+        if _ids_in_words(corpus) != _ids_in_words(first)
     ]
+
+
+def _ids_in_words(corpus: Corpus) -> str:
+    """What decides what the ids of a corpus stand for."""
+    described = corpus.manifest["tokenizer"]
+    words = [f"sha256 {described['sha256'][:12]}", *described.get("special_tokens", [])]
+    return ", ".join([*words, f"{described['sentinels']} sentinels"])
 
 
 def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:

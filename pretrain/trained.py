@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline import tokenizer
 from pretrain import models
-from pretrain.checkpoint import TOKENIZER
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.models.config import T5Config
@@ -17,8 +16,7 @@ class TrainedModel:
     """`model` in fp32 and evaluation mode."""
 
     model: T5
-    tokenizer: Tokenizer
-    tokenizer_path: Path
+    tokenizer: tokenizer.Tokenizer
 
     @classmethod
     def open(cls, directory: Path) -> "TrainedModel":
@@ -26,7 +24,4 @@ class TrainedModel:
         config = T5Config.model_validate(checkpoint_index.read(directory).identity["model"])
         model = models.build(config)
         load_weights(model, directory)
-        path = directory / TOKENIZER
-        assert config.vocab_size is not None, "a run fills it in"
-        pieces = Tokenizer(path, 0).pieces
-        return cls(model.eval(), Tokenizer(path, config.vocab_size - pieces), path)
+        return cls(model.eval(), tokenizer.load(directory))

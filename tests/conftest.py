@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import data_pipeline
 
+DATA = Path(__file__).parent / "data"
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
@@ -71,3 +73,34 @@ def corpus_built_with_noise(small_corpus) -> Path:
     done = run("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
     return folder / "built"
+
+
+@pytest.fixture(scope="session")
+def byte_level_bpe(tmp_path_factory) -> Path:
+    """A directory with two more: gpt2, of GPT-2's files, and bart, of the same with fairseq's dictionary."""
+    folder = tmp_path_factory.mktemp("byte_level_bpe")
+    for kind, names in {
+        "gpt2": ("encoder.json", "vocab.bpe"),
+        "bart": ("encoder.json", "vocab.bpe", "dict.txt"),
+    }.items():
+        (folder / kind).mkdir()
+        for name in names:
+            content = lzma.decompress((DATA / "tokenizers" / f"{name}.xz").read_bytes())
+            (folder / kind / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
+    """The directory of a finished corpus in BART's ids, with a special token and sentinels."""
+    folder = tmp_path_factory.mktemp("bart")
+    write_c4(folder / "c4.json.gz", records=60)
+    tokenizer = {
+        "kind": "byte_level_bpe",
+        "path": str(byte_level_bpe / "bart"),
+        "special_tokens": ["[R]"],
+        "sentinels": 20,
+    }
+    done = run("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
+    assert done.returncode == 0, done.stderr
+    return folder / "corpus"

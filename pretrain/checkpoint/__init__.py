@@ -1,7 +1,6 @@
 """Checkpoints: complete or not there, without pickles. A directory `checkpoints/step-00001000`, files named here."""
 
 CONFIG = "config.yaml"
-TOKENIZER = "tokenizer/spiece.model"
 
 
 def rank_file(rank: int) -> str:

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from data_pipeline import tokenizer
 from data_pipeline.atomic import fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
 from data_pipeline.loading.stream import Progress, Skipped
 from data_pipeline.safetensors_file import os_errors
-from pretrain.checkpoint import CONFIG, TOKENIZER, rank_file
+from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.index import Index, directory_of
 from pretrain.checkpoint.tensors import PARAMETER
@@ -51,9 +52,7 @@ def save(engine: Engine, setup: Setup, step: int, progress: Progress) -> Path:
 
 def _begin(temporary: Path, setup: Setup) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "tokenizer").mkdir(parents=True)
-    corpus = setup.training[0]
-    shutil.copyfile(corpus.directory / corpus.manifest["tokenizer"]["file"], temporary / TOKENIZER)
+    tokenizer.save(setup.training[0].tokenizer, temporary)
     shutil.copyfile(setup.directory / CONFIG, temporary / CONFIG)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED, validation_batches
-from data_pipeline.tokenizer import EOS
+from data_pipeline.vocabulary import Vocabulary
 from pretrain.setup import Setup
 
 if TYPE_CHECKING:
@@ -46,19 +46,26 @@ def describe(corpora: list[Corpus], metrics: dict[str, float]) -> Iterator[str]:
 
 
 def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, float]:
-    pieces = corpus.tokenizer.pieces
+    vocabulary = corpus.tokenizer.vocabulary
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, targets, loss of text, targets of text
-    counts = torch.zeros(pieces, dtype=torch.int64, device=engine.device)
+    counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=engine.device)
     data = setup.config.data
     for batch in validation_batches(corpus, setup.cut, data.objective, data.on_damage == "skip"):
         losses = engine.losses(batch).double()
         labels = batch["labels"].to(engine.device)
-        text = (labels < pieces) & (labels != EOS) & (labels != IGNORED)
+        text = _is_text(labels, vocabulary)
         sums += torch.stack([losses.sum(), (labels != IGNORED).sum(), (losses * text).sum(), text.sum()])
-        counts += torch.bincount(labels[text], minlength=pieces)
+        counts += torch.bincount(labels[text], minlength=vocabulary.size)
     dist.all_reduce(sums)
     dist.all_reduce(counts)
     loss, targets, text_loss, text_targets = sums.tolist()
     frequencies = counts[counts > 0].double() / text_targets
     entropy = float(-(frequencies * frequencies.log()).sum())
     return dict(zip(_METRICS, (loss / targets, text_loss / text_targets, entropy), strict=True))
+
+
+def _is_text(labels: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
+    """Where a label stands for text, be it unknown."""
+    first, end = vocabulary.text
+    text = (labels >= first) & (labels < end)
+    return text if vocabulary.unk is None else text | (labels == vocabulary.unk)

@@ -5,20 +5,24 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(gt=0)]
+TokenId = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class T5Config(BaseModel):
     """T5 (Raffel et al. 2020); v1.1 and v1.0 differ in `feed_forward` and `tie_embeddings` alone.
 
-    `vocab_size` counts pieces and sentinels; None takes it from the corpus. The embedding matrix has
-    `pad_vocab_to_multiple_of` as the unit of its rows: 128 turns T5's 32,100 ids into 32,128 rows.
+    `vocab_size` counts pieces, special tokens and sentinels; None takes it from the corpus, as a run does with `pad_id`
+    and `eos_id`. The decoder starts from padding. The embedding matrix has `pad_vocab_to_multiple_of` as the unit of
+    its rows: 128 turns T5's 32,100 ids into 32,128 rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     family: Literal["t5"] = "t5"
     vocab_size: Count | None = None
+    pad_id: TokenId = 0
+    eos_id: TokenId = 1
     pad_vocab_to_multiple_of: Count = 1
     d_model: Count
     d_kv: Count

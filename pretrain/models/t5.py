@@ -13,9 +13,6 @@ from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.loss import IGNORED, token_losses
 from pretrain.models.positions import RelativePositionBias
 
-PAD_ID = 0  # also what the decoder starts from
-EOS_ID = 1
-
 # The standard deviation of the first logits. At 1, T5's own value, the first loss is ln V + 1/2 (the mean of
 # log Z for unit normal logits), and tied embeddings start out predicting their own input; at 1/2 it is ln V + 1/8.
 OUTPUT_STD = 0.5
@@ -165,7 +162,7 @@ class T5(nn.Module):
         targets needs no mask: the decoder is causal. The z-loss is part of training only.
         """
         if decoder_input_ids is None:
-            decoder_input_ids = shift_right(labels)
+            decoder_input_ids = shift_right(labels, self.config.pad_id)
         encoder_states = self.encode(encoder_input_ids, encoder_attention_mask)
         logits = self.decode(decoder_input_ids, encoder_states, encoder_attention_mask)
         return token_losses(logits, labels, self.config.z_loss if self.training else 0.0)
@@ -196,7 +193,7 @@ class T5(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def shift_right(labels: Tensor) -> Tensor:
+def shift_right(labels: Tensor, pad_id: int = 0) -> Tensor:
     """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1]."""
-    start = labels.new_full((labels.size(0), 1), PAD_ID)
-    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD_ID)], dim=1)
+    start = labels.new_full((labels.size(0), 1), pad_id)
+    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)

@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import sentencepiece
 import webdataset
 
 from data_pipeline.blocks import decode_block
 from data_pipeline.corpus import open_corpus
 from data_pipeline.documents import split_of
-from data_pipeline.tokenizer import Tokenizer
 from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
 
 
@@ -113,21 +111,6 @@ def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
     assert len(found) - len(whole) <= len(corpus.manifest["splits"]["train"]["shards"])  # only the last may be cut
     assert len(set(whole)) == len(whole)
     assert len(found) == corpus.manifest["splits"]["train"]["documents"]
-
-
-def test_the_tokenizer_keeps_t5s_conventions(small_corpus):
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
-    assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
-    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
-    assert (described["pieces"], described["size"], described["first_sentinel"]) == (500, 520, 519)
-
-
-def test_text_that_spells_a_sentinel_never_becomes_one(small_corpus):
-    tokenizer = Tokenizer(small_corpus / "tokenizer/spiece.model", 20)
-    (ids,) = tokenizer.encode(["A page about <extra_id_0> and <extra_id_19>."])
-    assert max(ids) < 500
-    assert tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>.")[-1] == 1
-    assert {519, 518} <= set(tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>."))
 
 
 def test_the_split_is_tfds_rule():
@@ -361,27 +344,6 @@ def test_a_dump_cut_inside_a_page_yields_every_whole_page_and_says_so(tmp_path):
     assert stats["inputs"][0]["status"] == "truncated"
 
 
-def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
-    config = make_inputs(tmp_path, records=3, parts=1)
-    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
-    assert done.returncode == 2
-    assert "error: tokenizer.vocab_size" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "corpus/tokenizer/spiece.model").exists()
-
-
-def test_an_existing_tokenizer_is_taken_as_it_is(small_corpus, tmp_path):
-    config = make_inputs(tmp_path, records=20, parts=1)
-    model = small_corpus / "tokenizer/spiece.model"
-    tokenizer = {"path": str(model), "vocab_size": 500, "sentinels": 20}
-    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer": tokenizer}))
-    assert run("data-pipeline", "build", config).returncode == 0
-    assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
-    wrong = run("data-pipeline", "build", config, "tokenizer.vocab_size=499")
-    assert wrong.returncode == 2
-    assert "tokenizer.vocab_size" in wrong.stderr
-
-
 def test_no_corpus_is_a_clear_line(tmp_path):
     for command in ("verify", "stats", "show"):
         done = run("data-pipeline", command, tmp_path)
@@ -398,15 +360,3 @@ def test_stages_run_by_themselves(tmp_path, stage):
     made = {name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()}
     expected = {"clean": {"documents"}, "tokenizer": {"documents", "tokenizer"}}
     assert made == expected.get(stage, {"documents", "tokenizer", "shards"})
-
-
-def test_a_long_text_is_encoded_in_parts_as_well_as_whole(small_corpus, monkeypatch):
-    """As many pieces of the same text; the same ones but where two segmentations tie ("1 11" and "11 1")."""
-    model = Tokenizer(small_corpus / "tokenizer/spiece.model", 20)
-    texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
-    whole = model.encode(texts)
-    monkeypatch.setattr("data_pipeline.tokenizer._TEXT_CHARACTERS", 100)
-    parts = model.encode(texts)
-    assert [sorted(ids) for ids in parts] == [sorted(ids) for ids in whole]
-    assert list(map(model.decode, parts)) == list(map(model.decode, whole))
-    assert sum(one != other for one, other in zip(parts, whole, strict=True)) < 0.05 * len(texts)

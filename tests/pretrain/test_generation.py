@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from data_pipeline.vocabulary import Vocabulary
 from pretrain.generation import fill_in, generate, sample, split_spans
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 
-SENTINELS = range(99, 89, -1)  # <extra_id_0> is 99
+VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 
 
@@ -127,15 +128,20 @@ def test_sampled_shares(settings, shares):
 
 
 def test_spans_are_split_at_sentinels():
-    assert split_spans([99, 5, 6, 98, 7, 1, 0, 0], SENTINELS) == {99: [5, 6], 98: [7]}
+    assert split_spans([99, 5, 6, 98, 7, 1, 0, 0], VOCABULARY) == {99: [5, 6], 98: [7]}
+
+
+def test_the_marks_are_the_vocabularys():
+    others = Vocabulary(100, (4, 90), pad=1, eos=2, unk=3, bos=0, first_sentinel=99, sentinels=10)
+    assert split_spans([99, 5, 0, 98, 7, 2, 1], others) == {99: [5, 0], 98: [7]}
 
 
 def test_malformed_targets_give_what_can_be_read():
-    assert split_spans([], SENTINELS) == {}
-    assert split_spans([8, 99, 98, 7, 99, 5], SENTINELS) == {99: [], 98: [7]}
-    assert split_spans([99, 5, 1, 98, 6], SENTINELS) == {99: [5]}
+    assert split_spans([], VOCABULARY) == {}
+    assert split_spans([8, 99, 98, 7, 99, 5], VOCABULARY) == {99: [], 98: [7]}
+    assert split_spans([99, 5, 1, 98, 6], VOCABULARY) == {99: [5]}
 
 
 def test_spans_go_back_where_their_sentinels_stand():
-    assert fill_in([10, 99, 11, 12, 98, 1, 0], {99: [5, 6], 98: [7]}, SENTINELS) == [10, 5, 6, 11, 12, 7]
-    assert fill_in([10, 99, 11, 98], {98: [7]}, SENTINELS) == [10, 11, 7]
+    assert fill_in([10, 99, 11, 12, 98, 1, 0], {99: [5, 6], 98: [7]}, VOCABULARY) == [10, 5, 6, 11, 12, 7]
+    assert fill_in([10, 99, 11, 98], {98: [7]}, VOCABULARY) == [10, 11, 7]

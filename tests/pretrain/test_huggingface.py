@@ -7,6 +7,8 @@ import sentencepiece
 import torch
 
 from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.generation import generate
 from pretrain.huggingface import export, load_state
 from pretrain.models import T5Config, build
@@ -42,6 +44,10 @@ def spiece(tmp_path_factory):
     return folder / "spiece.model"
 
 
+def tokenizer_of(spiece, sentinels=100, special_tokens=()):
+    return Tokenizer(SentencePiece.read(spiece), special_tokens, sentinels)
+
+
 def new_model(tied=False, sentinels=100, multiple=1):
     torch.manual_seed(0)
     config = T5Config(
@@ -64,7 +70,7 @@ def new_model(tied=False, sentinels=100, multiple=1):
 @pytest.mark.parametrize("multiple", [1, 128])
 def test_transformers_computes_the_same(tied, multiple, spiece, tmp_path):
     model = new_model(tied, multiple=multiple)
-    export(model.state_dict(), model.config, spiece, tmp_path / "out")
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
     loaded, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -93,7 +99,7 @@ def test_transformers_computes_the_same(tied, multiple, spiece, tmp_path):
 @pytest.mark.parametrize("tied", [True, False], ids=["v1.0", "v1.1"])
 def test_round_trip(tied, spiece, tmp_path):
     model = new_model(tied)
-    export(model.state_dict(), model.config, spiece, tmp_path / "out")
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
     config, state = load_state(tmp_path / "out")
     assert config == model.config
     expected = model.state_dict()
@@ -103,7 +109,7 @@ def test_round_trip(tied, spiece, tmp_path):
 
 def test_a_checkpoint_saved_again_by_transformers_keeps_its_two_matrices(spiece, tmp_path):
     model = new_model()
-    export(model.state_dict(), model.config, spiece, tmp_path / "out")
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
     transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
     config, state = load_state(tmp_path / "again")
     assert config == model.config
@@ -113,7 +119,7 @@ def test_a_checkpoint_saved_again_by_transformers_keeps_its_two_matrices(spiece,
 @pytest.mark.parametrize("sentinels", [100, 20])
 def test_tokenizer_has_the_ids_of_sentencepiece(sentinels, spiece, tmp_path):
     model = new_model(sentinels=sentinels)
-    export(model.state_dict(), model.config, spiece, tmp_path / "out", num_sentinels=sentinels)
+    export(model.state_dict(), model.config, tokenizer_of(spiece, sentinels), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
     size = PIECES + sentinels
@@ -135,7 +141,7 @@ def test_tokenizer_has_the_ids_of_sentencepiece(sentinels, spiece, tmp_path):
 
 def test_files(spiece, tmp_path):
     model = new_model()
-    export(model.state_dict(), model.config, spiece, tmp_path / "deep" / "out")
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "deep" / "out")
     assert {path.name for path in (tmp_path / "deep" / "out").iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -151,9 +157,9 @@ def test_what_stands_there_is_not_overwritten(spiece, tmp_path):
     model = new_model()
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UserError, match="exists already"):
-        export(model.state_dict(), model.config, spiece, tmp_path)
+        export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path)
     (tmp_path / "empty").mkdir()
-    export(model.state_dict(), model.config, spiece, tmp_path / "empty")
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "empty")
     assert (tmp_path / "empty" / "config.json").exists()
 
 
@@ -164,15 +170,17 @@ def test_a_failed_export_leaves_nothing(spiece, tmp_path, monkeypatch):
     monkeypatch.setattr("pretrain.huggingface.save_file", fail)
     model = new_model()
     with pytest.raises(OSError, match="no space"):
-        export(model.state_dict(), model.config, spiece, tmp_path / "out")
+        export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
     model = new_model()
     with pytest.raises(UserError, match="300 pieces and 99 sentinels make 399 ids"):
-        export(model.state_dict(), model.config, spiece, tmp_path / "out", num_sentinels=99)
+        export(model.state_dict(), model.config, tokenizer_of(spiece, 99), tmp_path / "out")
     state = model.state_dict()
     del state["encoder.final_norm.weight"]
     with pytest.raises(UserError, match=r"encoder\.final_norm\.weight should be \(32,\), is none"):
-        export(state, model.config, spiece, tmp_path / "out")
+        export(state, model.config, tokenizer_of(spiece), tmp_path / "out")
+    with pytest.raises(UserError, match=r"special tokens can't be exported yet; the tokenizer has \[R\]"):
+        export(model.state_dict(), model.config, tokenizer_of(spiece, 99, ["[R]"]), tmp_path / "out")

@@ -1,5 +1,6 @@
 """Training through DeepSpeed with real ranks on a real corpus: exactness, resume, tracking, export, refusals."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,7 +15,14 @@ import pytest
 import torch
 import transformers
 
+from data_pipeline.config_file import load
+from data_pipeline.errors import UserError
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.config import RunConfig
+from pretrain.fill_blanks import fill
+from pretrain.huggingface import export
 from pretrain.metric_log import read_metrics
+from pretrain.setup import prepare
 from pretrain.trained import TrainedModel
 from tests.conftest import run, write_corpus_file
 
@@ -207,6 +215,29 @@ def test_an_exported_checkpoint_gives_the_same_logits_in_transformers(reference,
     assert tokenizer(text).input_ids == ours.tokenizer.encode_with_sentinels(text)
     again = run("pretrain", "export", reference.parent / "run", out)
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
+
+
+def test_a_setting_younger_than_a_checkpoint_has_its_default_there(reference):
+    index = checkpoint_index.read(reference.parent / "run/checkpoints/step-00000008")
+    older = {name: value for name, value in index.identity["model"].items() if name not in ("pad_id", "eos_id")}
+    assert dataclasses.replace(index, identity={**index.identity, "model": older}).differences(index.identity) == []
+
+
+def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
+    """BART's: padding, from which the decoder starts, is 1 and the end mark 2."""
+    settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 2}
+    path = run_file(tmp_path, bart_corpus, run=settings, evaluation=[])
+    done = train(path, 1)
+    assert done.returncode == 0, done.stderr
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000002")
+    config = trained.model.config
+    assert (config.vocab_size, config.pad_id, config.eos_id) == (50_286, 1, 2)
+    assert trained.tokenizer.describe() == json.loads((bart_corpus / "manifest.json").read_text())["tokenizer"]
+    assert fill(trained, "See <extra_id_0> there.").startswith("See [")
+    with pytest.raises(UserError, match="kind byte_level_bpe can't be exported yet"):
+        export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
+    with pytest.raises(UserError, match=r"model\.pad_id: 0, but .*'s tokenizer has 1"):
+        prepare(load(path, ["model.pad_id=0"], RunConfig), 0, 1)
 
 
 def test_blanks_are_filled(reference, small_corpus):

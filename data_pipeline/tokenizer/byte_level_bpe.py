@@ -1,0 +1,180 @@
+"""Byte-level BPE: GPT-2's merges of bytes (Radford et al. 2019), with GPT-2's ids or, by fairseq's dictionary, BART's.
+
+Every text is encoded and comes back as it was. Tokens that no merge makes ("<s>", "<|endoftext|>") stand for no text:
+text that spells them is merged from its letters like any other.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from data_pipeline.atomic import fingerprint
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer.text_model import ROLES, TextModel, ends_sentence, parts, starts_word
+from data_pipeline.vocabulary import Vocabulary
+
+VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
+_GPT2_NAMES = ("encoder.json", "vocab.bpe")
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token: it begins and ends texts
+_VERSION = "#version: 0.2"
+
+Merges = list[tuple[str, str]]
+
+
+class ByteLevelBPE(TextModel):
+    """`ids`: of tokens, which are written in GPT-2's alphabet of bytes; `merges`: of two tokens into one, in order."""
+
+    kind = "byte_level_bpe"
+    glue = ""
+
+    def __init__(self, ids: dict[str, int], merges: Merges):
+        self._ids, self._merges = ids, merges
+        self._made = _tokens_of(merges)
+        self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._tokenizer.decoder = decoders.ByteLevel()
+
+    @classmethod
+    def read(cls, directory: Path, dictionary: Path | None = None) -> "ByteLevelBPE":
+        """The model in `directory`: encoder.json and vocab.bpe, or vocab.json and merges.txt.
+
+        `dictionary`: fairseq's, which numbers the tokens anew; by default `directory`/dict.txt, if there is one.
+        Raises UserError where a file is missing or doesn't fit the others, FailedError where it is damaged.
+        """
+        pairs = [tuple(directory / name for name in names) for names in (_GPT2_NAMES, (VOCABULARY, MERGES))]
+        found = [pair for pair in pairs if all(path.is_file() for path in pair)]
+        if not found:
+            raise UserError(f"{directory}: expected encoder.json and vocab.bpe, or vocab.json and merges.txt")
+        ids_path, merges_path = found[0]
+        ids, merges = _read_ids(ids_path), _read_merges(merges_path)
+        if missing := sorted(_tokens_of(merges) - ids.keys()):
+            raise UserError(f"{ids_path}: lacks {len(missing)} tokens of {merges_path.name}, {missing[0]!r} first")
+        if dictionary is None and (directory / DICTIONARY).exists():
+            dictionary = directory / DICTIONARY
+        if dictionary is not None:
+            ids = _renumbered(ids, _tokens_of(merges), dictionary)
+        if not ({_END_OF_TEXT, "</s>"} & ids.keys()):
+            raise UserError(f"{ids_path}: has no end mark: neither {_END_OF_TEXT} nor </s>")
+        return cls(ids, merges)
+
+    @property
+    def size(self) -> int:
+        return len(self._ids)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """A token whose text starts with white space starts a word; text after a line break is of the break's word.
+
+        GPT-2's one mark serves as begin, end and padding.
+        """
+        text = {self._ids[token] for token in self._made}
+        bytes_of = decoders.ByteLevel()
+        shown = {self._ids[token]: bytes_of.decode([token]) for token in self._made}
+        starts, ends = (np.zeros(self.size, dtype=bool) for _ in range(2))
+        starts[[id_ for id_, token in shown.items() if starts_word(token)]] = True
+        ends[[id_ for id_, token in shown.items() if ends_sentence(token)]] = True
+        end = self._ids.get("</s>", self._ids.get(_END_OF_TEXT))
+        assert end is not None, "refused when it was read"
+        return Vocabulary(
+            size=self.size,
+            text=(min(text), max(text) + 1),
+            pad=self._ids.get("<pad>", end),
+            eos=end,
+            unk=self._ids.get("<unk>"),
+            bos=self._ids.get("<s>", end),
+            mask=self._ids.get("<mask>"),
+            special={name: id_ for id_, name in self.names.items() if name not in ROLES and id_ != end},
+            word_starts=starts,
+            sentence_ends=ends,
+        )
+
+    @cached_property
+    def names(self) -> Mapping[int, str]:
+        return {id_: token for token, id_ in self._ids.items() if token not in self._made}
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """Under Hugging Face's names, with the ids as they are here: no dictionary is needed any more."""
+        ids = dict(sorted(self._ids.items(), key=lambda item: item[1]))
+        lines = [_VERSION, *(f"{left} {right}" for left, right in self._merges)]
+        return {
+            VOCABULARY: (json.dumps(ids, ensure_ascii=False) + "\n").encode(),
+            MERGES: ("\n".join(lines) + "\n").encode(),
+        }
+
+    @cached_property
+    def sha256(self) -> str:
+        return fingerprint([self._ids, self._merges])
+
+    def has(self, token: str) -> bool:
+        return token in self._ids
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        encode = self._tokenizer.encode  # of one text: batches would be spread over threads that other workers need
+        return [[id_ for part in parts(text) for id_ in encode(part).ids] for text in texts]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def _read_ids(path: Path) -> dict[str, int]:
+    try:
+        ids = json.loads(_read(path))
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid JSON") from None
+    numbers = list(ids.values()) if isinstance(ids, dict) else []
+    if not numbers or not all(isinstance(id_, int) for id_ in numbers) or set(numbers) != set(range(len(numbers))):
+        raise UserError(f"{path}: expected tokens with ids from 0 on, each once")
+    return ids
+
+
+def _read_merges(path: Path) -> Merges:
+    merges = []
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        if not line or line.startswith("#version"):
+            continue
+        left, *right = line.split(" ")
+        if len(right) != 1:
+            raise UserError(f"{path}: line {number}: expected two tokens")
+        merges.append((left, right[0]))
+    return merges
+
+
+def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict[str, int]:
+    """Ids as in fairseq: <s>, <pad>, </s>, <unk>, then the dictionary's lines in their order, <mask> last.
+
+    A line is the number of a token in `ids`, or a word of its own that fills the dictionary up, and a count.
+    """
+    if "</s>" in ids:
+        raise UserError(
+            f"{dictionary}: numbers GPT-2's tokens anew, but the tokens beside it are others: they have </s>"
+        )
+    by_number = {str(id_): token for token, id_ in ids.items()}
+    lines = [line.split(" ")[0] for line in _read(dictionary).split("\n") if line]
+    order = ["<s>", "<pad>", "</s>", "<unk>", *(by_number.get(line, line) for line in lines), "<mask>"]
+    renumbered = {token: number for number, token in enumerate(order)}
+    if len(renumbered) < len(order):
+        raise UserError(f"{dictionary}: names a token twice")
+    if missing := sorted(ids[token] for token in tokens - renumbered.keys()):
+        raise UserError(f"{dictionary}: lacks {len(missing)} tokens that text may need, {missing[0]} first")
+    return renumbered
+
+
+def _tokens_of(merges: Merges) -> set[str]:
+    """All that text can become: bytes, and what is merged of them."""
+    merged = (token for left, right in merges for token in (left, right, left + right))
+    return {*pre_tokenizers.ByteLevel.alphabet(), *merged}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid UTF-8") from None

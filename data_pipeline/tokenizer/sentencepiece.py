@@ -1,0 +1,96 @@
+"""A sentencepiece model with T5's conventions: pad 0, eos 1, unk 2."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, parts
+from data_pipeline.vocabulary import Vocabulary
+
+PAD, EOS, UNK = 0, 1, 2
+MODEL, LISTING = "spiece.model", "spiece.vocab"
+_SPACE = "\u2581"
+
+
+class SentencePiece(TextModel):
+    kind = "sentencepiece"
+    glue = " "
+
+    def __init__(self, model: bytes, origin: str | Path):
+        """`origin`: what to call the model where it is none, or not as in T5."""
+        self._model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise FailedError(f"{origin}: not a sentencepiece model") from None
+        special = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
+        if special != (PAD, EOS, UNK):
+            raise UserError(f"{origin}: expected pad 0, eos 1, unk 2 as in T5, got pad, eos, unk = {special}")
+
+    @classmethod
+    def read(cls, path: Path) -> "SentencePiece":
+        """The model in the file at `path`. Raises UserError where there is none, FailedError where it is damaged."""
+        try:
+            return cls(path.read_bytes(), path)
+        except OSError as error:
+            raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
+
+    @cached_property
+    def size(self) -> int:
+        return self._processor.get_piece_size()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """A word starts with a piece that starts with the space mark; bytes and special pieces are neither."""
+        text = [self._processor.id_to_piece(piece) if self._is_text(piece) else "" for piece in range(self.size)]
+        return Vocabulary(
+            size=self.size,
+            text=(UNK + 1, self.size),
+            pad=PAD,
+            eos=EOS,
+            unk=UNK,
+            word_starts=np.array([piece.startswith(_SPACE) for piece in text]),
+            sentence_ends=np.array([ends_sentence(piece) for piece in text]),
+        )
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        return {}
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The model, and its pieces with their scores for people to read."""
+        listing = "".join(
+            f"{self._processor.id_to_piece(piece)}\t{self._processor.get_score(piece):g}\n"
+            for piece in range(self.size)
+        )
+        return {MODEL: self._model, LISTING: listing.encode()}
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self._model).hexdigest()
+
+    def has(self, token: str) -> bool:
+        return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Of a text that is encoded in parts, only where two segmentations score alike may another one be taken than
+        for the whole text, since sentencepiece adds the scores up in single precision."""
+        cut = [list(parts(text)) for text in texts]
+        encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
+        return [[id_ for _ in text for id_ in next(encoded)] for text in cut]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+    def _is_text(self, piece: int) -> bool:
+        processor = self._processor
+        return not any(
+            is_other(piece)
+            for is_other in (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
+        )

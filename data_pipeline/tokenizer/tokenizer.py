@@ -1,0 +1,175 @@
+"""A tokenizer: a model of text with special tokens and sentinels on top, which are no text.
+
+Ids from below: the model's own, the special tokens in their order, the sentinels, `<extra_id_0>` the highest. No text
+ever becomes a special token or a sentinel, whatever it spells.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.atomic import write_bytes, write_json
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
+from data_pipeline.tokenizer.text_model import ROLES, TextModel
+from data_pipeline.vocabulary import Vocabulary
+
+FOLDER = "tokenizer"  # in a corpus and in a checkpoint
+_DESCRIPTION = f"{FOLDER}/description.json"
+
+
+class Tokenizer:
+    """`model` with `special_tokens` and `sentinels` ids above its own."""
+
+    def __init__(self, model: TextModel, special_tokens: Sequence[str] = (), sentinels: int = 0):
+        if taken := [name for name in special_tokens if model.has(name)]:
+            raise UserError(f"tokenizer.special_tokens: {', '.join(taken)}: the tokenizer has that token already")
+        self.model, self.special_tokens, self.sentinels = model, tuple(special_tokens), sentinels
+
+    @property
+    def sha256(self) -> str:
+        """Of the model alone."""
+        return self.model.sha256
+
+    @property
+    def pieces(self) -> int:
+        """Ids of the model, below the special tokens."""
+        return self.model.size
+
+    @property
+    def size(self) -> int:
+        """Ids in all: pieces, special tokens and sentinels."""
+        return self.pieces + len(self.special_tokens) + self.sentinels
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the ids are for."""
+        own = self.model.vocabulary
+        special = {name: self.pieces + number for number, name in enumerate(self.special_tokens)}
+        roles = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
+        neither = np.zeros(self.size - self.pieces, dtype=bool)
+        return replace(
+            own,
+            size=self.size,
+            pad=roles.get("pad", own.pad),
+            eos=roles.get("eos", own.eos),
+            unk=roles.get("unk", own.unk),
+            bos=roles.get("bos", own.bos),
+            mask=roles.get("mask", own.mask),
+            first_sentinel=self.size - 1 if self.sentinels else -1,
+            sentinels=self.sentinels,
+            special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
+            word_starts=np.append(own.word_starts, neither),
+            sentence_ends=np.append(own.sentence_ends, neither),
+        )
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
+        return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.pieces))}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, without end mark."""
+        return self.model.encode(texts)
+
+    def encode_with_sentinels(self, text: str) -> list[int]:
+        """Ids of `text` in which `<extra_id_k>` stands for sentinel k, end mark included: an input to fill in.
+
+        A space before a sentinel belongs to it, as where ids are shown: no token is left with that space alone.
+        """
+        ids: list[int] = []
+        start = 0
+        for number in range(self.sentinels):
+            mark = f"<extra_id_{number}>"
+            at = text.find(mark, start)
+            if at < 0:
+                break
+            ids += [*self._ids(text[start:at].removesuffix(" ")), self.size - 1 - number]
+            start = at + len(mark)
+        return [*ids, *self._ids(text[start:]), self.vocabulary.eos]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; special tokens and sentinels show by name after a space, pad and eos not at all."""
+        hidden = (self.vocabulary.pad, self.vocabulary.eos)
+        shown = [int(id_) for id_ in ids if int(id_) not in hidden]
+        text = ""
+        for named, group in groupby(shown, self._names.__contains__):
+            run = list(group)
+            part = " ".join(self._names[id_] for id_ in run) if named else self.model.decode(run)
+            between = " " if named else self.model.glue
+            text += (between if text and part else "") + part
+        return text
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest says of the tokenizer, and what `load` needs to know of it."""
+        vocabulary = self.vocabulary
+        files = {f"{FOLDER}/{name}": hashlib.sha256(content).hexdigest() for name, content in self.model.files.items()}
+        return {
+            "kind": self.model.kind,
+            "file": next(iter(files)),
+            "files": files,
+            "sha256": self.sha256,
+            "size": self.size,
+            "pieces": self.pieces,
+            "special_tokens": list(self.special_tokens),
+            "sentinels": self.sentinels,
+            "pad": vocabulary.pad,
+            "eos": vocabulary.eos,
+            "unk": vocabulary.unk,
+            "bos": vocabulary.bos,
+            "mask": vocabulary.mask,
+            "special": vocabulary.special,
+            "first_sentinel": vocabulary.first_sentinel if self.sentinels else None,
+        }
+
+    def _ids(self, text: str) -> list[int]:
+        return self.model.encode([text])[0]
+
+
+def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokenizer:
+    """The tokenizer in `directory`, a corpus or a checkpoint.
+
+    `described`: `TokenizerConfig.layout`, or what a manifest says; None, of a checkpoint: what `save` wrote beside the
+    files. Raises FailedError where the files are others than described.
+    """
+    if described is None:
+        described = _read_description(directory / _DESCRIPTION)
+    model: TextModel
+    match described["kind"]:
+        case SentencePiece.kind:
+            model = SentencePiece.read(directory / FOLDER / MODEL)
+        case ByteLevelBPE.kind:
+            model = ByteLevelBPE.read(directory / FOLDER)
+        case other:
+            raise UserError(f"{directory}: a tokenizer of kind {other!r} is not known here")
+    if described.get("sha256", model.sha256) != model.sha256:
+        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with")
+    return Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
+
+
+def save(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes the tokenizer so that `load(directory)` gives it back."""
+    write_files(tokenizer.model, directory)
+    write_json(directory / _DESCRIPTION, tokenizer.describe())
+
+
+def write_files(model: TextModel, directory: Path) -> None:
+    for name, content in model.files.items():
+        write_bytes(directory / FOLDER / name, content)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid JSON") from None

@@ -1,0 +1,400 @@
+"""Tokenizers: ids as the models' own libraries give them, special tokens and sentinels that no text becomes."""
+
+import dataclasses
+import gzip
+import io
+import json
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sentencepiece
+import transformers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.config_file import load as load_config
+from data_pipeline.corpus import open_corpus
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer import Tokenizer, load, save
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.tokenizer.text_model import ends_sentence
+from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
+
+SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
+
+
+@pytest.fixture(scope="module")
+def c4_texts():
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
+        return [json.loads(next(lines))["text"] for _ in range(150)]
+
+
+@pytest.fixture(scope="module")
+def gpt2(byte_level_bpe):
+    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"))
+
+
+@pytest.fixture(scope="module")
+def bart(byte_level_bpe):
+    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"))
+
+
+@pytest.fixture
+def spiece(small_corpus):
+    return SentencePiece.read(small_corpus / "tokenizer/spiece.model")
+
+
+def gpt2_files(folder: Path) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+    lines = (folder / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
+    return ids, [tuple(line.split(" ")) for line in lines if line]
+
+
+def same(one: Tokenizer, other: Tokenizer) -> bool:
+    first, second = (dataclasses.asdict(tokenizer.vocabulary) for tokenizer in (one, other))
+    return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_gpt2s_ids(gpt2):
+    assert gpt2.encode(["Hello world", " the", ".", ""]) == [[15496, 995], [262], [13], []]
+    vocabulary = gpt2.vocabulary
+    assert (vocabulary.size, vocabulary.text) == (50_257, (0, 50_256))
+    assert vocabulary.eos == vocabulary.bos == vocabulary.pad == 50_256  # <|endoftext|>
+    assert (vocabulary.unk, vocabulary.mask, vocabulary.special) == (None, None, {})
+
+
+def test_barts_ids(bart):
+    """ "Hello world" is 0, 31414, 232, 2 in BART's documentation, marks included."""
+    assert bart.encode(["Hello world", " the", "."]) == [[31_414, 232], [5], [4]]
+    vocabulary = bart.vocabulary
+    assert (vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
+    assert (vocabulary.size, vocabulary.mask) == (50_265, 50_264)
+    assert vocabulary.text == (4, 50_260)  # what follows stands for no text
+    assert vocabulary.special == {f"madeupword000{n}": 50_261 + n for n in range(3)} | {"<|endoftext|>": 50_260}
+
+
+def test_barts_id_is_the_line_of_the_dictionary_and_four(gpt2, bart, byte_level_bpe, c4_texts):
+    lines = (byte_level_bpe / "bart/dict.txt").read_text().splitlines()
+    place = {line.split()[0]: number for number, line in enumerate(lines)}
+    expected = [[place[str(id_)] + 4 for id_ in ids] for ids in gpt2.encode(c4_texts)]
+    assert bart.encode(c4_texts) == expected
+
+
+def test_ids_are_those_of_transformers(gpt2, bart, byte_level_bpe, c4_texts):
+    ids, merges = gpt2_files(byte_level_bpe / "gpt2")
+    theirs = transformers.GPT2Tokenizer(vocab=ids, merges=merges)
+    assert theirs(c4_texts).input_ids == gpt2.encode(c4_texts)
+    tokens = {str(id_): token for token, id_ in ids.items()}
+    lines = [line.split()[0] for line in (byte_level_bpe / "bart/dict.txt").read_text().splitlines()]
+    order = ["<s>", "<pad>", "</s>", "<unk>", *(tokens.get(line, line) for line in lines), "<mask>"]
+    theirs = transformers.BartTokenizer(vocab={token: id_ for id_, token in enumerate(order)}, merges=merges)
+    assert theirs(c4_texts).input_ids == [[0, *text, 2] for text in bart.encode(c4_texts)]
+    assert (theirs.mask_token_id, len(theirs)) == (bart.vocabulary.mask, bart.size)
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back_from_bytes(gpt2, bart, text):
+    for tokenizer in (gpt2, bart):
+        (ids,) = tokenizer.encode([text])
+        first, end = tokenizer.vocabulary.text
+        assert all(first <= id_ < end for id_ in ids)
+        assert tokenizer.decode(ids) == text
+
+
+def test_t5s_conventions(small_corpus):
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
+    assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
+    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
+    assert (described["pieces"], described["size"], described["first_sentinel"]) == (500, 520, 519)
+
+
+def test_special_tokens_stand_between_pieces_and_sentinels(spiece):
+    tokenizer = Tokenizer(spiece, ["<mask>", "[R]", "<s>", "[CLS]"], 20)
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.mask, vocabulary.bos, vocabulary.special) == (500, 502, {"[R]": 501, "[CLS]": 503})
+    assert (vocabulary.size, vocabulary.first_sentinel, vocabulary.sentinel_ids) == (524, 523, range(504, 524))
+    assert (vocabulary.text, vocabulary.pad, vocabulary.eos, vocabulary.unk) == ((3, 500), 0, 1, 2)
+    assert tokenizer.decode([501, *tokenizer.encode(["a page"])[0], 500, 523, 522, 504, 1, 0]) == (
+        "[R] a page <mask> <extra_id_0> <extra_id_1> <extra_id_19>"
+    )
+
+
+def test_special_tokens_above_bytes(gpt2, bart):
+    tokenizer = Tokenizer(gpt2.model, ["<mask>", "<s>", "<pad>"], 2)
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.mask, vocabulary.bos, vocabulary.pad, vocabulary.eos) == (50_257, 50_258, 50_259, 50_256)
+    assert (vocabulary.size, vocabulary.first_sentinel) == (50_262, 50_261)
+    assert tokenizer.decode([50_258, 15_496, 50_257, 995, 50_261, 50_260, 50_256]) == (
+        "<s>Hello <mask> world <extra_id_0> <extra_id_1>"
+    )
+    assert bart.decode([0, 31_414, 50_264, 232, 2, 1]) == "<s>Hello <mask> world"
+
+
+def test_no_sentinels_are_fine(spiece):
+    vocabulary = Tokenizer(spiece).vocabulary
+    assert (vocabulary.size, vocabulary.sentinels, list(vocabulary.sentinel_ids)) == (500, 0, [])
+    assert Tokenizer(spiece).describe()["first_sentinel"] is None
+    assert max(Tokenizer(spiece).encode_with_sentinels("see <extra_id_0> there")) < 500
+
+
+def test_text_that_spells_special_tokens_stays_text(gpt2, bart, spiece):
+    for model, special in [(gpt2.model, ["<mask>", "[R]"]), (bart.model, ["[R]"]), (spiece, ["<mask>", "[R]"])]:
+        tokenizer = Tokenizer(model, special, 20)
+        (ids,) = tokenizer.encode([SPELLED])
+        first, end = tokenizer.vocabulary.text
+        assert all(first <= id_ < end or id_ == tokenizer.vocabulary.unk for id_ in ids)
+    assert gpt2.decode(gpt2.encode([SPELLED])[0]) == SPELLED
+
+
+def test_sentinels_where_they_are_asked_for(gpt2, spiece):
+    tokenizer = Tokenizer(spiece, [], 20)
+    ids = tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>.")
+    (see,), (there,), (dot,) = (tokenizer.encode([text]) for text in ("see", "there", "."))
+    assert ids == [*see, 519, *there, 518, *dot, 1]
+    tokenizer = Tokenizer(gpt2.model, [], 2)
+    ids = tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>.")
+    assert ids == [3826, 50_258, 612, 50_257, 13, 50_256]  # "see", " there", "."
+    assert tokenizer.decode(ids) == "see <extra_id_0> there <extra_id_1>."
+
+
+@pytest.mark.parametrize("kind", ["spiece", "gpt2", "bart"])
+def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
+    model = request.getfixturevalue(kind)
+    tokenizer = Tokenizer(model if kind == "spiece" else model.model, ["[R]", "[S]"], 7)
+    save(tokenizer, tmp_path)
+    described = json.loads(json.dumps(tokenizer.describe()))
+    texts = ["Some text, saved.", "And more…"]
+    for again in (load(tmp_path), load(tmp_path, described), pickle.loads(pickle.dumps(tokenizer))):
+        assert same(again, tokenizer)
+        assert again.encode(texts) == tokenizer.encode(texts)
+        assert again.describe() == described
+    assert (described["special"]["[R]"], described["first_sentinel"]) == (tokenizer.pieces, tokenizer.size - 1)
+    with pytest.raises(FailedError, match="not the tokenizer"):
+        load(tmp_path, {**described, "sha256": "0" * 64})
+    (tmp_path / "tokenizer/description.json").unlink()
+    with pytest.raises(UserError, match=r"description\.json: no such file"):
+        load(tmp_path)
+
+
+def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte_level_bpe, tmp_path):
+    """Hugging Face's names for GPT-2's files, and BART's ids written out, are the same tokenizers."""
+    shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
+    shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
+    assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256
+    assert ByteLevelBPE.read(tmp_path, byte_level_bpe / "bart/dict.txt").sha256 == bart.sha256 != gpt2.sha256
+    save(bart, tmp_path)
+    theirs = transformers.BartTokenizer.from_pretrained(tmp_path / "tokenizer")
+    assert theirs("Hello world").input_ids == [0, 31_414, 232, 2]
+
+
+def test_a_long_text_is_encoded_in_parts_as_well_as_whole(small_corpus, spiece, monkeypatch):
+    """As many pieces of the same text; the same ones but where two segmentations tie ("1 11" and "11 1")."""
+    texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
+    whole = spiece.encode(texts)
+    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 100)
+    parts = spiece.encode(texts)
+    assert [sorted(ids) for ids in parts] == [sorted(ids) for ids in whole]
+    assert list(map(spiece.decode, parts)) == list(map(spiece.decode, whole))
+    assert sum(one != other for one, other in zip(parts, whole, strict=True)) < 0.05 * len(texts)
+
+
+def test_a_long_text_has_the_ids_in_bytes_that_it_has_whole(gpt2, c4_texts, monkeypatch):
+    whole = gpt2.encode(c4_texts)
+    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 100)
+    assert gpt2.encode(c4_texts) == whole
+    assert gpt2.decode(gpt2.encode(["word" * 100])[0]) == "word" * 100  # cut inside the word: other ids, the same text
+
+
+WORDS_AND_SPACES = ["word", "'s", "1", "...", " ", "  ", "\n", "\n\n\n", *"\t\xa0\x1c\x85\u3000\u200b"]
+
+
+@settings(deadline=None)
+@given(words=st.lists(st.sampled_from(WORDS_AND_SPACES), min_size=30))
+def test_a_text_is_cut_where_white_space_begins(gpt2, words):
+    """White space is what GPT-2's pattern takes for it, and "\\n\\n\\n" is one match of it."""
+    text = "".join(words)
+    assume(max(map(len, re.split(r"([^\S\x1c-\x1f]+)", text))) < 20)
+    (whole,) = gpt2.encode([text])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 40)
+        assert gpt2.encode([text]) == [whole]
+
+
+def test_words_start_with_white_space(gpt2, bart):
+    def words(tokenizer: Tokenizer, text: str) -> list[str]:
+        (ids,) = tokenizer.encode([text])
+        starts = [0, *(place for place, id_ in enumerate(ids) if place and tokenizer.vocabulary.word_starts[id_])]
+        return [tokenizer.decode(ids[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+    text = "Pretokenization isn't hyperparametrization,\nhe said. Łódź 日本語"
+    expected = ["Pretokenization", " isn't", " hyperparametrization,", "\nhe", " said.", " Łódź", " 日本語"]
+    assert words(gpt2, text) == words(bart, text) == expected
+    assert not bart.vocabulary.word_starts[[*range(4), *range(50_260, 50_265)]].any()
+
+
+def test_words_start_with_the_space_mark(spiece):
+    tokenizer = Tokenizer(spiece, ["[R]"], 20)
+    (ids,) = tokenizer.encode(["some uncommonplace words"])
+    starts = tokenizer.vocabulary.word_starts
+    assert [bool(starts[id_]) for id_ in ids].count(True) == 3
+    assert not starts[[0, 1, 2, *range(500, 521)]].any()
+    assert len(starts) == len(tokenizer.vocabulary.sentence_ends) == 521
+
+
+def test_bytes_of_rare_characters_start_no_word_and_end_no_sentence():
+    model = io.BytesIO()
+    sentences = ["the cat sat on the mat.", "the dog ate the cat."] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, vocab_size=274, byte_fallback=True,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = Tokenizer(SentencePiece(model.getvalue(), "bytes"))
+    (ids,) = tokenizer.encode(["the cat 😀 ate."])
+    vocabulary = tokenizer.vocabulary
+    assert sum(vocabulary.word_starts[ids]) == 4
+    assert [tokenizer.decode([id_]) for id_ in ids if vocabulary.sentence_ends[id_]] == ["."]
+
+
+@pytest.mark.parametrize("text", [".", "!", " ?", "...", '."', ".”", "?!)", " 2018.", "。", "」。", "。」", ".\n"])
+def test_a_sentence_ends(text):
+    assert ends_sentence(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", ".com", "3.5", ":", ";", '"', "Mr", "。a", "…"])
+def test_a_sentence_does_not_end(text):
+    assert not ends_sentence(text)
+
+
+def test_the_full_stop_of_gpt2_ends_sentences(gpt2, bart):
+    assert gpt2.vocabulary.sentence_ends[13]
+    assert bart.vocabulary.sentence_ends[4]
+    assert not bart.vocabulary.sentence_ends[[0, 1, 2, 3, 50_264]].any()
+    assert gpt2.vocabulary.sentence_ends.sum() == bart.vocabulary.sentence_ends.sum()
+
+
+def test_a_corpus_in_barts_ids(bart_corpus, bart):
+    corpus = open_corpus(bart_corpus)
+    described = corpus.manifest["tokenizer"]
+    assert (described["kind"], described["size"], described["mask"]) == ("byte_level_bpe", 50_286, 50_264)
+    assert (described["special"]["[R]"], described["first_sentinel"]) == (50_265, 50_285)
+    assert same(corpus.tokenizer, Tokenizer(bart.model, ["[R]"], 20))
+    assert {path.name for path in (bart_corpus / "tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
+    texts = [row["text"] for row in pq.read_table(bart_corpus / "documents/part-00000.parquet").to_pylist()]
+    assert sum(split["tokens"] for split in corpus.manifest["splits"].values()) <= sum(map(len, bart.encode(texts)))
+    shown = run("data-pipeline", "show", bart_corpus, "-n", "2")
+    assert shown.returncode == 0, shown.stderr
+    assert "<extra_id_0>" in shown.stdout
+    assert run("data-pipeline", "verify", bart_corpus).returncode == 0
+
+
+def test_verify_names_a_damaged_file_of_the_tokenizer(bart_corpus, tmp_path):
+    shutil.copytree(bart_corpus, tmp_path / "corpus")
+    merges = tmp_path / "corpus/tokenizer/merges.txt"
+    merges.write_text(merges.read_text().replace("t h\n", "t x\n", 1))
+    done = run("data-pipeline", "verify", tmp_path / "corpus")
+    assert (done.returncode, f"{merges}: sha256 differs" in done.stderr) == (1, True)
+
+
+def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    assert run("data-pipeline", "tokenizer", config).returncode == 0
+    path = f"tokenizer.path={byte_level_bpe}/gpt2"
+    done = run(
+        "data-pipeline", "tokenizer", config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
+
+
+def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=3)
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
+    assert done.returncode == 2
+    assert "error: tokenizer.vocab_size" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "corpus/tokenizer/spiece.model").exists()
+
+
+def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
+    model = small_corpus / "tokenizer/spiece.model"
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    tokenizer = {"path": str(model), "vocab_size": 500, "special_tokens": ["<mask>"], "sentinels": 20}
+    config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer)
+    assert run("data-pipeline", "build", config).returncode == 0
+    assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
+    assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
+    for override, problem in {
+        "tokenizer.vocab_size=499": f"tokenizer.vocab_size: {model} has 500 pieces, not 499",
+        "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
+        "tokenizer.path=nowhere.model": "nowhere.model: no such file",
+    }.items():
+        wrong = run("data-pipeline", "build", config, override)
+        assert (wrong.returncode, problem in wrong.stderr) == (2, True), wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["tokenizer.kind=byte_level_bpe"], "tokenizer.path: kind byte_level_bpe needs the directory of an existing"),
+        (["tokenizer.kind=wordpiece"], "tokenizer.kind"),
+        (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe has one"),
+        (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a stands there twice"),
+        (["tokenizer.special_tokens=['']"], "tokenizer.special_tokens: a name is empty or has white space: ''"),
+        (["tokenizer.special_tokens=['a b']"], "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
+        (["tokenizer.special_tokens=[<extra_id_3>]"], "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
+        (["tokenizer.sentinels=-1"], "tokenizer.sentinels"),
+        (["tokenizer.sentinels=0"], "tokenizer.sentinels: rows.objective makes 2 spans"),
+    ],
+)
+def test_impossible_settings_are_refused(overrides, problem, tmp_path):
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    with pytest.raises(UserError) as error:
+        load_config(config, overrides, CorpusConfig)
+    assert str(error.value).startswith(f"{config}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"vocab.bpe": None}, "expected encoder.json and vocab.bpe, or vocab.json and merges.txt"),
+        ({"encoder.json": "[}"}, "encoder.json: damaged: not valid JSON"),
+        ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with ids from 0 on, each once"),
+        ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
+        ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
+        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: names a token twice"),
+        ({"dict.txt": "13 7\n262 5\n"}, "dict.txt: lacks 50254 tokens that text may need, 0 first"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, problem):
+    folder = tmp_path / "files"
+    shutil.copytree(byte_level_bpe / "gpt2", folder)
+    for name, content in changes.items():
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        ByteLevelBPE.read(folder)
+    assert str(error.value).startswith(str(folder))
+    assert problem in str(error.value)
+
+
+def test_a_dictionary_beside_barts_own_ids_is_refused(bart, byte_level_bpe, tmp_path):
+    save(bart, tmp_path)
+    with pytest.raises(UserError, match="the tokens beside it are others"):
+        ByteLevelBPE.read(tmp_path / "tokenizer", byte_level_bpe / "bart/dict.txt")
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    (tmp_path / "spiece.model").write_bytes(b"no model")
+    with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
+        SentencePiece.read(tmp_path / "spiece.model")
