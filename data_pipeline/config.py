@@ -186,13 +186,6 @@ class CorpusConfig(Section):
         return sources
 
     @model_validator(mode="after")
-    def _sentinels_suffice(self) -> "CorpusConfig":
-        spans = self.rows.objective.sentinels
-        if spans > self.tokenizer.sentinels:
-            raise ValueError(f"tokenizer.sentinels: rows.objective makes {spans} spans, one sentinel each")
-        return self
-
-    @model_validator(mode="after")
     def _pairs_are_text_to_text(self) -> "CorpusConfig":
         pairs = [source.name for source in self.sources if source.format == "pairs"]
         text_to_text = isinstance(self.rows.objective, TextToText)

@@ -22,6 +22,8 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     corpus = Path(config.output)
     for source in config.sources:
         list_files(source)  # a missing input is told before anything is written
+    if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
+        raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)
     dedup.forget(corpus, config.dedup)
     planned = documents.plan(config, corpus)

@@ -49,11 +49,7 @@ def plan(
     for bucket, count in zip(buckets, rows, strict=True):
         output = f"shards/{bucket.split}/shard-{bucket.number:05d}.tar"
         spec, inputs = _work(config, bucket, tokenized, trained)
-        own = {
-            "first_row": first_row[bucket.split],
-            "rows_per_block": config.shards.rows_per_block,
-            "apply_at": config.rows.apply_at,
-        }
+        own = {"first_row": first_row[bucket.split], "rows_per_block": config.shards.rows_per_block}
         units.append(Unit(_name(bucket), {**spec, **own, "output": output}, fingerprint([inputs, own]), (output,)))
         first_row[bucket.split] += count
     return units
@@ -77,7 +73,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
                 first_row, offset = spec["first_row"] + start, writer.tarstream.offset
                 columns = {name: values[start:stop] for name, values in rows.columns.items()}
                 block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
-                if spec["apply_at"] == "build":
+                if spec["rows"]["apply_at"] == "build":
                     keys = noise_keys(spec["seed"], spec["split"], 0, np.arange(first_row, spec["first_row"] + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
                 writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **blocks.as_members(block)})
@@ -127,7 +123,7 @@ def _work(
         "bucket": bucket.number,
         "buckets": bucket.count,
         "seed": config.seed,
-        "rows": config.rows.model_dump(exclude={"apply_at"}),
+        "rows": config.rows.model_dump(),
         "tokenizer": config.tokenizer.layout,
     }
     checksums = [checksum for unit in tokenized for checksum in unit.checksums]

@@ -150,6 +150,8 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
         elif objective.raw_length != rows["raw_length"]:
             needs = f"rows of {objective.raw_length} tokens, {corpus.directory} has {rows['raw_length']}"
             problems.append(f"data.objective: needs {needs}")
+        elif objective.columns and objective != corpus.objective:
+            problems.append(f"data.objective: {objective.name} needs rows that were cut for it, in these very settings")
         else:
             problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
     return problems

@@ -17,6 +17,12 @@ MODEL, LISTING = "spiece.model", "spiece.vocab"
 _SPACE = "\u2581"
 
 
+def to_be_trained(size: int) -> Vocabulary:
+    """The vocabulary of a model that will have `size` pieces; which of them start words shows when there is one."""
+    some = np.ones(size, dtype=bool)
+    return Vocabulary(size, (UNK + 1, size), pad=PAD, eos=EOS, unk=UNK, word_starts=some, sentence_ends=some)
+
+
 class SentencePiece(TextModel):
     kind = "sentencepiece"
     glue = " "

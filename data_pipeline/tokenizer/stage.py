@@ -10,8 +10,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.parts import Part
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece
 from data_pipeline.tokenizer.text_model import TextModel
-from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, write_files
+from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import train
+from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Stage, Unit
 
 # Unit and files by kind: with another kind the unit is another one, and the files of the former go.
@@ -49,6 +50,12 @@ def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     write_files(model, corpus)
     return {"pieces": model.size}
+
+
+def expected(config: TokenizerConfig) -> Vocabulary:
+    """What the ids will be for, before anything is trained."""
+    own = sentencepiece.to_be_trained(config.vocab_size) if config.path is None else _existing(config).vocabulary
+    return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
 STAGE = Stage("tokenizer", 2, make_tokenizer)

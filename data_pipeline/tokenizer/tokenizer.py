@@ -52,24 +52,7 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """What the ids are for."""
-        own = self.model.vocabulary
-        special = {name: self.pieces + number for number, name in enumerate(self.special_tokens)}
-        roles = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
-        neither = np.zeros(self.size - self.pieces, dtype=bool)
-        return replace(
-            own,
-            size=self.size,
-            pad=roles.get("pad", own.pad),
-            eos=roles.get("eos", own.eos),
-            unk=roles.get("unk", own.unk),
-            bos=roles.get("bos", own.bos),
-            mask=roles.get("mask", own.mask),
-            first_sentinel=self.size - 1 if self.sentinels else -1,
-            sentinels=self.sentinels,
-            special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
-            word_starts=np.append(own.word_starts, neither),
-            sentence_ends=np.append(own.sentence_ends, neither),
-        )
+        return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels)
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -132,6 +115,28 @@ class Tokenizer:
 
     def _ids(self, text: str) -> list[int]:
         return self.model.encode([text])[0]
+
+
+def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int) -> Vocabulary:
+    """A model's `own` vocabulary with special tokens and sentinels above it."""
+    special = {name: own.size + number for number, name in enumerate(special_tokens)}
+    roles = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
+    neither = np.zeros(len(special) + sentinels, dtype=bool)
+    size = own.size + len(neither)
+    return replace(
+        own,
+        size=size,
+        pad=roles.get("pad", own.pad),
+        eos=roles.get("eos", own.eos),
+        unk=roles.get("unk", own.unk),
+        bos=roles.get("bos", own.bos),
+        mask=roles.get("mask", own.mask),
+        first_sentinel=size - 1 if sentinels else -1,
+        sentinels=sentinels,
+        special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
+        word_starts=np.append(own.word_starts, neither),
+        sentence_ends=np.append(own.sentence_ends, neither),
+    )
 
 
 def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokenizer:

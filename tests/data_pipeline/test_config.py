@@ -1,5 +1,6 @@
 """Corpus files: every problem at once, each with its key."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
+from data_pipeline.pipeline import build
 from tests.conftest import run
 
 VALID = """
@@ -60,7 +62,11 @@ def test_a_file_that_extends_itself_is_refused(corpus_file):
     [
         ("rows.objective.noise_density=1.0", "rows.objective"),
         ("rows.objective.noise_density=0.9", "rows.objective"),  # more spans than tokens to keep them apart
-        ("tokenizer.sentinels=5", "tokenizer.sentinels"),
+        ("rows.packing=examples", "rows: packing: span_corruption needs concatenate or complete_documents"),
+        ("rows.objective={name: text_to_text}", "rows: packing: text_to_text needs complete_documents or examples"),
+        ("rows.objective={name: masked_lm, next_sentence: true}", "packing: masked_lm needs sentence_pairs"),
+        ("sources.0.format=pairs", "would lose the targets of the pairs"),
+        ("rows.objective.name=span", "rows.objective"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
         ("sources=[]", "sources"),
     ],
@@ -68,6 +74,25 @@ def test_a_file_that_extends_itself_is_refused(corpus_file):
 def test_impossible_settings_are_refused(corpus_file, override, key):
     with pytest.raises(UserError, match=key):
         load(corpus_file, [override], CorpusConfig)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["tokenizer.sentinels=5"], "rows.objective: span_corruption: makes up to 28 spans, one sentinel each"),
+        (["rows.objective={name: ul2}"], "the vocabulary has no special token [R]"),
+        (["rows.objective={name: denoising}"], "mask"),
+        (["rows.objective={name: masked_lm}"], "mask"),
+    ],
+)
+def test_a_vocabulary_that_lacks_what_the_objective_needs_is_refused_before_anything_is_read(
+    corpus_file, tmp_path, monkeypatch, overrides, said
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a.json.gz").write_bytes(b"")
+    with pytest.raises(UserError, match=re.escape(said)):
+        build(load(corpus_file, overrides, CorpusConfig))
+    assert not Path("corpora").exists()
 
 
 def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):

@@ -1,0 +1,165 @@
+"""Every objective and packing through the whole pipeline: noise in the shards equals the loader's first epoch."""
+
+import json
+
+import numpy as np
+import pytest
+import webdataset
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.config_file import load
+from data_pipeline.corpus import open_corpus
+from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.stream import Stream
+from data_pipeline.manifest import verify
+from data_pipeline.pipeline import build
+from tests.conftest import run, write_c4, write_corpus_file
+
+SPECIAL = ["<mask>", "<s>", "[R]", "[S]", "[X]", "[CLS]", "[SEP]"]
+DENOISERS = [
+    {"mode": "R", "denoiser": {"name": "span_corruption", "inputs_length": 32}},
+    {"mode": "S", "denoiser": {"name": "prefix_lm", "length": 30, "noise_density": 0.25}, "rate": 2},
+    {"mode": "X", "denoiser": {"name": "span_corruption", "inputs_length": 32, "noise_density": 0.5}},
+]
+OBJECTIVES = {
+    "span_corruption": ({"name": "span_corruption", "inputs_length": 32}, "concatenate"),
+    "rolled": ({"name": "span_corruption", "inputs_length": 32, "random_roll": True}, "concatenate"),
+    "iid_denoising": ({"name": "iid_denoising", "inputs_length": 32}, "concatenate"),
+    "prefix_lm": ({"name": "prefix_lm", "length": 32}, "concatenate"),
+    "packed_prefix_lm": ({"name": "prefix_lm", "length": 32, "packed": True}, "concatenate"),
+    "full_lm": ({"name": "full_lm", "length": 32}, "concatenate"),
+    "ul2": ({"name": "ul2", "denoisers": DENOISERS}, "concatenate"),
+    "bart": ({"name": "denoising", "length": 64}, "complete_documents"),
+    "causal_lm": ({"name": "causal_lm", "length": 32}, "concatenate"),
+    "roberta": ({"name": "masked_lm", "length": 32}, "complete_documents"),
+    "bert": ({"name": "masked_lm", "length": 64, "next_sentence": True}, "sentence_pairs"),
+}
+
+
+@pytest.fixture(scope="module")
+def make(small_corpus, tmp_path_factory):
+    """make(objective, packing, apply_at): the corpus of 60 pages that they make."""
+    folder = tmp_path_factory.mktemp("objectives")
+    write_c4(folder / "c4.json.gz", records=60)
+    tokenizer = {
+        "path": str(small_corpus / "tokenizer/spiece.model"),
+        "special_tokens": SPECIAL,
+        "sentinels": 40,
+    }
+
+    def built(objective, packing, apply_at, **changes):
+        name = f"{objective['name']}-{len(list(folder.iterdir()))}"
+        rows = {"objective": objective, "packing": packing, "apply_at": apply_at}
+        path = write_corpus_file(
+            folder / f"{name}.yaml", output=str(folder / name), tokenizer=tokenizer, rows=rows, **changes
+        )
+        return open_corpus(build(load(path, [], CorpusConfig)))
+
+    return built
+
+
+def same(one, other):
+    assert (one.inputs.lengths == other.inputs.lengths).all()
+    assert (one.targets.lengths == other.targets.lengths).all()
+    assert (one.inputs.values[one.inputs.filled] == other.inputs.values[other.inputs.filled]).all()
+    assert (one.targets.values[one.targets.filled] == other.targets.values[other.targets.filled]).all()
+    assert one.told.keys() == other.told.keys()
+    for name, array in one.told.items():
+        width = min(array.shape[-1], other.told[name].shape[-1])
+        assert (array[..., :width] == other.told[name][..., :width]).all()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
+    objective, packing = OBJECTIVES[name]
+    at_load, at_build = make(objective, packing, "load"), make(objective, packing, "build")
+    assert verify(at_load) == verify(at_build) == []
+    for split in ("train", "validation"):
+        ids = np.arange(at_load.rows(split))
+        assert at_build.rows(split) == len(ids) > 0
+        loaded, stored = Reader(at_load, split), Reader(at_build, split)
+        first = loaded.examples(ids, 0)
+        same(first, stored.examples(ids, 0))
+        same(loaded.examples(ids[::-1], 0), stored.examples(ids[::-1], 0))
+        inputs, targets = at_load.objective.shape
+        assert first.inputs.lengths.max() <= inputs
+        assert first.targets.lengths.max() <= targets
+        again = loaded.examples(ids, 1)
+        drawn = name not in ("full_lm", "causal_lm")  # these have nothing to draw
+        assert drawn == (
+            again.inputs.values.shape != first.inputs.values.shape or (again.inputs.values != first.inputs.values).any()
+        )
+    batches = TrainingBatches(Stream([at_load], [1.0], seed=0, lanes=4), Cut(0, 1, 8, 1))
+    batch = next(batches.loader(1, 0))[0]
+    size = at_load.tokenizer.size
+    assert 0 <= batch["encoder_input_ids"].min() <= batch["encoder_input_ids"].max() < size
+    assert (batch["labels"] != IGNORED).any(dim=1).all()
+    assert batch["labels"].max() < size
+    held_out = [batch["labels"] for batch in validation_batches(at_load, Cut(0, 1, 8, 1))]
+    assert sum(int((labels != IGNORED).any(dim=1).sum()) for labels in held_out) == at_load.rows("validation")
+    shown = run("data-pipeline", "show", at_load.directory, "-n", "1")
+    assert shown.returncode == 0, shown.stderr
+    assert "inputs" in shown.stdout
+
+
+def test_what_a_row_was_cut_for_is_stored_with_it(make):
+    corpus = make(*OBJECTIVES["ul2"], "load")
+    (shard, *_) = corpus.manifest["splits"]["train"]["shards"]
+    samples = list(webdataset.WebDataset(str(corpus.directory / shard["name"]), shardshuffle=False).decode())
+    for sample in samples:
+        lengths = np.diff(sample["row_offsets.npy"])
+        assert sample["denoiser.npy"].shape == lengths.shape
+        assert (lengths == corpus.objective.raw_lengths[sample["denoiser.npy"]]).all()
+    shares = np.bincount(np.concatenate([sample["denoiser.npy"] for sample in samples]), minlength=3)
+    assert abs(shares[1] / shares.sum() - 0.5) < 0.1  # its rate is 2 of 4
+
+
+def test_pairs_are_packed_with_segments_and_positions(make, tmp_path):
+    """Each pair stands in one row, whole; labels and positions start anew in each segment."""
+    pairs = [(f"input number {number} of some", f"target {number}") for number in range(120)]
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"inputs": source, "targets": target}) + "\n" for source, target in pairs)
+    )
+    sources = [{"format": "pairs", "path": str(tmp_path / "pairs.jsonl"), "language": "en"}]
+    objective = {"name": "text_to_text", "inputs_length": 64, "targets_length": 32}
+    corpus = make(objective, "examples", "build", sources=sources)
+    tokenizer, found = corpus.tokenizer, []
+    for split in ("train", "validation"):
+        examples = Reader(corpus, split).examples(np.arange(corpus.rows(split)), 0)
+        sides = ((examples.inputs, examples.input_segments), (examples.targets, examples.target_segments))
+        for row in range(corpus.rows(split)):
+            found += [
+                tuple(tokenizer.decode(ids.values[row][own[row] == segment]) for ids, own in sides)
+                for segment in range(1, int(examples.input_segments[row].max()) + 1)
+            ]
+    assert sorted(found) == sorted(pairs)
+    assert corpus.rows("train") < 60  # several to a row
+    members = next(
+        iter(webdataset.WebDataset(str(corpus.directory / "shards/train/shard-00000.tar"), shardshuffle=False))
+    )
+    assert {"inputs.npy", "input_offsets.npy", "targets.npy", "target_offsets.npy"} <= members.keys()
+    assert {"input_segments.npy", "target_segments.npy"} <= members.keys()
+    batch = next(TrainingBatches(Stream([corpus], [1.0], 0, 4), Cut(0, 1, 8, 1)).loader(1, 0))[0]
+    for side in ("encoder", "decoder"):
+        segments, positions = batch[f"{side}_segment_ids"], batch[f"{side}_positions"]
+        for row in range(8):
+            for segment in range(1, int(segments[row].max()) + 1):
+                own = positions[row][segments[row] == segment]
+                assert own.tolist() == list(range(len(own)))
+
+
+def test_a_pair_to_a_row(make, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("one input\tits target\nanother one\tanother target\n" * 30)
+    sources = [{"format": "pairs", "path": str(tmp_path / "pairs.tsv"), "language": "en"}]
+    objective = {"name": "text_to_text", "inputs_length": 16, "targets_length": 16}
+    at_load, at_build = (make(objective, "complete_documents", at, sources=sources) for at in ("load", "build"))
+    ids = np.arange(at_load.rows("train"))
+    loaded = Reader(at_load, "train").examples(ids, 0)
+    same(loaded, Reader(at_build, "train").examples(ids, 0))
+    decode = at_load.tokenizer.decode
+    texts = {
+        tuple(decode(side.values[row, : side.lengths[row]]) for side in (loaded.inputs, loaded.targets)) for row in ids
+    }
+    assert texts == {("one input", "its target"), ("another one", "another target")}
