@@ -84,7 +84,10 @@ def export(
     """Write a directory that Hugging Face transformers loads."""
     trained = _open(checkpoint)
     from pretrain import huggingface
+    from pretrain.models.config import T5Config
 
+    if not isinstance(trained.model.config, T5Config):
+        raise UserError(f"models of the family {trained.model.config.family} can't be exported yet")
     huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
     print(f"{out}: T5ForConditionalGeneration.from_pretrained and AutoTokenizer.from_pretrained load it")
 

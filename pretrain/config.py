@@ -14,7 +14,7 @@ from pydantic import (
 
 from data_pipeline.config_file import Section
 from data_pipeline.objectives import AnyObjective
-from pretrain.models.config import T5Config
+from pretrain.models.config import AnyModelConfig
 
 
 class RunSection(Section):
@@ -115,7 +115,7 @@ class TrackingSection(Section):
 
 class RunConfig(Section):
     run: RunSection
-    model: T5Config
+    model: AnyModelConfig
     data: DataSection
     batch: BatchSection
     optimizer: OptimizerSection

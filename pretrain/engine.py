@@ -20,6 +20,8 @@ from pretrain.config import RunConfig
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
 
+LABELS = ("labels", "next_sentence_labels")
+
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
     """The run file's `deepspeed` section with all that the rest of the run file decides."""
@@ -65,16 +67,18 @@ class Engine:
 
         Dropout is keyed by (seed, step, rank), so that a resumed run draws the same.
         """
-        valid = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
-        agreed = torch.tensor([valid, int(stop)], device=self.device)
+        counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
+        agreed = torch.cat([counts, counts.new_tensor([int(stop)])])
         dist.all_reduce(agreed)
-        targets, asked = agreed.tolist()
+        *totals, asked = agreed.tolist()
+        counted = dict(zip(LABELS, totals, strict=True))
+        targets, zero = counted["labels"], torch.zeros((), device=self.device)
         torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
         for batch in batches:
             losses = self.deepspeed(**self._to_device(batch))
-            total = losses.sum()
-            self._loss += total.detach()
-            self.deepspeed.backward(total * (self.cut.ranks / max(targets, 1)), scale_wrt_gas=False)
+            share = sum((values.sum() / max(counted.get(name, targets), 1) for name, values in losses.items()), zero)
+            self._loss += share.detach().double() * targets
+            self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
             rate = learning_rate(self.config, step)
             for group in self.deepspeed.optimizer.param_groups:
                 group["lr"] = rate
@@ -87,7 +91,7 @@ class Engine:
         """Loss of every target (batch, targets), fp32, without dropout; all ranks must call it together."""
         self.deepspeed.eval()
         try:
-            return self.deepspeed(**self._to_device(batch))
+            return self.deepspeed(**self._to_device(batch))["labels"]
         finally:
             self.deepspeed.train()
 
@@ -117,6 +121,11 @@ class Engine:
 
     def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _counts(batch: Batch) -> torch.Tensor:
+    """(labels,) of each kind that count in a micro-batch."""
+    return torch.stack([(batch[name] != IGNORED).sum() if name in batch else torch.tensor(0) for name in LABELS])
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

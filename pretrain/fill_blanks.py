@@ -12,6 +12,7 @@ from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.parts import read_documents
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.generation import generate, split_spans
+from pretrain.models.t5 import T5
 from pretrain.trained import TrainedModel
 
 _WORDS = range(10, 25)
@@ -35,6 +36,7 @@ def fill(trained: TrainedModel, blanks: str, temperature: float = 0.0, seed: int
     """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
     tokenizer, vocabulary = trained.tokenizer, trained.tokenizer.vocabulary
     ids = tokenizer.encode_with_sentinels(blanks)
+    assert isinstance(trained.model, T5), "no other family fills blanks"
     generated = generate(trained.model, torch.tensor([ids]), temperature=temperature, seed=seed)[0].tolist()
     spans = split_spans(generated, vocabulary)
     words = {tokenizer.decode([id_]): tokenizer.decode(span).strip() for id_, span in spans.items()}

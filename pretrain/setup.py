@@ -10,7 +10,7 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Progress, Skipped, Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
-from pretrain.models.config import T5Config
+from pretrain.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Setup:
     config: RunConfig
     training: list[Corpus]
     validation: list[Corpus]
-    model: T5Config
+    model: ModelConfig
     cut: Cut
     resume: Path | None
 
@@ -73,7 +73,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     return Setup(config, training, validation, model, cut, resume)
 
 
-def identity(config: RunConfig, model: T5Config, training: list[Corpus]) -> dict[str, Any]:
+def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
     return {
         "model": model.model_dump(),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
@@ -105,7 +105,7 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     return Cut(rank, ranks, micro, share // micro), []
 
 
-def _with_ids_of(model: T5Config, corpus: Corpus) -> tuple[T5Config, list[str]]:
+def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """`model` with the size and the marks of the corpus's tokenizer, and what the run file says of them otherwise."""
     described = corpus.manifest["tokenizer"]
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}

@@ -7,9 +7,8 @@ time. The peak is the vendor's dense figure for known GPUs, and the best of a fe
 import time
 
 import torch
-from torch import nn
 
-from pretrain.models.config import T5Config
+from pretrain.models.model import Model
 from pretrain.setup import Setup
 
 # dense bf16 and TF32 tensor-core peaks, FLOP/s, from NVIDIA's data sheets
@@ -20,22 +19,6 @@ _PEAKS = {
     "L40S": {"bf16": 362e12, "fp32": 183e12},
     "V100": {"bf16": 15.7e12, "fp32": 15.7e12},
 }
-
-
-def flops_per_row(config: T5Config, model: nn.Module, inputs: int, targets: int) -> float:
-    """FLOPs of one row, forward and backward: 6 per weight and token, and the attention products.
-
-    Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention the inputs; the
-    embedding is a look-up.
-    """
-    encoder = _matrix_weights(model.get_submodule("encoder"))
-    decoder = _matrix_weights(model.get_submodule("decoder"))
-    head = config.padded_vocab_size * config.d_model
-    width = config.num_heads * config.d_kv
-    cross = config.num_decoder_layers * 2 * config.d_model * width
-    weights = 6 * (encoder * inputs + (decoder - cross + head) * targets + cross * inputs)
-    pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
-    return weights + 12 * width * pairs
 
 
 def peak_flops(precision: str) -> float:
@@ -59,14 +42,6 @@ def _measured_peak(dtype: torch.dtype, size: int = 1024, repetitions: int = 10) 
     return 2 * size**3 / best
 
 
-def _matrix_weights(module: nn.Module) -> int:
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters() if _is_matrix(weight))
-
-
-def _is_matrix(weight: torch.Tensor) -> bool:
-    return len(getattr(weight, "ds_shape", weight.shape)) > 1  # under ZeRO-3 a parameter's own shape is empty
-
-
 class Meter:
     """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
 
@@ -75,13 +50,13 @@ class Meter:
         self.restart()
 
     @classmethod
-    def of(cls, setup: Setup, model: nn.Module) -> "Meter":
+    def of(cls, setup: Setup, model: Model) -> "Meter":
         """For a run's whole batches; `model` before its parameters are sharded."""
         config = setup.config
         objective = config.data.objective or setup.training[0].objective
         lengths = objective.shape
         rows = config.batch.global_batch_size
-        flops = flops_per_row(setup.model, model, *lengths) * rows
+        flops = model.flops(*lengths) * rows
         return cls(sum(lengths) * rows, flops, peak_flops(config.precision) * setup.cut.ranks)
 
     def restart(self) -> None:

@@ -7,21 +7,20 @@ from data_pipeline import tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
-from pretrain.models.config import T5Config
-from pretrain.models.t5 import T5
+from pretrain.models.model import Model
 
 
 @dataclass(frozen=True)
 class TrainedModel:
     """`model` in fp32 and evaluation mode."""
 
-    model: T5
+    model: Model
     tokenizer: tokenizer.Tokenizer
 
     @classmethod
     def open(cls, directory: Path) -> "TrainedModel":
         """Raises UserError where `directory` is no checkpoint, FailedError where it is damaged."""
-        config = T5Config.model_validate(checkpoint_index.read(directory).identity["model"])
-        model = models.build(config)
+        saved = checkpoint_index.read(directory).identity["model"]
+        model = models.build(models.FAMILIES[saved["family"]][0].model_validate(saved))
         load_weights(model, directory)
         return cls(model.eval(), tokenizer.load(directory))

@@ -8,19 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.models.config import T5Config
+from pretrain.models.config import ModelConfig, T5Config
 
 if TYPE_CHECKING:
-    from pretrain.models.t5 import T5
+    from pretrain.models.model import Model
 
 # family: (its config, where its module lives)
-FAMILIES = {"t5": (T5Config, "pretrain.models.t5.T5")}
+FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
+    "t5": (T5Config, "pretrain.models.t5.T5"),
+}
 
 
-def build(config: T5Config) -> T5:
+def build(config: ModelConfig) -> Model:
     """The freshly initialised model that `config` describes; torch's generator decides the weights."""
     module, name = FAMILIES[config.family][1].rsplit(".", 1)
     return getattr(import_module(module), name)(config)
 
 
-__all__ = ["FAMILIES", "T5Config", "build"]
+__all__ = ["FAMILIES", "ModelConfig", "T5Config", "build"]

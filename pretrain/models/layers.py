@@ -1,4 +1,6 @@
-"""The small layers that T5 is made of, each initialised where it is made (so that ZeRO-3 may partition it at once)."""
+"""The small layers of all models, each initialised where it is made (so that ZeRO-3 may partition it at once)."""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +17,16 @@ def one_use(x: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A matrix without a bias vector, its weights drawn from N(0, std²)."""
+    """A matrix drawn from N(0, std²), without a bias vector or with one of zeros."""
 
-    def __init__(self, in_features: int, out_features: int, std: float):
+    def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False):
         self.std = std  # nn.Linear's constructor calls reset_parameters
-        super().__init__(in_features, out_features, bias=False)
+        super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -49,17 +53,46 @@ class RMSNorm(nn.Module):
         return F.rms_norm(one_use(x), self.weight.shape, self.weight, self.epsilon)
 
 
-class FeedForward(nn.Module):
-    """wo(relu(wi x)) (Raffel et al. 2020, section 2.1)."""
+class LayerNorm(nn.LayerNorm):
+    """Ba et al. 2016, with a bias vector or without."""
 
-    def __init__(self, d_model: int, d_ff: int, dropout_rate: float = 0.0):
+    def __init__(self, d_model: int, epsilon: float = 1e-5, bias: bool = True):
+        super().__init__(d_model, epsilon, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, d_model) to the same; the statistics are in fp32 whatever the dtype of `x`."""
+        return super().forward(one_use(x))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class FeedForward(nn.Module):
+    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3). `std`s: None is T5's, after their fan-in."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        dropout_rate: float = 0.0,
+        activation: str = "relu",
+        *,
+        bias: bool = False,
+        std: float | None = None,
+        out_std: float | None = None,
+    ):
         super().__init__()
-        self.wi = Linear(d_model, d_ff, std=d_model**-0.5)
-        self.wo = Linear(d_ff, d_model, std=d_ff**-0.5)
+        self.wi = Linear(d_model, d_ff, std or d_model**-0.5, bias)
+        self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
+        self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.wo(self.dropout(F.relu(self.wi(x))))
+        return self.wo(self.dropout(self.activation(self.wi(x))))
 
 
 class GatedFeedForward(nn.Module):

@@ -1,22 +1,85 @@
 """The loss of each target token."""
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from pretrain.models.config import ModelConfig
+
+# Losses by what they are about: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is the
+# sum of their means over the labels that count; of any other name, over those of "labels".
+Losses = dict[str, Tensor]
 IGNORED = -100  # the label of a position without a target: padding, or a row of weight zero
 
 
-def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> Tensor:
+def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None) -> Tensor:
+    """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
+
+    Each example of a packed row starts anew: [5, 1, 6, 1] of segments [1, 1, 2, 2] → [0, 5, 0, 6].
+    """
+    start = labels.new_full((labels.size(0), 1), start_id)
+    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start_id)], dim=1)
+    if segments is not None:
+        shifted[:, 1:].masked_fill_(segments[:, 1:] != segments[:, :-1], start_id)
+    return shifted
+
+
+def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
+    """`token_losses`, in training with the z-loss and label smoothing that `config` asks for."""
+    return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))
+
+
+def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy in nats, fp32: logits (batch, length, vocabulary), labels (batch, length) → (batch, length).
 
     A label of -100 costs 0. `z_loss` · (log Z)² is added where it is positive: it keeps the softmax's normaliser
-    near 1 (Mesh TensorFlow; 1e-4 in T5).
+    near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` takes that share of each target's mass and spreads it over
+    all ids (Szegedy et al. 2016).
+
+    The softmax is in fp32, whatever the dtype of the logits, but is never held for more than `_ROWS` targets: besides
+    the logits only their gradient takes memory.
     """
-    logits = logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").unflatten(
-        0, labels.shape
-    )
-    if z_loss > 0.0:
-        losses = losses + z_loss * torch.logsumexp(logits, dim=-1).square() * (labels != IGNORED)
-    return losses
+    flat, targets = logits.flatten(0, -2), labels.flatten()
+    return _TokenLosses.apply(flat, targets, z_loss, label_smoothing).view(labels.shape)
+
+
+_ROWS = 1024
+
+
+class _TokenLosses(torch.autograd.Function):
+    """Of logits (n, vocabulary) and labels (n,), a few rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
+        counted = labels != IGNORED
+        targets = labels.clamp(min=0)
+        normalisers, losses = [], []
+        for rows, ids in zip(logits.split(_ROWS), targets.split(_ROWS), strict=True):
+            rows = rows.float()
+            log_z = torch.logsumexp(rows, dim=-1)
+            expected = rows.gather(-1, ids[:, None]).squeeze(-1)
+            if smoothing:
+                expected = (1 - smoothing) * expected + smoothing * rows.mean(dim=-1)
+            normalisers.append(log_z)
+            losses.append(log_z - expected + z_loss * log_z.square())
+        log_z = torch.cat(normalisers)
+        ctx.save_for_backward(logits, targets, counted, log_z)
+        ctx.z_loss, ctx.smoothing = z_loss, smoothing
+        return torch.cat(losses).masked_fill(~counted, 0.0)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary"""
+        logits, targets, counted, log_z = ctx.saved_tensors
+        gradient = gradient.masked_fill(~counted, 0.0)
+        out = torch.empty_like(logits)
+        parts = (tensor.split(_ROWS) for tensor in (logits, targets, log_z, gradient, out))
+        for rows, ids, normaliser, weight, into in zip(*parts, strict=True):
+            shares = torch.exp(rows.float() - normaliser[:, None])
+            shares *= (1 + 2 * ctx.z_loss * normaliser)[:, None]
+            shares -= ctx.smoothing / logits.size(-1)
+            shares.scatter_add_(-1, ids[:, None], torch.full_like(normaliser, ctx.smoothing - 1)[:, None])
+            into.copy_(shares * weight[:, None])
+        return out, None, None, None

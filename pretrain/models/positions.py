@@ -1,10 +1,14 @@
-"""T5's relative positions (Raffel et al. 2020, section 2.1): one learned scalar per head and bucket of distances."""
+"""Positions: relative as in T5, linear biases, rotations, sinusoids, learned vectors."""
 
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pretrain.models.layers import Embedding
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
 
 
 def relative_position_bucket(
@@ -32,7 +36,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(nn.Module):
-    """What a stack adds to the attention logits of all its layers."""
+    """T5's (Raffel et al. 2020, section 2.1): one learned scalar per head and bucket of distances, for all layers."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__()
@@ -49,3 +53,75 @@ class RelativePositionBias(nn.Module):
         buckets = relative_position_bucket(distances, self.bidirectional, self.num_buckets, self.max_distance)
         diagonals = F.embedding(buckets, self.weight).t()
         return diagonals.unfold(1, keys, 1).flip(1)[None]
+
+
+class LinearBias(nn.Module):
+    """ALiBi (Press et al. 2022): each head subtracts its slope times the distance; nothing is learned.
+
+    For a decoder all distances are to the past; for an encoder they count in both directions.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """(1, heads, queries, keys); the last query stands at the last key."""
+        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)
+        at = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+        return (-slopes[:, None, None] * at.abs())[None].to(dtype)
+
+
+def linear_bias_slopes(num_heads: int) -> list[float]:
+    """2^(−8/n), 2^(−16/n), … for n heads; where n is no power of two, every other slope of twice as many fills up.
+
+    4 heads → 1/4, 1/16, 1/64, 1/256
+    """
+    whole = 2 ** int(math.log2(num_heads))
+    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-4 * (head + 1) / whole) for head in range(0, 2 * (num_heads - whole), 2)]
+    return slopes + between
+
+
+def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotation:
+    """Of rotary positions (Su et al. 2021), for `positions` (length,) or (batch, length); angles in fp32.
+
+    Dimension i turns with dimension i + d_kv / 2 by position · base^(−2i / d_kv).
+    """
+    frequencies = base ** (-torch.arange(0, d_kv, 2, device=positions.device, dtype=torch.float32) / d_kv)
+    angles = positions[..., None].float() * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    if angles.dim() == 3:
+        angles = angles[:, None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """`x` (batch, heads, length, d_kv) turned."""
+    cosines, sines = by
+    one, other = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat([-other, one], dim=-1) * sines
+
+
+def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
+    """(…, d_model) for `positions` (…): sine and cosine by turns (Vaswani et al. 2017, section 3.5)."""
+    frequencies = 10_000.0 ** (-torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32) / d_model)
+    angles = positions[..., None].float() * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model].to(dtype)
+
+
+class LearnedPositions(Embedding):
+    """One vector for each position, N(0, std²); `offset` rows before the first are never used (BART has two)."""
+
+    def __init__(self, num_positions: int, d_model: int, std: float, offset: int = 0):
+        super().__init__(num_positions + offset, d_model, std)
+        self.offset = offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(…, d_model) for `positions` (…)."""
+        return super().forward(positions + self.offset)
+
+
+def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
+    """(length,) positions from `start` on, or those (batch, length) `given` for packed examples."""
+    return torch.arange(start, start + length, device=device) if given is None else given

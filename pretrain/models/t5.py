@@ -4,13 +4,14 @@ A pre-norm encoder-decoder without any bias vector, with relative positions. Ver
 matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own.
 """
 
-import torch
 from torch import Tensor, nn
 
-from pretrain.models.attention import MASKED, Attention, KeyValueCache, causal_mask, padding_mask
+from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.config import T5Config
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
-from pretrain.models.loss import IGNORED, token_losses
+from pretrain.models.loss import Losses, configured_losses, shift_right
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model, matrix_weights
 from pretrain.models.positions import RelativePositionBias
 
 # The standard deviation of the first logits. At 1, T5's own value, the first loss is ln V + 1/2 (the mean of
@@ -49,7 +50,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -91,11 +92,13 @@ class Encoder(nn.Module):
         self.final_norm = _norm(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Embeddings (batch, length, d_model) to states of the same shape."""
-        bias = self.relative_attention_bias(x.size(1), x.size(1))
-        if attention_mask is not None:
-            bias = bias.masked_fill(~padding_mask(attention_mask), MASKED)
+        length = x.size(1)
+        seen = visible(
+            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
+        )
+        bias = masked(self.relative_attention_bias(length, length), seen, x.dtype)
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, bias)
@@ -118,24 +121,33 @@ class Decoder(nn.Module):
         encoder_states: Tensor,
         encoder_attention_mask: Tensor | None = None,
         cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
+        segments: Tensor | None = None,
+        encoder_segments: Tensor | None = None,
     ) -> Tensor:
         """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds."""
         queries = x.size(1)
         keys = queries + (cache[0][0].length if cache else 0)
-        bias = self.relative_attention_bias(queries, keys)
-        bias = bias.masked_fill(~causal_mask(queries, keys, x.device), MASKED)
-        cross_bias = None
-        if encoder_attention_mask is not None:
-            mask = padding_mask(encoder_attention_mask)
-            cross_bias = torch.zeros_like(mask, dtype=bias.dtype).masked_fill(~mask, MASKED)
+        seen = visible(queries, keys, x.device, causal=True, query_segments=segments, key_segments=segments)
+        bias = masked(self.relative_attention_bias(queries, keys), seen, x.dtype)
+        seen = visible(
+            queries,
+            encoder_states.size(1),
+            x.device,
+            key_mask=encoder_attention_mask,
+            query_segments=segments,
+            key_segments=encoder_segments,
+        )
+        cross_bias = masked(None, seen, x.dtype)
         x = self.dropout(x)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, bias, cross_bias, cache[i] if cache else None)
         return self.dropout(self.final_norm(x))
 
 
-class T5(nn.Module):
+class T5(Model):
     """`forward` gives the loss of every target token; `encode` and `decode` are its two halves."""
+
+    config: T5Config
 
     def __init__(self, config: T5Config):
         super().__init__()
@@ -154,22 +166,38 @@ class T5(nn.Module):
         labels: Tensor,
         decoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100.
+        encoder_segment_ids: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+    ) -> Losses:
+        """{"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
         tokens (None: all). `decoder_input_ids` are by default the labels moved one to the right. Padding after the
-        targets needs no mask: the decoder is causal. The z-loss is part of training only.
+        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart; positions in
+        them change nothing, since distances inside an example are what they are. The z-loss is part of training only.
         """
         if decoder_input_ids is None:
-            decoder_input_ids = shift_right(labels, self.config.pad_id)
-        encoder_states = self.encode(encoder_input_ids, encoder_attention_mask)
-        logits = self.decode(decoder_input_ids, encoder_states, encoder_attention_mask)
-        return token_losses(logits, labels, self.config.z_loss if self.training else 0.0)
+            decoder_input_ids = shift_right(labels, self.config.pad_id, decoder_segment_ids)
+        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids)
+        x = self.decoder(
+            self.embedding(decoder_input_ids),
+            states,
+            encoder_attention_mask,
+            segments=decoder_segment_ids,
+            encoder_segments=encoder_segment_ids,
+        )
+        return {"labels": configured_losses(self._logits(x), labels, self.config, self.training)}
 
-    def encode(self, encoder_input_ids: Tensor, encoder_attention_mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        encoder_input_ids: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+    ) -> Tensor:
         """(batch, input_length) ids to states (batch, input_length, d_model)."""
-        return self.encoder(self.embedding(encoder_input_ids), encoder_attention_mask)
+        return self.encoder(self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids)
 
     def decode(
         self,
@@ -180,20 +208,21 @@ class T5(nn.Module):
     ) -> Tensor:
         """(batch, target_length) ids to logits (batch, target_length, padded_vocab_size)."""
         x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
-        if self.config.tie_embeddings:
-            x = x * self.config.d_model**-0.5
-        return self.lm_head(x)
+        return self._logits(x)
 
     def new_cache(self) -> list[tuple[KeyValueCache, KeyValueCache]]:
         """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
-        return [(KeyValueCache(), KeyValueCache()) for _ in self.decoder.layers]
+        return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
 
-    def num_parameters(self) -> int:
-        """Scalars to train, a tied matrix counted once. Build on the meta device to count without memory."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.lm_head(x * self.config.d_model**-0.5 if self.config.tie_embeddings else x)
 
-
-def shift_right(labels: Tensor, pad_id: int = 0) -> Tensor:
-    """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1]."""
-    start = labels.new_full((labels.size(0), 1), pad_id)
-    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
+    def flops(self, inputs: int, targets: int) -> float:
+        """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""
+        config = self.config
+        width = config.num_heads * config.d_kv
+        cross = config.num_decoder_layers * 2 * config.d_model * width
+        decoder = matrix_weights(self.decoder) - cross + config.padded_vocab_size * config.d_model
+        weights = (matrix_weights(self.encoder) + cross) * inputs + decoder * targets
+        pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
+        return 6 * weights + 12 * width * pairs

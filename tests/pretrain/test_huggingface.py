@@ -12,7 +12,7 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.generation import generate
 from pretrain.huggingface import export, load_state
 from pretrain.models import T5Config, build
-from pretrain.models.t5 import shift_right
+from pretrain.models.loss import shift_right
 
 transformers = pytest.importorskip("transformers")
 
@@ -82,7 +82,7 @@ def test_transformers_computes_the_same(tied, multiple, spiece, tmp_path):
 
     inputs, labels = torch.arange(3, 43).view(2, 20), torch.arange(50, 66).view(2, 8)
     with torch.no_grad():
-        expected = model.decode(shift_right(labels), model.encode(inputs))
+        expected = model.decode(shift_right(labels, 0), model.encode(inputs))
         found = loaded(input_ids=inputs, labels=labels)
     torch.testing.assert_close(found.logits, expected, rtol=0, atol=1e-4)
     if multiple == 1:  # transformers would also generate the rows that pad the vocabulary

@@ -94,7 +94,7 @@ def test_a_run_leaves_what_the_contract_says(reference):
     index = json.loads((folder / "checkpoints/step-00000008/index.json").read_text())
     assert (index["step"], index["position"], index["world_size"], index["zero_stage"]) == (8, 128, 1, 2)
     suffixes = {path.suffix for path in (folder / "checkpoints/step-00000008").rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".safetensors", ".yaml", ".model"}  # no pickle
+    assert suffixes == {".json", ".safetensors", ".yaml", ".model", ".vocab"}  # no pickle
 
 
 def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):

@@ -1,0 +1,12 @@
+"""What a run file may say under `model:`, one class for each family. No torch: the launcher reads these too."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.t5 import T5Config
+
+AnyModelConfig = Annotated[T5Config, Field()]
+
+__all__ = ["AnyModelConfig", "ModelConfig", "T5Config"]
