@@ -15,6 +15,10 @@ from data_pipeline.errors import UserError
 OmegaConf.register_resolver("samples", lambda: str(Path(__file__).parent / "samples"), replace=True)
 
 
+# Sections of which there are several kinds, and the key that says which.
+_KINDS = {"objective": "name", "optimizer": "name", "schedule": "name", "model": "family"}
+
+
 class Section(BaseModel):
     """A part of a config file. Unknown keys are errors; values keep their types ("5" is no number)."""
 
@@ -37,7 +41,11 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
         try:
-            OmegaConf.update(merged, key, OmegaConf.create(f"value: {value}").value, force_add=True)
+            parsed = OmegaConf.create(f"value: {value}").value
+            update = OmegaConf.create()
+            OmegaConf.update(update, key, parsed, force_add=True)
+            _forget_other_kinds(merged, update)
+            OmegaConf.update(merged, key, parsed, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {_first_line(error)}") from None
     try:
@@ -71,9 +79,22 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
         raise UserError(f"{path}: expected keys and values at the top level")
     bases = config.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
-    merged = OmegaConf.merge(*(_read(path.parent / base, (*seen, path.resolve())) for base in bases), config)
-    assert isinstance(merged, DictConfig)
+    merged = OmegaConf.create()
+    for part in (*(_read(path.parent / base, (*seen, path.resolve())) for base in bases), config):
+        _forget_other_kinds(merged, part)
+        merged.merge_with(part)
     return merged
+
+
+def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
+    """Empties sections of `config` that `update` makes another kind of: their keys are none of the new kind's."""
+    for key, value in update.items_ex(resolve=False):
+        if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
+            continue
+        kind = _KINDS.get(str(key), "")
+        if kind in value and config[key].get(kind, value[kind]) != value[kind]:
+            config[key] = {}
+        _forget_other_kinds(config[key], value)
 
 
 def _first_line(error: BaseException) -> str:
@@ -81,12 +102,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+    location, _ = _walk(schema, problem["loc"])
+    key = ".".join(location)
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
-        nearest = difflib.get_close_matches(str(name), _keys_at(schema, parents), n=1, cutoff=0.5)
-        prefix = ".".join(str(part) for part in parents)
-        hint = f"; nearest valid key: {prefix + '.' if prefix else ''}{nearest[0]}" if nearest else ""
+        above, candidates = _walk(schema, parents)
+        known = [field for candidate in candidates for field in candidate.model_fields]
+        nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
     if problem["type"] == "missing":
         return f"{key}: missing"
@@ -96,16 +119,33 @@ def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
     return f"{key}: {message[0].lower() + message[1:]}, got {problem['input']!r}"
 
 
-def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
-    """Names of the fields that may stand at `location`, looking through lists, options and unions."""
+def _walk(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[type[BaseModel]]]:
+    """(keys as a file has them, the sections that may stand there), looking through lists, options and unions.
+
+    Where a section has several kinds, a location also has the kind's name, which is no key.
+    """
+    keys: list[str] = []
     candidates: list[type[BaseModel]] = [schema]
     for part in location:
-        following: list[type[BaseModel]] = []
-        for candidate in candidates:
-            if part in candidate.model_fields:
-                following += _models_in(candidate.model_fields[part].annotation)
-        candidates = following or candidates  # list positions and union tags name no field
-    return [name for candidate in candidates for name in candidate.model_fields]
+        following = [
+            model
+            for candidate in candidates
+            if part in candidate.model_fields
+            for model in _models_in(candidate.model_fields[part].annotation)
+        ]
+        kinds = [candidate for candidate in candidates if part in _kinds(candidate)]
+        if kinds and not any(part in candidate.model_fields for candidate in candidates):
+            candidates = kinds
+            continue
+        keys.append(str(part))
+        candidates = following or candidates  # a position in a list names no field
+    return keys, candidates
+
+
+def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
+    """What a section that is one of several kinds is called by."""
+    named = (section.model_fields.get(key) for key in ("name", "family"))
+    return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -37,10 +37,12 @@ class Clusters:
         from scipy.sparse.csgraph import connected_components
 
         pairs = np.concatenate([self._forest, *self._pending])
-        self._pending, self._waiting = [], 0
-        documents, ends = np.unique(pairs, return_inverse=True)
-        ends = ends.reshape(-1, 2)
+        self._forest, self._pending, self._waiting = pairs[:0], [], 0
+        documents = np.unique(pairs)
+        ends = np.searchsorted(documents, pairs).astype(np.int32 if len(documents) < 2**31 else np.int64)
+        del pairs  # at this size what isn't needed any more counts
         graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
+        del ends
         _, cluster = connected_components(graph, directed=False)
         first = documents[np.unique(cluster, return_index=True)[1]]  # documents ascend, so the first is the smallest
         self._forest = np.stack([documents, first[cluster]], axis=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
@@ -51,6 +52,32 @@ def test_a_file_extends_others_and_has_the_last_word(corpus_file):
     assert (config.name, config.seed, config.output) == ("b", 3, "corpora/a")
 
 
+def test_another_kind_of_a_section_starts_afresh(corpus_file):
+    """UL2 has no inputs_length: what the base says of span corruption doesn't hold for it."""
+    corpus_file.write_text(
+        VALID + "rows: {end_of_document: true, objective: {name: span_corruption, inputs_length: 64}}"
+    )
+    child = corpus_file.with_name("child.yaml")
+    child.write_text("extends: [corpus.yaml]\nrows: {objective: {name: causal_lm, length: 7}}\n")
+    rows = load(child, [], CorpusConfig).rows
+    assert (rows.objective.name, rows.objective.length, rows.end_of_document) == ("causal_lm", 7, True)
+    assert load(corpus_file, ["rows.objective.name=full_lm"], CorpusConfig).rows.objective.length == 512
+    same = load(corpus_file, ["rows.objective={name: span_corruption, noise_density: 0.2}"], CorpusConfig)
+    assert same.rows.objective.inputs_length == 64
+
+
+def test_the_nearest_key_is_one_of_the_kind_that_is_meant(corpus_file):
+    with pytest.raises(UserError) as error:
+        load(
+            corpus_file,
+            ["rows.objective={name: causal_lm, lenght: 8}", "rows.objective.noise_density=0.1"],
+            CorpusConfig,
+        )
+    lines = str(error.value).splitlines()
+    assert f"{corpus_file}: rows.objective.lenght: unknown key; nearest valid key: rows.objective.length" in lines
+    assert f"{corpus_file}: rows.objective.noise_density: unknown key" in lines
+
+
 def test_a_file_that_extends_itself_is_refused(corpus_file):
     corpus_file.write_text(VALID + "extends: [corpus.yaml]\n")
     with pytest.raises(UserError, match="extends itself"):
@@ -74,6 +101,12 @@ def test_a_file_that_extends_itself_is_refused(corpus_file):
 def test_impossible_settings_are_refused(corpus_file, override, key):
     with pytest.raises(UserError, match=key):
         load(corpus_file, [override], CorpusConfig)
+
+
+def test_every_shipped_corpus_file_has_what_its_objective_needs():
+    for path in sorted(Path("configs/corpora").glob("*.yaml")):
+        config = load(path, [], CorpusConfig)
+        assert config.rows.objective.problems(tokenizer.expected(config.tokenizer)) == [], path
 
 
 @pytest.mark.parametrize(
