@@ -8,6 +8,7 @@ from typing import Any
 from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.stream import differences
+from pretrain.models import FAMILIES
 
 FORMAT_VERSION = 1
 INDEX = "index.json"
@@ -34,7 +35,8 @@ class Index:
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """One line for each key in which the checkpoint is of another run than `identity`."""
-        found = differences(self.identity, json.loads(json.dumps(identity)))
+        saved = {**self.identity, "model": _with_defaults(self.identity["model"])}
+        found = differences(saved, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
     def as_json(self) -> str:
@@ -85,3 +87,9 @@ def set_latest(run: Path, step: int) -> None:
 
 def all_steps(run: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+
+
+def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
+    """A saved model's settings with those that came later: they stand as they did then."""
+    config, _ = FAMILIES[model["family"]]
+    return config.model_validate(model).model_dump()

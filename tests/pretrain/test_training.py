@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from data_pipeline.config_file import load
+from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
@@ -155,6 +156,38 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(smal
     assert json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"] == run_id
     validation = [read_metrics(path.parent / "run")[-1].metrics for path in (whole, parts)]
     assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
+
+
+def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
+    """4 steps of 16 rows, then 4 of 8: rows 64 … 95 of the stream follow rows 0 … 63."""
+    path = run_file(tmp_path, small_corpus, evaluation=[])
+    assert train(path, 1, "--stop-at-step", "4").returncode == 75
+    done = train(path, 1, "batch.global_batch_size=8")
+    assert done.returncode == 0, done.stderr
+    index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
+    assert (index.step, index.position, index.consumed) == (8, 96, [96])
+
+
+def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
+    """Every rank skips its own share; the checkpoint tells what all have skipped."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(small_corpus, corpus)
+    blocks = open_corpus(corpus).blocks("train")
+    for shard in (corpus / "shards/train").iterdir():
+        content = bytearray(shard.read_bytes())
+        for place in blocks.of_shard(f"shards/train/{shard.name}")[::2].tolist():
+            content[int(blocks.offset[place]) + 700] ^= 1
+        shard.write_bytes(content)
+    path = run_file(tmp_path, corpus, evaluation=[])
+    stopped = train(path, 2)
+    assert stopped.returncode == 1
+    assert "sha256 differs" in stopped.stderr + stopped.stdout
+    done = train(path, 2, "data.on_damage=skip")
+    assert done.returncode == 0, done.stderr
+    index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
+    assert index.position == 128
+    assert len(index.skipped) >= 2
+    assert all(one["shard"].startswith("shards/train/") for one in index.skipped)
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):
