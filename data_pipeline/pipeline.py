@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data_pipeline import documents, manifest, ownership, report, rows, shards, tokenizer
+from data_pipeline import documents, manifest, ownership, report, shards, tokenizer, tokens
 from data_pipeline.atomic import fingerprint, remove_leftovers
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import stages as dedup
@@ -50,8 +50,8 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
         return corpus
 
     (trained,) = finished["tokenizer"]
-    planned = rows.plan(config, parts, trained)
-    finished["tokens"] = run(rows.STAGE, planned, corpus, config.ray)
+    planned = tokens.plan(config, parts, trained)
+    finished["tokens"] = run(tokens.STAGE, planned, corpus, config.ray)
 
     finished["rows"] = run(shards.COUNT, shards.plan_counts(config, finished["tokens"], trained), corpus, config.ray)
     planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])

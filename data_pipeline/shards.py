@@ -13,11 +13,11 @@ import numpy as np
 from data_pipeline import blocks, tokenizer
 from data_pipeline.atomic import atomic_file, fingerprint
 from data_pipeline.blocks import Block
+from data_pipeline.buckets import SPLITS, Bucket, count_tokens, read_bucket
 from data_pipeline.config import CorpusConfig, RowsConfig
 from data_pipeline.objectives import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
-from data_pipeline.rows import SPLITS, Bucket, count_tokens, read_bucket
 from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.work_units import Finished, Stage, Unit
 

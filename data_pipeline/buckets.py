@@ -1,0 +1,91 @@
+"""Buckets of the global shuffle: a range of hashes, which is a slice of every file of tokens, and becomes a shard."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from data_pipeline.packing.rows import Documents
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A range of the shuffle's hashes, `number` of `count`: the documents of one shard."""
+
+    split: str
+    number: int
+    count: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last hash, both included."""
+        return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
+
+
+class _OnDisk(Sequence[int]):
+    """An array in a file, of which only the numbers that are asked for are read."""
+
+    def __init__(self, array: Any):
+        self._array, self._length = array, array.get_shape()[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        return int(self._array[at : at + 1][0])
+
+
+def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in an open tokenized file."""
+    hashes = file.get_slice(f"{bucket.split}.hashes")
+    first, last = (
+        find(_OnDisk(hashes), bound) for find, bound in zip((bisect_left, bisect_right), bucket.bounds, strict=True)
+    )
+    if first == last:
+        return np.zeros(0, np.uint64), np.zeros(1, np.int64), None
+    of_pairs = f"{bucket.split}.targets" in file.keys()  # noqa: SIM118 (not a dict)
+    targets = file.get_slice(f"{bucket.split}.targets")[first:last] if of_pairs else None
+    return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1], targets
+
+
+def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> list[int]:
+    """Tokens in each bucket, over all tokenized `files`; reads each file once."""
+    bounds = np.array([bucket.bounds for bucket in buckets], dtype=np.uint64)
+    counts = np.zeros(len(buckets), dtype=np.int64)
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            for split in SPLITS:
+                own = np.array([bucket.split == split for bucket in buckets])
+                hashes, offsets = (file.get_tensor(f"{split}.{array}") for array in ("hashes", "offsets"))
+                first = np.searchsorted(hashes, bounds[own, 0], "left")
+                end = np.searchsorted(hashes, bounds[own, 1], "right")
+                counts[own] += offsets[end] - offsets[first]
+    return counts.tolist()
+
+
+def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> Documents:
+    """The documents of a bucket, of all `files`, in shuffled order."""
+    hashes: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            found, offsets, target_starts = _slice(file, bucket)
+            if len(found):
+                tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
+                hashes.append(found)
+                documents += np.split(tokens, offsets[1:-1] - offsets[0])
+                targets += [] if target_starts is None else [target_starts]
+    if not documents:
+        nothing = np.zeros(0, np.int64)
+        return Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), nothing)
+    order = np.argsort(np.concatenate(hashes), kind="stable")
+    ordered = [documents[position] for position in order]
+    starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)
+    return Documents(np.concatenate(ordered), starts, np.concatenate(targets)[order] if targets else None)
