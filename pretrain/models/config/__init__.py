@@ -6,7 +6,8 @@ from pydantic import Field
 
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.transformer import BartConfig, VanillaConfig
 
-AnyModelConfig = Annotated[T5Config, Field()]
+AnyModelConfig = Annotated[T5Config | BartConfig | VanillaConfig, Field(discriminator="family")]
 
-__all__ = ["AnyModelConfig", "ModelConfig", "T5Config"]
+__all__ = ["AnyModelConfig", "BartConfig", "ModelConfig", "T5Config", "VanillaConfig"]
