@@ -353,7 +353,6 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         (["tokenizer.special_tokens=['a b']"], "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
         (["tokenizer.special_tokens=[<extra_id_3>]"], "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
         (["tokenizer.sentinels=-1"], "tokenizer.sentinels"),
-        (["tokenizer.sentinels=0"], "tokenizer.sentinels: rows.objective makes 2 spans"),
     ],
 )
 def test_impossible_settings_are_refused(overrides, problem, tmp_path):
