@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.models.config import ModelConfig, T5Config
+from pretrain.models.config import DecoderOnlyConfig, EncoderOnlyConfig, ModelConfig, T5Config
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # family: (its config, where its module lives)
 FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
     "t5": (T5Config, "pretrain.models.t5.T5"),
+    "decoder_only": (DecoderOnlyConfig, "pretrain.models.decoder_only.DecoderOnly"),
+    "encoder_only": (EncoderOnlyConfig, "pretrain.models.encoder_only.EncoderOnly"),
 }
 
 
@@ -25,4 +27,4 @@ def build(config: ModelConfig) -> Model:
     return getattr(import_module(module), name)(config)
 
 
-__all__ = ["FAMILIES", "ModelConfig", "T5Config", "build"]
+__all__ = ["FAMILIES", "DecoderOnlyConfig", "EncoderOnlyConfig", "ModelConfig", "T5Config", "build"]
