@@ -83,13 +83,10 @@ def export(
 ) -> None:
     """Write a directory that Hugging Face transformers loads."""
     trained = _open(checkpoint)
-    from pretrain import huggingface
-    from pretrain.models.config import T5Config
+    from pretrain.huggingface import export as write
 
-    if not isinstance(trained.model.config, T5Config):
-        raise UserError(f"models of the family {trained.model.config.family} can't be exported yet")
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: T5ForConditionalGeneration.from_pretrained and AutoTokenizer.from_pretrained load it")
+    class_name = write(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
+    print(f"{out}: {class_name}.from_pretrained and AutoTokenizer.from_pretrained load it")
 
 
 @app.command()
