@@ -146,9 +146,11 @@ class EncoderOnly(Model):
             self.masked_lm_logits(states[counted]), labels[counted], self.config, self.training
         )
         losses = {"labels": predicted.new_zeros(labels.shape).masked_scatter(counted, predicted)}
-        if self.next_sentence is not None and next_sentence_labels is not None:
-            follows = next_sentence_labels
-            classes = torch.where(follows == IGNORED, IGNORED, 1 - follows)  # in BERT's release 0 says that it follows
+        if self.next_sentence is not None:
+            if next_sentence_labels is None:  # a batch of damaged rows alone: other ranks wait for the head's gradients
+                next_sentence_labels = labels.new_full((labels.size(0),), IGNORED)
+            # in BERT's release class 0 says that the text follows
+            classes = torch.where(next_sentence_labels == IGNORED, IGNORED, 1 - next_sentence_labels)
             losses["next_sentence_labels"] = token_losses(self.next_sentence(states), classes)
         return losses
 

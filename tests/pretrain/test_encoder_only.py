@@ -136,9 +136,8 @@ def test_logits_are_made_for_predicted_tokens_alone(model):
 
 
 def test_a_batch_without_a_predicted_token_costs_nothing(model):
-    """As one of damaged rows alone: other ranks still wait for this one's gradients."""
-    batch = batch_of(labels=torch.full((3, 12), -100), next_sentence_labels=torch.full((3,), -100))
-    losses = model(**batch)
+    """As one of damaged rows alone, which tells nothing of next sentences: other ranks wait for its gradients."""
+    losses = model(ids(3, 12), torch.full((3, 12), -100))
     assert {name: values.tolist() for name, values in losses.items()} == {
         "labels": [[0.0] * 12] * 3,
         "next_sentence_labels": [0.0] * 3,
