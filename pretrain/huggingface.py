@@ -37,6 +37,8 @@ def export(state_dict: Mapping[str, Tensor], config: T5Config, tokenizer: Tokeni
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; choose another directory for the export")
+    if config.positions != "relative":
+        raise UserError(f"transformers has no T5 with {config.positions} positions")
     _check_tensors(state_dict, config)
     if not isinstance(tokenizer.model, SentencePiece):
         raise UserError(f"a tokenizer of kind {tokenizer.model.kind} can't be exported yet, only sentencepiece")
