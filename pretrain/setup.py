@@ -62,7 +62,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
-    problems += unlike
+    problems += unlike + _too_long(config, training + validation)
     resume = checkpoint_index.latest(Path(config.run.directory))
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
@@ -154,6 +154,19 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
             problems.append(f"data.objective: {objective.name} needs rows that were cut for it, in these very settings")
         else:
             problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
+    return problems
+
+
+def _too_long(config: RunConfig, corpora: list[Corpus]) -> list[str]:
+    longest = config.model.longest_sequence
+    if longest is None:
+        return []
+    problems = []
+    for corpus in corpora:
+        inputs, targets = (config.data.objective or corpus.objective).shape
+        if max(inputs, targets) > longest:
+            told = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: takes sequences of {longest} tokens at most, {told}")
     return problems
 
 

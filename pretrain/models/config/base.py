@@ -29,6 +29,11 @@ class ModelConfig(BaseModel):
     label_smoothing: Probability = 0.0
 
     @property
+    def longest_sequence(self) -> int | None:
+        """Most tokens of an input and of a target; None: any number."""
+        return None
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding matrix."""
         if self.vocab_size is None:
