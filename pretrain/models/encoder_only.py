@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
 from pretrain.models.config import EncoderOnlyConfig
-from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, one_use
+from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, matrix_weights
@@ -35,7 +35,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(one_use(x), bias=bias)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
