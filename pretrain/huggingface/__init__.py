@@ -11,12 +11,14 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import directory, t5
+from pretrain.huggingface import bert, directory, gpt2, t5
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import ModelConfig
 
 FAMILIES: dict[str, Interchange] = {
     "t5": t5.INTERCHANGE,
+    "decoder_only": gpt2.INTERCHANGE,
+    "encoder_only": bert.INTERCHANGE,
 }
 
 
