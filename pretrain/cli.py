@@ -89,6 +89,20 @@ def export(
     print(f"{out}: {class_name}.from_pretrained and AutoTokenizer.from_pretrained load it")
 
 
+@app.command("import")
+def import_(
+    directory: Annotated[Path, typer.Argument(metavar="HF_DIR", help="What transformers saved, with its tokenizer.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory.")],
+) -> None:
+    """Make a checkpoint of a Hugging Face directory, for a run to start from."""
+    from pretrain.huggingface import import_ as make
+
+    config = make(directory, out)
+    print(
+        f"{out}: a {config.family} with {config.vocab_size:,} ids. Next: pretrain train RUN.yaml model.init_from={out}"
+    )
+
+
 @app.command()
 def dashboard(
     run_dir: Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Open at this run's charts.")] = None,

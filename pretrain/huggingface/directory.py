@@ -13,7 +13,7 @@ from torch import Tensor
 from data_pipeline.atomic import flush
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import tokenizers
+from pretrain.huggingface import tokenizer_files
 from pretrain.huggingface.interchange import Interchange, Json, State, check, shapes
 from pretrain.models import ModelConfig
 
@@ -44,10 +44,11 @@ def write(
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
     partial.mkdir()
     try:
-        tokenizers.write(tokenizer, interchange, partial)
-        _write_json(partial / "config.json", exported.config)
+        tokenizer_files.write(tokenizer, interchange, partial)
+        bos = {"bos_token_id": tokenizer.vocabulary.bos}
+        _write_json(partial / "config.json", {**exported.config, **bos})
         if exported.generation_config is not None:
-            _write_json(partial / "generation_config.json", exported.generation_config)
+            _write_json(partial / "generation_config.json", {**exported.generation_config, **bos})
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
         _write_tensors(exported.tensors, partial, shard_bytes)
