@@ -9,7 +9,8 @@ import torch
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from pretrain.generation import generate
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
 from pretrain.huggingface import export, load_state
 from pretrain.models import T5Config, build
 from pretrain.models.loss import shift_right
@@ -93,7 +94,10 @@ def test_transformers_computes_the_same(tied, multiple, spiece, tmp_path):
             max_new_tokens=10,
             use_cache=False,  # transformers 5 sizes its cache by the encoder's layers, and here the decoder has more
         )
-        assert generated[:, 1:].tolist() == generate(model, inputs, max_length=10).tolist()
+        assert (
+            generated[:, 1:].tolist()
+            == generate(model, inputs, settings=GenerationSettings(max_new_tokens=10)).tolist()
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["v1.0", "v1.1"])
