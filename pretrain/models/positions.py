@@ -132,3 +132,8 @@ class LearnedPositions(Embedding):
 def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
     """(length,) positions from `start` on, or those (batch, length) `given` for packed examples."""
     return torch.arange(start, start + length, device=device) if given is None else given
+
+
+def real_positions(mask: Tensor) -> Tensor:
+    """(batch, length) positions that count real tokens alone: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
+    return (mask.bool().cumsum(dim=1) - 1).clamp(min=0)

@@ -49,12 +49,3 @@ class T5Config(ModelConfig):
         if self.positions == "rotary" and self.d_kv % 2:
             raise ValueError(f"d_kv: {self.d_kv} is odd; rotary positions turn dimensions in pairs")
         return self
-
-    @property
-    def longest_sequence(self) -> int | None:
-        return self.max_positions
-
-    @property
-    def decoder_start_id(self) -> int:
-        """What the decoder is given before the first target."""
-        return self.pad_id
