@@ -102,7 +102,10 @@ def generate(
     if corpus is not None:
         from data_pipeline.corpus import open_corpus
         from pretrain.fill_blanks import blank_out
+        from pretrain.generation.decoders import EncoderDecoderModel
 
+        if not isinstance(trained.model, EncoderDecoderModel):
+            raise UserError(f"--corpus: models of the family {trained.model.config.family} don't fill in blanks")
         blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
         wanted += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]

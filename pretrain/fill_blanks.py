@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.errors import UserError
 from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.parts import read_documents
@@ -19,6 +20,8 @@ _WORDS = range(10, 25)
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
+    if not tokenizer.sentinels:
+        raise UserError("--corpus: blanks are sentinels, and the model's tokenizer has none")
     found: list[tuple[str, str]] = []
     blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
     for position, sentence in enumerate(_held_out_sentences(corpus)):

@@ -85,10 +85,23 @@ def test_greedy_equals_the_likeliest_token_of_a_recomputed_prefix(model, inputs)
 # What each family is compared with: a class of transformers and the config of a small one.
 SMALL = {"vocab_size": 24, "eos_token_id": 1, "pad_token_id": 0}
 SMALL_T5 = {**SMALL, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+SMALL_BART = {
+    **SMALL,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+    "d_model": 32,
+    "max_position_embeddings": 40,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,  # by default the last token of the longest text is its end mark
+}
+SMALL_GPT2 = {**SMALL, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
 V1_0, V1_1 = {"feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}
 FAMILIES = {
     "t5-v1.0": ("T5ForConditionalGeneration", "T5Config", {**SMALL_T5, **V1_0}),
     "t5-v1.1": ("T5ForConditionalGeneration", "T5Config", {**SMALL_T5, **V1_1}),
+    "bart": ("BartForConditionalGeneration", "BartConfig", SMALL_BART),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", SMALL_GPT2),
 }
 
 
