@@ -1,13 +1,15 @@
 """The command `pretrain`: shards to a trained model."""
 
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data_pipeline.command import run_command
-from data_pipeline.config_file import load
+from data_pipeline.config_file import check, load
 from data_pipeline.errors import UserError
 from pretrain.status import SUPERVISED
 
@@ -53,27 +55,65 @@ def train(
 def generate(
     checkpoint: Checkpoint,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text in each line. Without any text, stdin.")] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="Blank out sentences of this corpus's held-out documents.")
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="How many sentences of --corpus.")] = 3,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 16,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="An object a line: text, generated, whole.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A new file, instead of stdout.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    min_new_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="No n-gram of so many tokens twice; 0: any.")] = 0,
+    num_beams: Annotated[int, typer.Option(help="More than 1: beam search.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of beam search; above 0 favours long answers.")] = 1.0,
+    early_stopping: Annotated[str, typer.Option(help="Of beam search: true, false or never.")] = "false",
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among so many tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample among the fewest that hold this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
 ) -> None:
-    """Fill in blanks."""
-    if not texts and corpus is None:
-        raise UserError("give a text with <extra_id_0>, or --corpus")
-    trained = _open(checkpoint)
-    from data_pipeline.corpus import open_corpus
-    from pretrain.fill_blanks import blank_out, fill
+    """Fill in blanks, answer, or go on with a text, as the model does."""
+    from pretrain.generation.settings import GenerationSettings
 
-    blanked: list[tuple[str, str | None]] = [(text, None) for text in texts or []]
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    settings = check(given, GenerationSettings, "generate")
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another file")
+    from pretrain.generation.command import new_file, show, texts_of
+
+    wanted: list[str] = []
+    if texts or file or corpus is None:
+        wanted = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+    trained = _open(checkpoint)
+    originals: list[str | None] = [None] * len(wanted)
     if corpus is not None:
-        blanked.extend(blank_out(open_corpus(corpus), trained.tokenizer, number, seed))
-    for blanks, original in blanked:
-        print(f"blanks    {blanks}")
-        print(f"model     {fill(trained, blanks, temperature, seed)}")
-        print(*([f"original  {original}", ""] if original else [""]), sep="\n")
+        from data_pipeline.corpus import open_corpus
+        from pretrain.fill_blanks import blank_out
+        from pretrain.generation.decoders import EncoderDecoderModel
+
+        if not isinstance(trained.model, EncoderDecoderModel):
+            raise UserError(f"--corpus: models of the family {trained.model.config.family} don't fill in blanks")
+        blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
+        wanted += [blanks for blanks, _ in blanked]
+        originals += [original for _, original in blanked]
+    from pretrain.generation.texts import write
+
+    written = write(trained.on_best_device(), wanted, settings, batch_size)
+    with new_file(out) if out else nullcontext(sys.stdout) as stream:
+        show(written, originals, jsonl, stream)
 
 
 @app.command()

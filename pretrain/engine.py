@@ -14,13 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
-
-LABELS = ("labels", "next_sentence_labels")
 
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
@@ -87,11 +85,11 @@ class Engine:
         return asked > 0
 
     @torch.no_grad()
-    def losses(self, batch: Batch) -> torch.Tensor:
-        """Loss of every target (batch, targets), fp32, without dropout; all ranks must call it together."""
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The model's losses, fp32, without dropout; all ranks must call it together."""
         self.deepspeed.eval()
         try:
-            return self.deepspeed(**self._to_device(batch))["labels"]
+            return self.deepspeed(**self._to_device(batch))
         finally:
             self.deepspeed.train()
 

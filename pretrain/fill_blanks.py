@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.errors import UserError
 from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.parts import read_documents
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.generation import generate, split_spans
-from pretrain.models.t5 import T5
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import write
 from pretrain.trained import TrainedModel
 
 _WORDS = range(10, 25)
@@ -20,6 +20,8 @@ _WORDS = range(10, 25)
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
+    if not tokenizer.sentinels:
+        raise UserError("--corpus: blanks are sentinels, and the model's tokenizer has none")
     found: list[tuple[str, str]] = []
     blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
     for position, sentence in enumerate(_held_out_sentences(corpus)):
@@ -32,15 +34,9 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
     return found
 
 
-def fill(trained: TrainedModel, blanks: str, temperature: float = 0.0, seed: int = 0) -> str:
+def fill(trained: TrainedModel, blanks: str, settings: GenerationSettings | None = None) -> str:
     """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
-    tokenizer, vocabulary = trained.tokenizer, trained.tokenizer.vocabulary
-    ids = tokenizer.encode_with_sentinels(blanks)
-    assert isinstance(trained.model, T5), "no other family fills blanks"
-    generated = generate(trained.model, torch.tensor([ids]), temperature=temperature, seed=seed)[0].tolist()
-    spans = split_spans(generated, vocabulary)
-    words = {tokenizer.decode([id_]): tokenizer.decode(span).strip() for id_, span in spans.items()}
-    return re.sub(r"<extra_id_\d+>", lambda mark: f"[{words.get(mark[0], '')}]", blanks)
+    return next(write(trained, [blanks], settings or GenerationSettings())).whole
 
 
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:

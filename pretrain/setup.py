@@ -11,7 +11,7 @@ from data_pipeline.loading.stream import Progress, Skipped, Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
-from pretrain.models.config import ModelConfig
+from pretrain.models.config import EncoderOnlyConfig, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
-    problems += unlike + _too_long(config, model, [*training, *validation])
+    problems += unlike + _misfits(config, model, [*training, *validation])
     resume = checkpoint_index.latest(Path(config.run.directory))
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
@@ -194,16 +194,43 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
     return problems
 
 
-def _too_long(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
-    if model.longest is None:
-        return []
+_ENCODER_DECODER = (
+    "span_corruption",
+    "iid_denoising",
+    "prefix_lm",
+    "full_lm",
+    "ul2",
+    "denoising",
+    "text_to_text",
+)
+# Which objectives make the batches that a family's model takes.
+OBJECTIVES = {
+    "t5": _ENCODER_DECODER,
+    "bart": _ENCODER_DECODER,
+    "vanilla": _ENCODER_DECODER,
+    "autoregressive": ("causal_lm",),
+    "decoder_only": ("causal_lm",),
+    "encoder_only": ("masked_lm",),
+}
+
+
+def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
+    """Rows that the model can't take: of another kind, or longer than its positions."""
     problems = []
     for corpus in corpora:
-        inputs, targets = (config.data.objective or corpus.objective).shape
-        if max(inputs, targets) > model.longest:
-            rows = f"{corpus.directory} has rows of up to {inputs} inputs and {targets} targets"
-            problems.append(f"model: has positions for {model.longest} tokens, but {rows}")
-    return problems
+        objective = config.data.objective or corpus.objective
+        fitting = OBJECTIVES[model.family]
+        inputs, targets = objective.shape
+        if objective.name not in fitting:
+            told = f"{corpus.directory} has {objective.name}"
+            problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}; {told}")
+        elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
+            told = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, {told}")
+        elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
+            told = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
+            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {told}")
+    return list(dict.fromkeys(problems))  # a corpus may be trained on and held out from
 
 
 def _change_of_ranks(resume: Path, config: RunConfig, ranks: int) -> list[str]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from data_pipeline import tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -24,3 +26,7 @@ class TrainedModel:
         model = models.build(models.FAMILIES[saved["family"]][0].model_validate(saved))
         load_weights(model, directory)
         return cls(model.eval(), tokenizer.load(directory))
+
+    def on_best_device(self) -> "TrainedModel":
+        """The same, its model moved to a GPU where there is one."""
+        return TrainedModel(self.model.to("cuda" if torch.cuda.is_available() else "cpu"), self.tokenizer)

@@ -17,6 +17,7 @@ from data_pipeline.objectives import Examples, Objective, together
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # a label that counts for nothing
+LABELS = ("labels", "next_sentence_labels")
 _PREFETCH = 4
 
 
@@ -134,7 +135,9 @@ def validation_batches(
     for start in range(0, total, stride):
         ids = np.arange(start, start + stride)[cut.rank * cut.micro_batch :][: cut.micro_batch]
         batch = as_batch(reader.examples(np.minimum(ids, total - 1), 0), corpus.tokenizer.vocabulary.pad)
-        batch["labels"][torch.from_numpy(ids >= total)] = IGNORED
+        for name in LABELS:
+            if name in batch:
+                batch[name][torch.from_numpy(ids >= total)] = IGNORED
         yield batch
 
 
@@ -143,17 +146,19 @@ def as_batch(examples: Examples, pad: int) -> Batch:
 
     Where there is something to say: `encoder_attention_mask` (n, inputs), 1 at real tokens, if any is padding;
     `encoder_segment_ids`, `encoder_positions` (n, inputs), `decoder_segment_ids`, `decoder_positions` (n, targets) of
-    packed examples, positions counted in each; `token_type_ids` (n, inputs); `next_sentence_labels` (n,).
+    packed examples, positions counted in each; `token_type_ids` (n, inputs); `next_sentence_labels` (n,), `IGNORED`
+    where all labels of a row are.
     """
     filled = examples.inputs.filled
     counted = examples.targets.filled
     if examples.predicted is not None:
         counted &= examples.predicted
+    follows = examples.next_sentence
     arrays = {
         "encoder_input_ids": np.where(filled, examples.inputs.values, pad),
         "labels": np.where(counted, examples.targets.values.astype(np.int64), IGNORED),
         "token_type_ids": examples.token_types,
-        "next_sentence_labels": examples.next_sentence,
+        "next_sentence_labels": None if follows is None else np.where(counted.any(axis=1), follows, IGNORED),
     }
     if not filled.all():
         arrays["encoder_attention_mask"] = filled

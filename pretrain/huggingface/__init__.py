@@ -12,13 +12,15 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import bart, directory, t5, tokenizer_files
+from pretrain.huggingface import bart, bert, directory, gpt2, t5, tokenizer_files
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import ModelConfig
 
 FAMILIES: dict[str, Interchange] = {
     "t5": t5.INTERCHANGE,
     "bart": bart.INTERCHANGE,
+    "decoder_only": gpt2.INTERCHANGE,
+    "encoder_only": bert.INTERCHANGE,
 }
 
 

@@ -24,6 +24,8 @@ UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Exported:
+    if config.positions != "relative":
+        raise UserError(f"transformers has no T5 with {config.positions} positions")
     tensors = {
         hugging_face_name(name): tensor
         for name, tensor in state_dict.items()

@@ -8,7 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.models.config import BartConfig, ModelConfig, T5Config, VanillaConfig
+from pretrain.models.config import (
+    BartConfig,
+    DecoderOnlyConfig,
+    EncoderOnlyConfig,
+    ModelConfig,
+    T5Config,
+    VanillaConfig,
+)
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -18,6 +25,8 @@ FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
     "t5": (T5Config, "pretrain.models.t5.T5"),
     "bart": (BartConfig, "pretrain.models.bart.Bart"),
     "vanilla": (VanillaConfig, "pretrain.models.vanilla.Vanilla"),
+    "decoder_only": (DecoderOnlyConfig, "pretrain.models.decoder_only.DecoderOnly"),
+    "encoder_only": (EncoderOnlyConfig, "pretrain.models.encoder_only.EncoderOnly"),
 }
 
 
@@ -27,4 +36,13 @@ def build(config: ModelConfig) -> Model:
     return getattr(import_module(module), name)(config)
 
 
-__all__ = ["FAMILIES", "BartConfig", "ModelConfig", "T5Config", "VanillaConfig", "build"]
+__all__ = [
+    "FAMILIES",
+    "BartConfig",
+    "DecoderOnlyConfig",
+    "EncoderOnlyConfig",
+    "ModelConfig",
+    "T5Config",
+    "VanillaConfig",
+    "build",
+]

@@ -39,7 +39,7 @@ def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoo
     near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` takes that share of each target's mass and spreads it over
     all ids (Szegedy et al. 2016).
 
-    The softmax is in fp32, whatever the dtype of the logits, but is never held for more than `_ROWS` targets: besides
+    The softmax is in fp32, also of bf16 logits, but is never held for more than `_ROWS` targets: besides
     the logits only their gradient takes memory.
     """
     flat, targets = logits.flatten(0, -2), labels.flatten()
@@ -56,9 +56,10 @@ class _TokenLosses(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
         counted = labels != IGNORED
         targets = labels.clamp(min=0)
+        precision = torch.promote_types(logits.dtype, torch.float32)
         normalisers, losses = [], []
         for rows, ids in zip(logits.split(_ROWS), targets.split(_ROWS), strict=True):
-            rows = rows.float()
+            rows = rows.to(precision)
             log_z = torch.logsumexp(rows, dim=-1)
             expected = rows.gather(-1, ids[:, None]).squeeze(-1)
             if smoothing:
@@ -79,7 +80,7 @@ class _TokenLosses(torch.autograd.Function):
         out = torch.empty_like(logits)
         parts = (tensor.split(_ROWS) for tensor in (logits, targets, log_z, gradient, out))
         for rows, ids, normaliser, weight, into in zip(*parts, strict=True):
-            shares = torch.exp(rows.float() - normaliser[:, None])
+            shares = torch.exp(rows.to(normaliser.dtype) - normaliser[:, None])
             shares *= (1 + 2 * ctx.z_loss * normaliser)[:, None]
             shares -= ctx.smoothing / logits.size(-1)
             shares.scatter_add_(-1, ids[:, None], torch.full_like(normaliser, ctx.smoothing - 1)[:, None])

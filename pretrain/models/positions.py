@@ -58,18 +58,20 @@ class RelativePositionBias(nn.Module):
 class LinearBias(nn.Module):
     """ALiBi (Press et al. 2022): each head subtracts its slope times the distance; nothing is learned.
 
-    For a decoder all distances are to the past; for an encoder they count in both directions.
+    The paper's are decoders, whose distances are all to the past. Bidirectional, a head's slope for keys after the
+    query is steeper, half-way to the next head's: with the same one an encoder couldn't tell a text from its reverse.
     """
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, bidirectional: bool = False):
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.bidirectional = num_heads, bidirectional
 
     def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """(1, heads, queries, keys); the last query stands at the last key."""
-        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)
+        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)[:, None, None]
         at = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-        return (-slopes[:, None, None] * at.abs())[None].to(dtype)
+        after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
+        return (-slopes * torch.where(at < 0, -after * at, at))[None].to(dtype)
 
 
 def linear_bias_slopes(num_heads: int) -> list[float]:
@@ -77,10 +79,15 @@ def linear_bias_slopes(num_heads: int) -> list[float]:
 
     4 heads → 1/4, 1/16, 1/64, 1/256
     """
-    whole = 2 ** int(math.log2(num_heads))
+    whole = _power_of_two(num_heads)
     slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
     between = [2.0 ** (-4 * (head + 1) / whole) for head in range(0, 2 * (num_heads - whole), 2)]
     return slopes + between
+
+
+def _power_of_two(number: int) -> int:
+    """The greatest that is not above `number`."""
+    return 1 << (number.bit_length() - 1)
 
 
 def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotation:
@@ -125,3 +132,8 @@ class LearnedPositions(Embedding):
 def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
     """(length,) positions from `start` on, or those (batch, length) `given` for packed examples."""
     return torch.arange(start, start + length, device=device) if given is None else given
+
+
+def real_positions(mask: Tensor) -> Tensor:
+    """(batch, length) positions that count real tokens alone: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
+    return (mask.bool().cumsum(dim=1) - 1).clamp(min=0)

@@ -1,8 +1,11 @@
 """T5: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
 
 A pre-norm encoder-decoder without any bias vector, with relative positions. Version 1.0 has ReLU layers and one
-matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own.
+matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own. Other positions
+than relative ones are options, none of T5's.
 """
+
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -12,7 +15,15 @@ from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, matrix_weights
-from pretrain.models.positions import RelativePositionBias
+from pretrain.models.positions import (
+    LearnedPositions,
+    LinearBias,
+    RelativePositionBias,
+    Rotation,
+    positions_from,
+    rotation,
+    sinusoids,
+)
 
 # The standard deviation of the first logits. At 1, T5's own value, the first loss is ln V + 1/2 (the mean of
 # log Z for unit normal logits), and tied embeddings start out predicting their own input; at 1/2 it is ln V + 1/8.
@@ -41,6 +52,10 @@ def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativeP
     )
 
 
+def _embedding_std(config: T5Config) -> float:
+    return OUTPUT_STD if config.tie_embeddings else 1.0
+
+
 class EncoderLayer(nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
@@ -50,8 +65,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias))
+    def forward(self, x: Tensor, bias: Tensor | None, rotation: Rotation | None = None) -> Tensor:
+        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, rotation=rotation))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -70,50 +85,89 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         cross_bias: Tensor | None,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
-        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, cache=self_cache))
+        x = x + self.dropout(
+            self.self_attention(self.self_attention_norm(x), bias=bias, cache=self_cache, rotation=rotation)
+        )
         x = x + self.dropout(
             self.cross_attention(self.cross_attention_norm(x), encoder_states, bias=cross_bias, cache=cross_cache)
         )
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
-class Encoder(nn.Module):
-    """The relative bias belongs to the stack: computed once, added in each layer."""
+class Stack(nn.Module):
+    """Layers between dropout, a norm at their end, and positions as `config` has them.
 
-    def __init__(self, config: T5Config):
+    Relative positions belong to the stack: their bias is computed once and added in each layer.
+    """
+
+    def __init__(self, config: T5Config, layers: Iterable[nn.Module], bidirectional: bool):
         super().__init__()
-        self.relative_attention_bias = _relative_attention_bias(config, bidirectional=True)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.positions, self.d_kv = config.positions, config.d_kv
+        if config.positions == "relative":
+            self.relative_attention_bias = _relative_attention_bias(config, bidirectional)
+        elif config.positions == "alibi":
+            self.linear_bias = LinearBias(config.num_heads, bidirectional)
+        elif config.positions == "learned":
+            assert config.max_positions is not None
+            self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
+        self.layers = nn.ModuleList(layers)
         self.final_norm = _norm(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def bias(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
+        """What positions add to the logits of self-attention, for the last `queries` of so many keys."""
+        if self.positions == "relative":
+            return self.relative_attention_bias(queries, keys)
+        return self.linear_bias(queries, keys, x.device, x.dtype) if self.positions == "alibi" else None
+
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings (batch, length, d_model) with the vectors of `positions` (length,) or (batch, length) added."""
+        if self.positions == "sinusoidal":
+            return x + sinusoids(positions, x.size(-1), x.dtype)
+        return x + self.learned_positions(positions) if self.positions == "learned" else x
+
+    def rotation(self, positions: Tensor, x: Tensor) -> Rotation | None:
+        return rotation(positions, self.d_kv, x.dtype) if self.positions == "rotary" else None
+
+
+class Encoder(Stack):
+    def __init__(self, config: T5Config):
+        layers = (EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        super().__init__(config, layers, bidirectional=True)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Embeddings (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
+        positions = positions_from(0, length, x.device, positions)
         seen = visible(
             length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
         )
-        bias = masked(self.relative_attention_bias(length, length), seen, x.dtype)
-        x = self.dropout(x)
+        bias = masked(self.bias(length, length, x), seen, x.dtype)
+        turned = self.rotation(positions, x)
+        x = self.dropout(self.placed(x, positions))
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x, bias, turned)
         return self.dropout(self.final_norm(x))
 
 
-class Decoder(nn.Module):
-    """Causal self-attention with a relative bias of its own; none in cross-attention."""
+class Decoder(Stack):
+    """Causal self-attention with positions of its own; none in cross-attention."""
 
     def __init__(self, config: T5Config):
-        super().__init__()
-        self.relative_attention_bias = _relative_attention_bias(config, bidirectional=False)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        self.final_norm = _norm(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        layers = (DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        super().__init__(config, layers, bidirectional=False)
 
     def forward(
         self,
@@ -123,12 +177,15 @@ class Decoder(nn.Module):
         cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
         segments: Tensor | None = None,
         encoder_segments: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds."""
         queries = x.size(1)
-        keys = queries + (cache[0][0].length if cache else 0)
+        held = cache[0][0].length if cache else 0
+        keys = held + queries
+        positions = positions_from(held, queries, x.device, positions)
         seen = visible(queries, keys, x.device, causal=True, query_segments=segments, key_segments=segments)
-        bias = masked(self.relative_attention_bias(queries, keys), seen, x.dtype)
+        bias = masked(self.bias(queries, keys, x), seen, x.dtype)
         seen = visible(
             queries,
             encoder_states.size(1),
@@ -138,9 +195,10 @@ class Decoder(nn.Module):
             key_segments=encoder_segments,
         )
         cross_bias = masked(None, seen, x.dtype)
-        x = self.dropout(x)
+        turned = self.rotation(positions, x)
+        x = self.dropout(self.placed(x, positions))
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, bias, cross_bias, cache[i] if cache else None)
+            x = layer(x, encoder_states, bias, cross_bias, cache[i] if cache else None, turned)
         return self.dropout(self.final_norm(x))
 
 
@@ -153,7 +211,7 @@ class T5(Model):
         super().__init__()
         self.config = config
         rows, d_model, tied = config.padded_vocab_size, config.d_model, config.tie_embeddings
-        self.embedding = Embedding(rows, d_model, std=OUTPUT_STD if tied else 1.0)
+        self.embedding = Embedding(rows, d_model, _embedding_std(config))
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.lm_head = Linear(d_model, rows, std=OUTPUT_STD * d_model**-0.5)
@@ -175,18 +233,20 @@ class T5(Model):
 
         `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
         tokens (None: all). `decoder_input_ids` are by default the labels moved one to the right. Padding after the
-        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart; positions in
-        them change nothing, since distances inside an example are what they are. The z-loss is part of training only.
+        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart, positions are
+        those in them; relative ones need none, since distances inside an example are what they are. The z-loss is part
+        of training only.
         """
         if decoder_input_ids is None:
-            decoder_input_ids = shift_right(labels, self.config.pad_id, decoder_segment_ids)
-        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids)
+            decoder_input_ids = shift_right(labels, self.config.decoder_start_id, decoder_segment_ids)
+        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
         x = self.decoder(
             self.embedding(decoder_input_ids),
             states,
             encoder_attention_mask,
             segments=decoder_segment_ids,
             encoder_segments=encoder_segment_ids,
+            positions=decoder_positions,
         )
         return {"labels": configured_losses(self._logits(x), labels, self.config, self.training)}
 
@@ -195,9 +255,11 @@ class T5(Model):
         encoder_input_ids: Tensor,
         encoder_attention_mask: Tensor | None = None,
         encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
     ) -> Tensor:
         """(batch, input_length) ids to states (batch, input_length, d_model)."""
-        return self.encoder(self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids)
+        x = self.embedding(encoder_input_ids)
+        return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
 
     def decode(
         self,
@@ -222,7 +284,7 @@ class T5(Model):
         config = self.config
         width = config.num_heads * config.d_kv
         cross = config.num_decoder_layers * 2 * config.d_model * width
-        decoder = matrix_weights(self.decoder) - cross + config.padded_vocab_size * config.d_model
-        weights = (matrix_weights(self.encoder) + cross) * inputs + decoder * targets
+        decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
+        weights = (matrix_weights(self.encoder.layers) + cross) * inputs + decoder * targets
         pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
         return 6 * weights + 12 * width * pairs

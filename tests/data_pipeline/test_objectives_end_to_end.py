@@ -4,16 +4,18 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import webdataset
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
 from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.batches import IGNORED, TrainingBatches, as_batch, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.manifest import verify
+from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.pipeline import build
 from tests.conftest import run, write_c4, write_corpus_file
 
@@ -97,11 +99,30 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     assert 0 <= batch["encoder_input_ids"].min() <= batch["encoder_input_ids"].max() < size
     assert (batch["labels"] != IGNORED).any(dim=1).all()
     assert batch["labels"].max() < size
-    held_out = [batch["labels"] for batch in validation_batches(at_load, Cut(0, 1, 8, 1))]
+    batches_held_out = list(validation_batches(at_load, Cut(0, 1, 8, 1)))
+    held_out = [batch["labels"] for batch in batches_held_out]
     assert sum(int((labels != IGNORED).any(dim=1).sum()) for labels in held_out) == at_load.rows("validation")
+    for batch in batches_held_out:  # the last is filled up with rows that count for nothing
+        if name == "bert":
+            ignored = (batch["labels"] == IGNORED).all(dim=1)
+            assert torch.equal(batch["next_sentence_labels"] == IGNORED, ignored)
     shown = run("data-pipeline", "show", at_load.directory, "-n", "1")
     assert shown.returncode == 0, shown.stderr
     assert "inputs" in shown.stdout
+
+
+def test_a_row_without_targets_has_no_next_sentence_either():
+    """As that of a damaged block: it may not weigh in the mean over pairs."""
+    ids = np.array([[7, 8], [7, 8], [1, 0]])
+    examples = Examples(
+        Padded(ids, np.array([2, 2, 1])),
+        Padded(ids, np.array([2, 2, 0])),
+        predicted=np.array([[True, False], [False, True], [False, False]]),
+        next_sentence=np.array([1, 0, 0]),
+    )
+    batch = as_batch(examples, pad=0)
+    assert batch["labels"].tolist() == [[7, IGNORED], [IGNORED, 8], [IGNORED, IGNORED]]
+    assert batch["next_sentence_labels"].tolist() == [1, 0, IGNORED]
 
 
 def test_what_a_row_was_cut_for_is_stored_with_it(make):

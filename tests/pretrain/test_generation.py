@@ -1,26 +1,58 @@
 """Generation against recomputation without a cache, and against transformers."""
 
-import pytest
-import torch
+import io
+import json
+import random
+import sys
+from pathlib import Path
 
+import pytest
+import sentencepiece
+import torch
+from pydantic import ValidationError
+from torch import nn
+from typer.testing import CliRunner
+
+from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.vocabulary import Vocabulary
-from pretrain.generation import fill_in, generate, sample, split_spans
+from pretrain import cli
+from pretrain.generation.beams import beam_search
+from pretrain.generation.command import show
+from pretrain.generation.decoders import CausalModel, EncoderDecoderModel, start
+from pretrain.generation.decoding import generate, sample, uniform_draws
+from pretrain.generation.forbidden import repeating
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.spans import fill_in, split_spans
+from pretrain.generation.texts import Written, padded, write
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
+from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.config import ModelConfig
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model
+from pretrain.models.positions import rotation
+from pretrain.trained import TrainedModel
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 
 
-@pytest.fixture
-def model():
+def of_random_weights(model, std=0.3):
+    """Attention that matters, and outputs that vary; in fp64, so that no rounding decides between two tokens."""
     torch.manual_seed(0)
-    model = build(T5Config(**TINY, pad_vocab_to_multiple_of=64, num_encoder_layers=2, num_decoder_layers=2))
-    with torch.no_grad():  # attention that matters, and outputs that vary
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.normal_(std=0.3)
-    return model.eval()
+                parameter.normal_(std=std)
+    return model.double().eval()
+
+
+@pytest.fixture
+def model():
+    config = T5Config(**TINY, pad_vocab_to_multiple_of=64, num_encoder_layers=2, num_decoder_layers=2)
+    return of_random_weights(build(config))
 
 
 @pytest.fixture
@@ -32,78 +64,341 @@ def inputs():
     return ids, mask
 
 
-def test_cached_decoding_equals_recomputation(model, inputs):
-    ids, mask = inputs
-    targets = torch.randint(3, 100, (4, 140), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        states = model.encode(ids, mask)
-        whole = model.decode(targets, states, mask)
-        cache = model.new_cache()
-        pieces = [model.decode(piece, states, mask, cache) for piece in targets.split([1, 1, 1, 7, 1, 129], dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-5)
+def settings(**changes):
+    return GenerationSettings(**{"max_new_tokens": 20, **changes})
+
+
+def until_eos(row, eos=1):
+    return row[: row.index(eos) + 1] if eos in row else row
 
 
 def test_greedy_equals_the_likeliest_token_of_a_recomputed_prefix(model, inputs):
     ids, mask = inputs
-    generated = generate(model, ids, mask, max_length=15)
+    generated = generate(model, ids, mask, settings(max_new_tokens=15))
     prefix = torch.cat([torch.zeros(4, 1, dtype=torch.long), generated], dim=1)
     with torch.no_grad():
         logits = model.decode(prefix[:, :-1], model.encode(ids, mask), mask)[..., :100]
     for row, likeliest in zip(generated.tolist(), logits.argmax(dim=-1).tolist(), strict=True):
-        length = row.index(1) + 1 if 1 in row else len(row)
-        assert row[:length] == likeliest[:length]
+        assert until_eos(row) == likeliest[: len(until_eos(row))]
 
 
-@pytest.mark.parametrize("scaled", [True, False], ids=["v1.0", "v1.1"])
-def test_greedy_equals_transformers(scaled, tmp_path, inputs):
+# What each family is compared with: a class of transformers and the config of a small one.
+SMALL = {"vocab_size": 24, "eos_token_id": 1, "pad_token_id": 0}
+SMALL_T5 = {**SMALL, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+SMALL_BART = {
+    **SMALL,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+    "d_model": 32,
+    "max_position_embeddings": 40,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,  # by default the last token of the longest text is its end mark
+}
+SMALL_GPT2 = {**SMALL, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
+V1_0, V1_1 = {"feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}
+FAMILIES = {
+    "t5-v1.0": ("T5ForConditionalGeneration", "T5Config", {**SMALL_T5, **V1_0}),
+    "t5-v1.1": ("T5ForConditionalGeneration", "T5Config", {**SMALL_T5, **V1_1}),
+    "bart": ("BartForConditionalGeneration", "BartConfig", SMALL_BART),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", SMALL_GPT2),
+}
+
+
+def pair(family, seed, folder):
+    """A model of transformers of random weights, and ours of the same."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(
-        **TINY, num_layers=2, feed_forward_proj="gated-gelu", tie_word_embeddings=scaled, decoder_start_token_id=0
-    )
-    torch.manual_seed(3)
-    reference = transformers.T5ForConditionalGeneration(config)
+    model_class, config_class, sizes = FAMILIES[family]
+    torch.manual_seed(seed)
+    reference = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes))
     for name, parameter in reference.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("layer_norm" in name), std=0.4)
-    reference.save_pretrained(tmp_path)
-    config, state = load_state(tmp_path)
-    model = build(config)
-    model.load_state_dict(state)
-    ids, mask = inputs
-    expected = reference.eval().generate(
-        ids, attention_mask=mask, do_sample=False, num_beams=1, max_new_tokens=25, eos_token_id=1, pad_token_id=0
-    )
-    assert generate(model, ids, mask, max_length=25).tolist() == expected[:, 1:].tolist()
+        norm = "norm" in name or "ln_" in name
+        std = 0.1 if norm else 1.0
+        torch.nn.init.normal_(parameter, mean=float(norm and name.endswith("weight")), std=std)
+    reference.save_pretrained(folder)
+    config, state = load_state(folder)
+    ours = build(config)
+    ours.load_state_dict(state)
+    return ours.double().eval(), reference.double().eval()
 
 
-def test_a_row_ends_with_eos_and_then_padding(model, inputs):
+def any_settings(rng):
+    """Settings, and the same as transformers has them but for what depends on the prompt."""
+    beams = rng.choice([1, 2, 3, 5])
+    chosen = {
+        "max_new_tokens": rng.choice([1, 4, 25]),
+        "num_beams": beams,
+        "no_repeat_ngram_size": rng.choice([0, 2, 3]),
+    }
+    chosen["min_new_tokens"] = min(rng.choice([0, 0, 3, 8]), chosen["max_new_tokens"])
+    if beams > 1:
+        chosen["length_penalty"] = rng.choice([-1.0, 0.0, 0.6, 1.0, 2.5])
+        chosen["early_stopping"] = rng.choice([False, True, "never"])
+    return GenerationSettings(**chosen), {**chosen, "do_sample": False}
+
+
+def rows_of(rng, number, causal):
+    """Rows of different lengths, and all of them padded."""
+    rows = [[rng.randrange(2, 24) for _ in range(rng.randint(1, 9))] for _ in range(number)]
+    return rows, *padded(rows, 0, left=causal)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
+    """Token for token up to the end mark; behind it transformers' beam search fills with the end mark where pad is 0.
+
+    Transformers gets the batch as it is padded; with a causal model each prompt alone, since the padding before a
+    prompt is text to its no-repeat rule and to its minimum length.
+    """
+    rng = random.Random(f"{family} {seed}")
+    ours, theirs = pair(family, seed, tmp_path)
+    causal = not isinstance(ours, EncoderDecoderModel)
+    endings = []
+    for _ in range(10):
+        chosen, options = any_settings(rng)
+        rows, ids, mask = rows_of(rng, 4, causal)
+        said = set(generate(ours, ids, mask, chosen).flatten().tolist()) - {0}
+        eos = options["eos_token_id"] = rng.choice(sorted(said) or [1])  # one that comes up
+        ours.config = ours.config.model_copy(update={"eos_id": eos})
+        found = generate(ours, ids, mask, chosen).tolist()
+        if causal:
+            expected = []
+            for row in rows:
+                prompt = torch.tensor([row])
+                generated = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+                expected.append(generated[0, len(row) :].tolist())
+        else:
+            if seed % 2:  # the same by its other name, which counts the token that the decoder starts from
+                options["min_length"] = options.pop("min_new_tokens") + 1
+            options["decoder_start_token_id"] = ours.config.decoder_start_id
+            mask = torch.ones_like(ids) if mask is None else mask
+            expected = theirs.generate(ids, attention_mask=mask, **options)[:, 1:].tolist()
+        assert [until_eos(row, eos) for row in found] == [until_eos(row, eos) for row in expected], (chosen, eos)
+        endings += [eos in row for row in found]
+    assert any(endings)
+    assert not all(endings)  # others were cut by their length
+
+
+class Script:
+    """A decoder that at each step gives its tokens the same probabilities, whatever was said."""
+
+    def __init__(self, *probabilities):
+        self.prompt = self.history = torch.zeros(1, 1, dtype=torch.long)
+        self.probabilities = iter(probabilities)
+
+    def step(self, tokens):
+        return torch.tensor([next(self.probabilities)]).clamp(min=1e-9).log().expand(len(tokens), -1)
+
+    def select(self, rows):
+        pass
+
+
+END, A, B = 1, 2, 3  # tokens
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "most", "expected"),
+    [
+        # two have ended after step 2, at -0.47 and -0.69; "A A" is worth -2.00 / 2² and, ended, -2.00 / 3² = -0.22
+        (
+            [[0, 0.5, 0.3, 0.2, 0], [0, 0.5, 0.45, 0.05, 0], [0, 1, 0, 0, 0]],
+            3,
+            {True: [A, END], False: [A, A, END], "never": [A, A, END]},
+        ),
+        # two have ended after step 2, at -0.33 and -0.43; "A A" is worth -3.51 / 2², but -3.51 / 10² if it gets there
+        (
+            [[0, 0.5, 0.3, 0.2, 0], [0, 0.9, 0.1, 0, 0], *8 * [[0, 0, 1, 0, 0]]],
+            10,
+            {True: [A, END], False: [A, END], "never": 10 * [A]},
+        ),
+    ],
+)
+def test_when_beam_search_stops(probabilities, most, expected):
+    config = T5Config(**{**TINY, "vocab_size": 5}, num_encoder_layers=1, num_decoder_layers=1)
+    for early_stopping, tokens in expected.items():
+        chosen = settings(max_new_tokens=most, num_beams=2, length_penalty=2.0, early_stopping=early_stopping)
+        for stop_early in (True, False):
+            assert beam_search(Script(*probabilities), config, chosen, stop_early).tolist() == [tokens]
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_beams": 3}, {"temperature": 1.5}], ids=["greedy", "beams", "sampled"])
+def test_a_row_is_the_same_alone_and_in_any_batch(model, inputs, changes):
     ids, mask = inputs
-    with torch.no_grad():
-        model.lm_head.weight[1] = model.lm_head.weight[3:100].mean(dim=0) * 3  # eos is likely now and then
-    generated = generate(model, ids, mask, max_length=60, temperature=3.0, seed=4).tolist()
-    ended = [row for row in generated if 1 in row]
+    chosen = settings(**changes, seed=3)
+    together = generate(model, ids, mask, chosen).tolist()
+    assert len({tuple(row) for row in together}) == 4
+    for number, row in enumerate(together):
+        real = ids[number : number + 1, : int(mask[number].sum())]
+        alone = generate(model, real, None, chosen, numbers=[number])[0].tolist()
+        assert until_eos(row) == until_eos(alone)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_beams": 3}, {"num_beams": 2, "early_stopping": True}, {"temperature": 2.0}]
+)
+def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(model, inputs, changes):
+    """Other ranks may have more to do: what comes behind the end changes nothing."""
+    chosen = settings(max_new_tokens=30, seed=4, **changes)
+    endless = generate(model, *inputs, chosen)
+    eos = int(endless[0, 6])  # a token that comes up
+    model.config = model.config.model_copy(update={"eos_id": eos})
+    generated = generate(model, *inputs, chosen).tolist()
+    ended = [row for row in generated if eos in row]
     assert ended
-    assert all(set(row[row.index(1) + 1 :]) <= {0} for row in ended)
-    everyone = generate(model, ids, mask, max_length=60, temperature=3.0, seed=4, stop_early=False)
-    assert everyone.shape == (4, 60)
-    assert everyone[:, : len(generated[0])].tolist() == generated
+    assert all(set(row[row.index(eos) + 1 :]) <= {0} for row in ended)
+    everyone = generate(model, *inputs, chosen, stop_early=False).tolist()
+    assert [row[: len(generated[0])] for row in everyone] == generated
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_beams": 2, "early_stopping": True}, {"num_beams": 2}])
+def test_ranks_that_decode_together_take_as_many_steps(model, inputs, changes, monkeypatch):
+    steps = []
+
+    def end_at_once(tokens, *others):
+        steps.append(tokens)
+        return torch.tensor(100 * [0.0]).index_fill(0, torch.tensor([1]), 20.0).expand(*tokens.shape, -1)
+
+    monkeypatch.setattr(model, "decode", end_at_once)
+    for stop_early, expected in ((True, {1, 2}), (False, {12})):
+        steps.clear()
+        generate(model, *inputs, settings(max_new_tokens=12, **changes), stop_early=stop_early)
+        assert len(steps) in expected
 
 
 def test_padding_rows_of_the_vocabulary_are_never_generated(model, inputs):
     with torch.no_grad():
         model.lm_head.weight[100:] = 50.0
-    assert generate(model, *inputs, max_length=20, temperature=5.0).max() < 100
+    for changes in ({"temperature": 5.0}, {"num_beams": 3}, {}):
+        assert generate(model, *inputs, settings(**changes)).max() < 100
 
 
 def test_a_seed_repeats_and_another_differs(model, inputs):
     def draw(seed):
-        return generate(model, *inputs, max_length=20, temperature=1.5, seed=seed).tolist()
+        return generate(model, *inputs, settings(temperature=1.5, seed=seed)).tolist()
 
     assert draw(1) == draw(1) != draw(2)
 
 
+def test_draws_are_uniform_and_those_of_a_longer_run_begin_with_those_of_a_shorter():
+    draws = uniform_draws(settings(max_new_tokens=500), range(200))
+    assert 0 <= draws.min() < 1e-3
+    assert 1 - 1e-3 < draws.max() < 1
+    torch.testing.assert_close(torch.histc(draws, 10, 0, 1) / draws.numel(), torch.full((10,), 0.1), rtol=0, atol=5e-3)
+    torch.testing.assert_close(uniform_draws(settings(max_new_tokens=3), [7]), draws[7:8, :3], rtol=0, atol=0)
+    assert torch.equal(uniform_draws(settings(), [5, 2])[1], uniform_draws(settings(), [2])[0])
+
+
 def test_generation_leaves_the_mode_as_it_was(model, inputs):
-    generate(model.train(), *inputs, max_length=2)
+    generate(model.train(), *inputs, settings(max_new_tokens=2))
     assert model.training
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_would_repeat_an_ngram(size):
+    """Against all n-grams of each row, told one by one; nothing is one of them that reaches into padding."""
+    histories = torch.randint(0, 4, (30, 12), generator=torch.Generator().manual_seed(size))
+    histories[5, :4] = histories[6, :11] = -1
+    found = repeating(histories, size, 6)
+    for row, history in zip(found.tolist(), histories.tolist(), strict=True):
+        ngrams = {tuple(history[i : i + size]) for i in range(12 - size + 1)}
+        begin = tuple(history[12 - size + 1 :])
+        assert row == [(*begin, token) in ngrams for token in range(6)]
+    assert not repeating(histories[:, :2], 3, 6).any()
+
+
+def test_the_input_of_beams_is_not_moved_while_they_change_places(model, inputs):
+    decoder = start(model, *inputs)
+    with torch.no_grad():
+        decoder.step(decoder.prompt)
+        decoder.select(torch.tensor([2, 2, 0, 0]))
+        tokens = torch.tensor([[5], [6], [7], [8]])
+        decoder.step(tokens)
+        held = [cross.held for _, cross in decoder.cache]
+        decoder.select(torch.tensor([1, 1, 2, 3]))
+        found = decoder.step(torch.tensor([[9], [10], [11], [12]]))
+        assert all(cross.held is before for (_, cross), before in zip(decoder.cache, held, strict=True))
+        ids, mask = (x[torch.tensor([2, 2, 0, 0])] for x in inputs)
+        prefixes = torch.tensor([[0, 6, 9], [0, 6, 10], [0, 7, 11], [0, 8, 12]])
+        expected = model.decode(prefixes, model.encode(ids, mask), mask)[:, -1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+class OneLayer(Model):
+    """The least that is a causal model: rotated attention, prompts padded on the left."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = ModelConfig(family="one_layer", vocab_size=40)
+        self.embedding, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.attention = Attention(16, 8, 2, scaled=True)
+
+    def decode(self, input_ids, cache=None, attention_mask=None):
+        new, held = input_ids.size(1), cache[0].length if cache else 0
+        seen = visible(new, held + new, input_ids.device, causal=True, key_mask=attention_mask)
+        x = self.embedding(input_ids)
+        turned = rotation(torch.arange(held, held + new), 8, x.dtype)
+        bias = masked(None, seen, x.dtype)
+        return self.head(x + self.attention(x, bias=bias, cache=cache[0] if cache else None, rotation=turned))
+
+    def new_cache(self):
+        return [KeyValueCache()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2}, {"temperature": 1.0, "top_k": 9, "top_p": 0.8}],
+)
+def test_a_causal_model_goes_on_with_prompts_that_are_padded_on_the_left(changes):
+    model = of_random_weights(OneLayer(), std=1.0)
+    assert isinstance(model, CausalModel)
+    chosen = settings(**changes)
+    prompts = [[5, 6, 7, 8], [9], [10, 11]]
+    found = generate(model, *padded(prompts, 0, left=True), chosen).tolist()
+    for number, (prompt, row) in enumerate(zip(prompts, found, strict=True)):
+        alone = generate(model, torch.tensor([prompt]), None, chosen, numbers=[number])[0].tolist()
+        assert until_eos(row) == until_eos(alone)
+        if not changes:
+            expected = list(prompt)
+            while len(expected) < len(prompt) + 20 and expected[-1] != 1:
+                expected.append(int(model.decode(torch.tensor([expected]))[0, -1].argmax()))
+            assert until_eos(row) == expected[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": -1.0}, "greater than or equal to 0"),
+        ({"temperature": float("nan")}, "finite"),
+        ({"top_p": 0.0}, "greater than 0"),
+        ({"max_new_tokens": 0}, "greater than 0"),
+        ({"min_new_tokens": 21}, "21 exceed max_new_tokens, 20"),
+        ({"num_beams": 2, "temperature": 1.0}, "temperature must be 0"),
+        ({"length_penalty": 2.0}, "num_beams must exceed 1"),
+        ({"early_stopping": "never"}, "num_beams must exceed 1"),
+        ({"num_beams": 2, "early_stopping": "soon"}, "expected true, false or never, got 'soon'"),
+        ({"top_k": 5}, "temperature must exceed 0"),
+        ({"beams": 5}, "Extra inputs"),
+    ],
+)
+def test_settings_that_contradict_are_refused(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        settings(**wrong)
+
+
+def test_what_a_model_cannot_do_is_refused(model, inputs):
+    with pytest.raises(UserError, match="51 beams need twice as many ids, not 100"):
+        generate(model, *inputs, settings(num_beams=51))
+    learned = T5Config(**TINY, num_encoder_layers=1, num_decoder_layers=1, positions="learned", max_positions=20)
+    generate(build(learned), *inputs, settings(max_new_tokens=20))
+    with pytest.raises(UserError, match="21 tokens after 1 exceed the 20 that the model takes"):
+        generate(build(learned), *inputs, settings(max_new_tokens=21))
+    with pytest.raises(UserError, match="an input has 21 tokens, but the model takes 20 at most"):
+        generate(build(learned), torch.ones(1, 21, dtype=torch.long))
+    silent = Model()  # an encoder alone has no `decode`
+    silent.config = ModelConfig(family="silent", vocab_size=100)
+    with pytest.raises(UserError, match="the family silent don't generate"):
+        generate(silent, *inputs)
 
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])  # from likely to unlikely: 1, 3, 2, 0
@@ -145,3 +440,123 @@ def test_malformed_targets_give_what_can_be_read():
 def test_spans_go_back_where_their_sentinels_stand():
     assert fill_in([10, 99, 11, 12, 98, 1, 0], {99: [5, 6], 98: [7]}, VOCABULARY) == [10, 5, 6, 11, 12, 7]
     assert fill_in([10, 99, 11, 98], {98: [7]}, VOCABULARY) == [10, 11, 7]
+
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(LICENSE), model_prefix=str(folder / "spiece"), vocab_size=300, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    return Tokenizer(SentencePiece.read(folder / "spiece.model"), (), 20)
+
+
+@pytest.fixture
+def trained(tokenizer):
+    config = T5Config(
+        **{**TINY, "vocab_size": 320}, num_encoder_layers=1, num_decoder_layers=1, positions="learned", max_positions=64
+    )
+    return TrainedModel(of_random_weights(build(config)), tokenizer)
+
+
+LINES = ["The Work is provided.", "", "A <extra_id_0> license <extra_id_1> you."]
+
+
+def test_texts_are_answered_in_order_whatever_the_batches(trained):
+    chosen = settings(temperature=1.0)
+    one = list(write(trained, LINES, chosen, batch_size=1))
+    assert [written.text for written in one] == LINES
+    assert list(write(trained, LINES, chosen, batch_size=2)) == list(write(trained, LINES, chosen)) == one
+    again = list(write(trained, [LINES[0]] * 3, chosen))
+    assert len({written.generated for written in again}) == 3  # each by its number
+    assert one[0].whole == one[0].generated
+    assert [written.has_blanks for written in one] == [False, False, True]
+    assert one[2].whole.startswith("A [")
+
+
+def test_a_causal_model_goes_on_with_a_text(tokenizer):
+    model = OneLayer()
+    model.config = ModelConfig(family="one_layer", vocab_size=320)
+    model.embedding, model.head = nn.Embedding(320, 16), nn.Linear(16, 320)
+    trained = TrainedModel(of_random_weights(model, std=1.0), tokenizer)
+    written = list(write(trained, ["The Work", ""], settings(max_new_tokens=5)))
+    assert written[0].whole.startswith("The Work")
+    assert written[0].whole != "The Work"
+    prompt = torch.tensor([tokenizer.encode(["The Work"])[0]])
+    new = until_eos(generate(model, prompt, None, settings(max_new_tokens=5))[0].tolist())
+    assert written[0].generated == tokenizer.decode(new)
+
+
+def invoke(monkeypatch, trained, *arguments, piped=None):
+    monkeypatch.setattr(cli, "_open", lambda path: trained)
+    return CliRunner().invoke(cli.app, ["generate", "somewhere", *map(str, arguments)], input=piped)
+
+
+def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, monkeypatch):
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join(LINES) + "\n")
+    options = ["--max-new-tokens", 8, "--num-beams", 3, "--early-stopping", "never", "--batch-size", 2]
+    by_argument = invoke(monkeypatch, trained, *LINES, *options)
+    assert by_argument.exit_code == 0, by_argument.output
+    answers = list(write(trained, LINES, settings(max_new_tokens=8, num_beams=3, early_stopping="never")))
+    assert by_argument.stdout == (
+        f"{answers[0].whole}\n{answers[1].whole}\nblanks    {LINES[2]}\nmodel     {answers[2].whole}\n\n"
+    )
+    assert invoke(monkeypatch, trained, "--file", file, *options).stdout == by_argument.stdout
+    assert invoke(monkeypatch, trained, *options, piped=file.read_text()).stdout == by_argument.stdout
+
+    out = tmp_path / "answers.jsonl"
+    done = invoke(monkeypatch, trained, "--file", file, *options, "--jsonl", "--out", out)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"text": answer.text, "generated": answer.generated, "whole": answer.whole} for answer in answers
+    ]
+    again = invoke(monkeypatch, trained, "--file", file, "--out", out)
+    assert isinstance(again.exception, UserError)
+    assert "exists already" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a text", "--top-p", 1.5], "generate: top_p: input should be less than or equal to 1, got 1.5"),
+        (["a text", "--early-stopping", "soon"], "generate: early_stopping: expected true, false or never, got 'soon'"),
+        (["a text", "--num-beams", 2, "--temperature", 1], "num_beams: beam search takes the likeliest tokens"),
+        (["a text", "--file", "lines.txt"], "give texts as arguments or with --file, not both"),
+        (["--file", "nowhere.txt"], "nowhere.txt: can't be read: "),
+        ([], "stdin: has no line of text"),
+        (["a text", "--out", "/nowhere/else"], "/nowhere/else: can't be written: No such file or directory"),
+        (["a text", "--max-new-tokens", 65], "max_new_tokens: 65, but the model takes sequences of 64 at most"),
+        (["ok", "0 " * 70], "text 2: its "),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(trained, arguments, message, monkeypatch):
+    if "--max-new-tokens" not in arguments:
+        arguments = [*arguments, "--max-new-tokens", 8]
+    done = invoke(monkeypatch, trained, *arguments, piped="")
+    assert isinstance(done.exception, UserError)
+    assert done.exception.exit_code == 2
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
+    """rich, left alone, sends all that is printed while its bar is shown to the terminal of the bar."""
+    out, terminal = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    written = [Written("a", "b", "b", False), Written("A <extra_id_0>", "c", "A [c]", True)]
+    show(iter(written), [None, "A c"], False, sys.stdout)
+    assert out.getvalue() == "b\nblanks    A <extra_id_0>\nmodel     A [c]\noriginal  A c\n\n"
+    assert "2/2" in terminal.getvalue()
+    show(iter(written[:1]), [None], False, screen := Terminal())
+    assert screen.getvalue() == "b\n"

@@ -15,7 +15,8 @@ from data_pipeline.tokenizer import Tokenizer, load
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
-from pretrain.generation import generate
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
 from pretrain.huggingface import FAMILIES, export, import_, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
@@ -113,7 +114,10 @@ def test_transformers_computes_the_same(tied, multiple, spiece, tmp_path):
             max_new_tokens=10,
             use_cache=False,  # transformers 5 sizes its cache by the encoder's layers, and here the decoder has more
         )
-        assert generated[:, 1:].tolist() == generate(model, inputs, max_length=10).tolist()
+        assert (
+            generated[:, 1:].tolist()
+            == generate(model, inputs, settings=GenerationSettings(max_new_tokens=10)).tolist()
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["v1.0", "v1.1"])

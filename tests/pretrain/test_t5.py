@@ -3,20 +3,32 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.positions import RelativePositionBias, relative_position_bucket
+from pretrain.setup import prepare
 
 V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
 V1_1 = {"feed_forward": "gated-gelu", "tie_embeddings": False}
-SMALL = {"d_model": 512, "d_kv": 64}
-BASE = {"d_model": 768, "d_kv": 64, "num_heads": 12, "num_encoder_layers": 12, "num_decoder_layers": 12}
+MODELS = Path(__file__).parents[2] / "configs/models"
+POSITIONS = {
+    "relative": {},
+    "rotary": {"positions": "rotary"},
+    "alibi": {"positions": "alibi"},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "learned": {"positions": "learned", "max_positions": 64},
+}
+each_position = pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
 
 
 def tiny(**changes):
@@ -30,6 +42,17 @@ def ids(*shape, seed=0, vocab_size=500):
 
 def losses_of(model, *batch, **masks):
     return model(*batch, **masks)["labels"]
+
+
+def of_random_weights(settings):
+    """A T5 whose attention matters, in fp64: what is equal is so to many digits."""
+    torch.manual_seed(0)
+    model = build(tiny(**settings)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.2)
+    return model
 
 
 @pytest.fixture
@@ -65,23 +88,50 @@ def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(bidirectio
     torch.testing.assert_close(bias(queries, keys), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ({**V1_0, **SMALL, "d_ff": 2048, "num_heads": 8, "num_encoder_layers": 6, "num_decoder_layers": 6}, 60_506_624),
-        ({**V1_0, **BASE, "d_ff": 3072}, 222_903_552),
-        ({**V1_1, **SMALL, "d_ff": 1024, "num_heads": 6, "num_encoder_layers": 8, "num_decoder_layers": 8}, 76_961_152),
-        ({**V1_1, **BASE, "d_ff": 2048}, 247_577_856),
-    ],
-    ids=["v1.0-small", "v1.0-base", "v1.1-small", "v1.1-base"],
-)
-def test_published_parameter_counts(sizes, expected):
+PUBLISHED = {
+    "v1.0-small": 60_506_624,
+    "v1.0-base": 222_903_552,
+    "v1.0-large": 737_668_096,
+    "v1.0-3b": 2_851_598_336,
+    "v1.0-11b": 11_307_321_344,
+    "v1.1-small": 76_961_152,
+    "v1.1-base": 247_577_856,
+    "v1.1-large": 783_150_080,
+    "v1.1-xl": 2_849_757_184,
+    "v1.1-xxl": 11_135_332_352,
+}
+
+
+def test_every_shipped_t5_has_its_published_parameters():
+    names = {path.stem.removeprefix("t5-") for path in MODELS.glob("t5-*.yaml")}
+    assert names == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize(("name", "expected"), PUBLISHED.items(), ids=PUBLISHED)
+def test_published_parameter_counts(name, expected):
+    transformers = pytest.importorskip("transformers")
+    text = (MODELS / f"t5-{name}.yaml").read_text(encoding="utf-8")
+    config = T5Config(**yaml.safe_load(text)["model"])
+    theirs = transformers.T5Config(
+        vocab_size=config.padded_vocab_size,
+        d_model=config.d_model,
+        d_kv=config.d_kv,
+        d_ff=config.d_ff,
+        num_heads=config.num_heads,
+        num_layers=config.num_encoder_layers,
+        feed_forward_proj=config.feed_forward,
+    )
     with torch.device("meta"):
-        model = build(T5Config(vocab_size=32_100, pad_vocab_to_multiple_of=128, **sizes))
+        model, reference = build(config), transformers.T5ForConditionalGeneration(theirs)
     assert model.num_parameters() == expected
+    assert f": {expected:,} parameters." in text.splitlines()[0]
+    untied = 0 if config.tie_embeddings else config.padded_vocab_size * config.d_model  # theirs is built tied
+    assert sum(parameter.numel() for parameter in reference.parameters()) + untied == expected
 
 
-@pytest.mark.parametrize("version", [V1_0, V1_1], ids=["v1.0", "v1.1"])
+@pytest.mark.parametrize(
+    "version", [V1_0, V1_1, *list(POSITIONS.values())[1:]], ids=["v1.0", "v1.1", *list(POSITIONS)[1:]]
+)
 @pytest.mark.parametrize(("d_model", "vocab_size"), [(128, 1100), (512, 8000)])
 def test_first_loss_is_that_of_a_uniform_guess(version, d_model, vocab_size):
     torch.manual_seed(0)
@@ -111,7 +161,9 @@ def test_standard_deviations_at_the_start():
     assert layer.feed_forward_norm.weight.unique().tolist() == [1.0]
 
 
-def test_a_target_does_not_see_later_targets(model):
+@each_position
+def test_a_target_does_not_see_later_targets(positions):
+    model = of_random_weights(positions)
     inputs, targets = ids(2, 12), ids(2, 10, seed=1)
     changed = targets.clone()
     changed[:, 6] += 1
@@ -121,7 +173,9 @@ def test_a_target_does_not_see_later_targets(model):
     assert (before[:, 6:] != after[:, 6:]).any(dim=-1).all()
 
 
-def test_padding_of_the_inputs_changes_nothing(model):
+@each_position
+def test_padding_of_the_inputs_changes_nothing(positions):
+    model = of_random_weights(positions)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
     padded = torch.cat([inputs, ids(2, 5, seed=2)], dim=1)  # what stands under a mask doesn't matter
     mask = torch.cat([torch.ones(2, 12), torch.zeros(2, 5)], dim=1).long()
@@ -129,7 +183,7 @@ def test_padding_of_the_inputs_changes_nothing(model):
         losses_of(model, padded, labels, encoder_attention_mask=mask),
         losses_of(model, inputs, labels),
         rtol=0,
-        atol=1e-5,
+        atol=1e-10,
     )
 
 
@@ -253,10 +307,136 @@ def test_the_tied_matrix_is_one_parameter():
     assert build(tiny(**V1_1)).num_parameters() - model.num_parameters() == 500 * 64 + 4 * 64 * 96
 
 
-def test_an_unknown_or_impossible_setting_is_refused():
-    for wrong in [{"d_modle": 3}, {"d_model": 0}, {"dropout_rate": 1.0}, {"relative_attention_max_distance": 16}]:
-        with pytest.raises(ValidationError):
-            tiny(**wrong)
+@each_position
+def test_cached_decoding_equals_recomputation(positions):
+    model = of_random_weights(positions)
+    inputs, targets = ids(3, 20), ids(3, 50, seed=1)
+    mask = torch.ones(3, 20).long()
+    mask[1, 12:] = 0
+    with torch.no_grad():
+        states = model.encode(inputs, mask)
+        whole = model.decode(targets, states, mask)
+        cache = model.new_cache()
+        pieces = [model.decode(piece, states, mask, cache) for piece in targets.split([1, 1, 7, 1, 40], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-10)
+
+
+@each_position
+def test_positions_matter(positions):
+    """The inputs in another order are another input; without positions an encoder could not tell."""
+    model = of_random_weights(positions)
+    inputs, labels = ids(2, 12), ids(2, 10, seed=1)
+    assert (losses_of(model, inputs, labels) - losses_of(model, inputs.flip(1), labels)).abs().max() > 1e-2
+
+
+def test_which_parameters_positions_are():
+    default = {name for name, _ in build(tiny()).named_parameters()}
+    tables = {f"{stack}.relative_attention_bias.weight" for stack in ("encoder", "decoder")}
+    assert tables <= default
+    for name, positions in POSITIONS.items():
+        model = build(tiny(**positions))
+        own = {"relative": tables, "learned": {f"{stack}.learned_positions.weight" for stack in ("encoder", "decoder")}}
+        assert {parameter for parameter, _ in model.named_parameters()} == default - tables | own.get(name, set())
+
+
+@each_position
+def test_flops_are_those_of_the_matrices_and_of_attention(positions):
+    """By hand: 8 matrices of 64 × 64 and 5 of 64 × 96 a layer pair, an output matrix, pairs of width 64; no look-up."""
+    inputs, targets = 30, 20
+    encoder, decoder = 2 * (4 * 64 * 64 + 3 * 64 * 96), 2 * (6 * 64 * 64 + 3 * 64 * 96) + 500 * 64
+    cross = 2 * 2 * 64 * 64  # keys and values of the inputs
+    pairs = 2 * (inputs**2 + targets**2 + inputs * targets)
+    expected = 6 * ((encoder + cross) * inputs + decoder * targets) + 12 * 64 * pairs
+    assert build(tiny(**positions)).flops(inputs, targets) == expected
+
+
+LENGTHS = [[(7, 4), (3, 6), (5, 2)], [(12, 9)], [(1, 1), (8, 8)]]  # (inputs, targets) of each example of each row
+
+
+@pytest.mark.parametrize("settings", [V1_0, *POSITIONS.values()], ids=["v1.0", *POSITIONS])
+def test_a_packed_batch_gives_each_example_its_own_losses_and_gradients(settings):
+    model = of_random_weights({**settings, "z_loss": 1e-3, "label_smoothing": 0.1}).train()
+    examples = [
+        [(ids(1, i, seed=10 * row + k), ids(1, t, seed=50 + 10 * row + k)) for k, (i, t) in enumerate(lengths)]
+        for row, lengths in enumerate(LENGTHS)
+    ]
+    batch = packed(examples, inputs=17, targets=14)
+    together = losses_of(model, **batch)
+    weights = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
+    (together * weights).sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    for row, row_examples in enumerate(examples):
+        start = 0
+        for inputs, labels in row_examples:
+            here = slice(start, start + labels.size(1))
+            alone = losses_of(model, inputs, labels)
+            torch.testing.assert_close(together[row : row + 1, here], alone, rtol=0, atol=1e-10)
+            (alone * weights[row : row + 1, here]).sum().backward()
+            start = here.stop
+        assert together[row, start:].count_nonzero() == 0
+    for name, parameter in model.named_parameters():
+        scale = parameter.grad.abs().max().item()
+        assert scale > 0, name
+        torch.testing.assert_close(found[name], parameter.grad, rtol=0, atol=1e-10 * scale, msg=name)
+
+
+def packed(examples, inputs, targets):
+    """The rows of examples as `as_batch` gives them: padded, with segments from 1 on and positions in each."""
+    batch = {}
+    for side, name, width in [(0, "encoder", inputs), (1, "decoder", targets)]:
+        tokens = torch.zeros(len(examples), width, dtype=torch.long)
+        segments, positions = torch.zeros_like(tokens), torch.zeros_like(tokens)
+        for row, row_examples in enumerate(examples):
+            start = 0
+            for number, example in enumerate(row_examples, 1):
+                here = slice(start, start + example[side].size(1))
+                tokens[row, here], segments[row, here] = example[side][0], number
+                positions[row, here] = torch.arange(here.stop - start)
+                start = here.stop
+        batch |= {f"{name}_segment_ids": segments, f"{name}_positions": positions}
+        if name == "encoder":
+            batch |= {"encoder_input_ids": tokens, "encoder_attention_mask": (segments > 0).long()}
+        else:
+            batch["labels"] = tokens.masked_fill(segments == 0, -100)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"d_modle": 3}, "Extra inputs"),
+        ({"d_model": 0}, "greater than 0"),
+        ({"dropout_rate": 1.0}, "less than 1"),
+        ({"relative_attention_max_distance": 16}, "must exceed half"),
+        ({"positions": "absolute"}, "'relative', 'rotary', 'alibi', 'sinusoidal' or 'learned'"),
+        ({"positions": "learned"}, "learned needs max_positions"),
+        ({"max_positions": 512}, "for learned positions, not for relative ones"),
+        ({"positions": "rotary", "d_kv": 15}, "15 is odd"),
+        ({"positions": "alibi", "relative_attention_num_buckets": 16}, "for relative positions, not for alibi ones"),
+    ],
+)
+def test_an_unknown_or_impossible_setting_is_refused(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny(**wrong)
+
+
+def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):
+    """The corpus has rows of 32 inputs and, at noise density 0.15 and spans of 3, of 8 targets."""
+    model = {**tiny(positions="learned", max_positions=31).model_dump(), "vocab_size": None}
+    content = {
+        "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
+        "model": model,
+        "data": {"train": [{"corpus": str(small_corpus)}]},
+        "batch": {"global_batch_size": 8},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    with pytest.raises(
+        UserError, match=r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
+    ):
+        prepare(RunConfig.model_validate(content), 0, 1)
+    content["model"]["max_positions"] = 32
+    assert prepare(RunConfig.model_validate(content), 0, 1).model.longest_sequence == 32
 
 
 def test_configs_do_not_import_torch():

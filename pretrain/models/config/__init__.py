@@ -5,9 +5,21 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.transformer import BartConfig, VanillaConfig
 
-AnyModelConfig = Annotated[T5Config | BartConfig | VanillaConfig, Field(discriminator="family")]
+AnyModelConfig = Annotated[
+    T5Config | BartConfig | VanillaConfig | DecoderOnlyConfig | EncoderOnlyConfig, Field(discriminator="family")
+]
 
-__all__ = ["AnyModelConfig", "BartConfig", "ModelConfig", "T5Config", "VanillaConfig"]
+__all__ = [
+    "AnyModelConfig",
+    "BartConfig",
+    "DecoderOnlyConfig",
+    "EncoderOnlyConfig",
+    "ModelConfig",
+    "T5Config",
+    "VanillaConfig",
+]

@@ -34,6 +34,11 @@ class ModelConfig(BaseModel):
     label_smoothing: Probability = 0.0
 
     @property
+    def longest_sequence(self) -> int | None:
+        """Most tokens of an input and of a target, as learned positions have it; None: any number."""
+        return getattr(self, "max_positions", None)
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding matrix."""
         if self.vocab_size is None:
@@ -44,8 +49,3 @@ class ModelConfig(BaseModel):
     def decoder_start_id(self) -> int:
         """What a decoder reads before the first target."""
         return self.pad_id
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens that an input, or a target, may have; None: any number."""
-        return None

@@ -65,7 +65,3 @@ class BartConfig(TransformerConfig):
     @property
     def decoder_start_id(self) -> int:
         return self.eos_id
-
-    @property
-    def longest(self) -> int | None:
-        return self.max_positions

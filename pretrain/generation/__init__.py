@@ -1,0 +1,1 @@
+"""Text out of a model: greedy, by beam search or sampled, the same way for every family."""

@@ -1,0 +1,65 @@
+"""`pretrain generate`: where texts come from, how answers are shown."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from data_pipeline.errors import UserError
+from data_pipeline.progress import track
+
+if TYPE_CHECKING:
+    from pretrain.generation.texts import Written
+
+
+def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
+    """The texts given as arguments, or the lines of `file` or of `piped`. Raises UserError for several or none."""
+    if arguments and file:
+        raise UserError("give texts as arguments or with --file, not both")
+    if arguments:
+        return list(arguments)
+    if file is None and piped is None:
+        raise UserError("give a text, --file, --corpus, or pipe lines of text in")
+    try:
+        lines = (file.read_text(encoding="utf-8") if file else piped.read() if piped else "").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
+    if lines[-1] == "":
+        del lines[-1]
+    if not lines:
+        raise UserError(f"{file or 'stdin'}: has no line of text")
+    return lines
+
+
+def show(written: "Iterator[Written]", originals: Sequence[str | None], jsonl: bool, out: TextIO) -> None:
+    """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
+
+    `originals`: the texts before they were blanked out, where that is known; shown beside the answers.
+    """
+    if not out.isatty():  # rich sends what is written to sys.stdout to the bar's terminal: `out` must be another name
+        written = track(written, len(originals), "generate")
+    for one, original in zip(written, originals, strict=True):
+        out.write(_as_json(one, original) if jsonl else _as_text(one, original))
+        out.flush()
+
+
+def new_file(path: Path) -> TextIO:
+    """Raises UserError where there is one, or none can be."""
+    try:
+        return path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise UserError(f"{path}: exists already; choose another file") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror}") from None
+
+
+def _as_json(one: "Written", original: str | None) -> str:
+    fields = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    return json.dumps(fields | ({"original": original} if original else {}), ensure_ascii=False) + "\n"
+
+
+def _as_text(one: "Written", original: str | None) -> str:
+    if not one.has_blanks:
+        return one.whole + "\n"
+    lines = [f"blanks    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+    return "\n".join(lines) + "\n\n"

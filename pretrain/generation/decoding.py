@@ -1,0 +1,111 @@
+"""Decoding with a key-value cache: token by token, each the likeliest or sampled, or by beam search."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.objectives.randomness import random_bits, row_keys
+from pretrain.generation.beams import beam_search
+from pretrain.generation.decoders import Decoder, EncoderDecoderModel, start
+from pretrain.generation.forbidden import without_forbidden
+from pretrain.generation.settings import GenerationSettings
+from pretrain.models.config import ModelConfig
+from pretrain.models.model import Model
+
+
+@torch.no_grad()
+def generate(
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    settings: GenerationSettings | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    stop_early: bool = True,
+) -> Tensor:
+    """Ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
+
+    Inputs are an encoder's, or the prompts of a causal model, padded on the left; `attention_mask`, of the same shape,
+    is nonzero at real tokens. `numbers` of the rows, by default from 0, decide with the seed what is sampled: a row's
+    draws are the same in any batch. `stop_early=False` always runs `max_new_tokens` steps: ranks that decode together
+    under ZeRO-3 must take the same number. Raises UserError for what the model can't do.
+    """
+    settings = settings or GenerationSettings()
+    was_training = model.training
+    model.eval()
+    try:
+        _check(model, input_ids.size(1), settings)
+        decoder = start(model, input_ids, attention_mask)
+        if settings.num_beams > 1:
+            return beam_search(decoder, model.config, settings, stop_early)
+        draws = None
+        if settings.temperature > 0.0:
+            draws = uniform_draws(settings, range(len(input_ids)) if numbers is None else numbers).to(input_ids.device)
+        return _token_by_token(decoder, model.config, settings, draws, stop_early)
+    finally:
+        model.train(was_training)
+
+
+def _token_by_token(
+    decoder: Decoder, config: ModelConfig, settings: GenerationSettings, draws: Tensor | None, stop_early: bool
+) -> Tensor:
+    """The likeliest tokens or, with `draws` (batch, max_new_tokens), those on which they fall."""
+    tokens, history = decoder.prompt, decoder.history
+    finished = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
+    generated = []
+    for step in range(settings.max_new_tokens):
+        logits = decoder.step(tokens)[:, : config.vocab_size].float()
+        logits = without_forbidden(logits, history, step, settings, config.eos_id)
+        if draws is None:
+            tokens = logits.argmax(dim=-1, keepdim=True)
+        else:
+            tokens = sample(logits / settings.temperature, draws[:, step : step + 1], settings.top_k, settings.top_p)
+        tokens = tokens.masked_fill(finished, config.pad_id)
+        generated.append(tokens)
+        history = torch.cat([history, tokens], dim=1)
+        finished |= tokens == config.eos_id
+        if stop_early and finished.all():
+            break
+    return torch.cat(generated, dim=1)
+
+
+def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:
+    """(rows, max_new_tokens) fp32 in [0, 1), each row's by the seed and its own number alone."""
+    keys = row_keys(settings.seed, "generation", 0, np.asarray(numbers))
+    bits = random_bits(keys, 0, settings.max_new_tokens)
+    return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+
+
+def sample(logits: Tensor, draw: Tensor, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
+    """One id (batch, 1) per row of logits (batch, vocabulary), where `draw` (batch, 1), uniform in [0, 1), falls.
+
+    top_p is nucleus sampling (Holtzman et al. 2020): the likeliest tokens up to and with the one that reaches it.
+    """
+    probabilities, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    if top_k is not None:
+        probabilities[:, top_k:] = 0.0
+    mass = probabilities.cumsum(dim=-1)
+    rank = torch.searchsorted(mass, draw * mass[:, -1:], right=True)
+    last = (probabilities > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may put a draw at the very end of the mass
+    return ids.gather(-1, torch.minimum(rank, last))
+
+
+def _check(model: Model, length: int, settings: GenerationSettings) -> None:
+    vocab_size, longest = model.config.vocab_size, model.config.longest_sequence
+    assert vocab_size is not None
+    if 2 * settings.num_beams > vocab_size:
+        raise UserError(f"num_beams: {settings.num_beams} beams need twice as many ids, not {vocab_size}")
+    if longest is None:
+        return
+    if length > longest:
+        raise UserError(f"an input has {length} tokens, but the model takes {longest} at most")
+    prompt = 1 if isinstance(model, EncoderDecoderModel) else length
+    if prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
+        raise UserError(
+            f"max_new_tokens: {settings.max_new_tokens} tokens after {prompt} exceed the {longest} that the model takes"
+        )

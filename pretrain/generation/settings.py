@@ -1,0 +1,51 @@
+"""How to decode. No torch: settings are checked before a model is opened."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from data_pipeline.config_file import Section
+
+
+class GenerationSettings(Section):
+    """Greedy by default. Names and meanings are those of Hugging Face transformers.
+
+    Generated tokens alone are counted: its `min_length` counts what the decoder starts from too.
+
+    `num_beams`: more than one: beam search. A hypothesis is worth its log probability / length^`length_penalty`: above
+    0 favours long ones. `early_stopping`: a row is through once it has `num_beams` hypotheses (true), once no running
+    one would be better if it ended now (false), or could be at any length ("never").
+    `no_repeat_ngram_size`: no n-gram of so many tokens occurs twice, a prompt's included; 0: any may.
+    `temperature`: above 0: tokens are sampled, among the `top_k` likeliest, and among the fewest that hold `top_p` of
+    the probability; `seed` and a row's number decide.
+    """
+
+    max_new_tokens: PositiveInt = 128
+    min_new_tokens: NonNegativeInt = 0
+    no_repeat_ngram_size: NonNegativeInt = 0
+    num_beams: PositiveInt = 1
+    length_penalty: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    early_stopping: bool | Literal["never"] = False
+    temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    top_k: PositiveInt | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    seed: int = 0
+
+    @field_validator("early_stopping", mode="before")
+    @classmethod
+    def _one_of_three(cls, given: Any) -> Any:
+        if str(given).lower() not in ("true", "false", "never"):
+            raise ValueError(f"expected true, false or never, got {given!r}")
+        return given
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens: {self.min_new_tokens} exceed max_new_tokens, {self.max_new_tokens}")
+        if self.num_beams > 1 and self.temperature > 0:
+            raise ValueError("num_beams: beam search takes the likeliest tokens; temperature must be 0")
+        if self.num_beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
+            raise ValueError("length_penalty and early_stopping are of beam search; num_beams must exceed 1")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p < 1.0):
+            raise ValueError("top_k and top_p are of sampling; temperature must exceed 0")
+        return self

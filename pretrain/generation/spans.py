@@ -1,0 +1,39 @@
+"""Generated spans, and where they were masked."""
+
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+
+from data_pipeline.vocabulary import Vocabulary
+
+
+def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, list[int]]:
+    """The span after each sentinel of a target sequence, up to eos.
+
+        targets:  <x> for inviting <y> last </s>    →    {<x>: for inviting, <y>: last}
+
+    A model's output may be malformed: tokens before the first sentinel are dropped, and a repeated sentinel's later
+    spans too.
+    """
+    spans: dict[int, list[int]] = {}
+    span: list[int] = []
+    for token in takewhile(lambda token: token != vocabulary.eos, target_ids):
+        if token in vocabulary.sentinel_ids:
+            span = []
+            spans.setdefault(token, span)
+        elif token != vocabulary.pad:
+            span.append(token)
+    return spans
+
+
+def fill_in(input_ids: Iterable[int], spans: Mapping[int, list[int]], vocabulary: Vocabulary) -> list[int]:
+    """The whole text: inputs with every sentinel replaced by its span (by nothing where there is none).
+
+    inputs:  Thank you <x> me to your party <y> week </s>    →    Thank you for inviting me to your party last week
+    """
+    text: list[int] = []
+    for token in takewhile(lambda token: token != vocabulary.eos, input_ids):
+        if token in vocabulary.sentinel_ids:
+            text += spans.get(token, [])
+        elif token != vocabulary.pad:
+            text.append(token)
+    return text

@@ -1,0 +1,120 @@
+"""Text in, text out: what `pretrain generate` does with a model."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.generation.decoders import CausalModel, EncoderDecoderModel
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.spans import split_spans
+from pretrain.trained import TrainedModel
+
+_BETWEEN_BOS_AND_EOS = ("bart",)  # families whose inputs are; those of other encoders only end with eos
+
+
+@dataclass(frozen=True)
+class Written:
+    """`text` as it was given, what the model `generated`, and the `whole`: the text continued, or with its blanks
+    filled in brackets where it has any; else what was generated."""
+
+    text: str
+    generated: str
+    whole: str
+    has_blanks: bool
+
+
+def write(
+    trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
+) -> Iterator[Written]:
+    """What the model makes of each text, in order, `batch_size` of them at a time.
+
+    An encoder-decoder reads the text and answers, a causal model goes on with it. The number of a text decides with the
+    seed what is sampled. Raises UserError at once for what the model can't do, such as texts longer than it takes.
+    """
+    model, tokenizer = trained.model, trained.tokenizer
+    if not isinstance(model, CausalModel):
+        raise UserError(f"models of the family {model.config.family} don't generate text")
+    causal = not isinstance(model, EncoderDecoderModel)
+    inputs = [_prompt(tokenizer, text) if causal else _input(tokenizer, text, model.config.family) for text in texts]
+    _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
+    return _written(trained, texts, inputs, causal, settings, batch_size)
+
+
+def _written(
+    trained: TrainedModel,
+    texts: Sequence[str],
+    inputs: Sequence[list[int]],
+    causal: bool,
+    settings: GenerationSettings,
+    batch_size: int,
+) -> Iterator[Written]:
+    model, tokenizer, vocabulary = trained.model, trained.tokenizer, trained.tokenizer.vocabulary
+    device = next(model.parameters()).device
+    for start in range(0, len(texts), batch_size):
+        batch = inputs[start : start + batch_size]
+        ids, mask = padded(batch, vocabulary.pad, left=causal)
+        numbers = range(start, start + len(batch))
+        mask = None if mask is None else mask.to(device)
+        rows = generate(model, ids.to(device), mask, settings, numbers=numbers).tolist()
+        for number, given, row in zip(numbers, batch, rows, strict=True):
+            new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
+            generated = tokenizer.decode(new)
+            has_blanks = not causal and any(id_ in vocabulary.sentinel_ids for id_ in given)
+            if has_blanks:
+                whole = _filled(tokenizer, texts[number], new)
+            else:
+                whole = tokenizer.decode([*given, *new]) if causal else generated
+            yield Written(texts[number], generated, whole, has_blanks)
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor | None]:
+    """(rows, longest) ids with `pad` after each row, or before it, and their mask; None where nothing is padded."""
+    longest = max(len(row) for row in rows)
+    ids = torch.full((len(rows), longest), pad)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        here = slice(longest - len(row), longest) if left else slice(len(row))
+        ids[number, here] = torch.tensor(row)
+        mask[number, here] = 1
+    return ids, None if mask.all() else mask
+
+
+def _input(tokenizer: Tokenizer, text: str, family: str) -> list[int]:
+    bos = tokenizer.vocabulary.bos
+    begin = [bos] if family in _BETWEEN_BOS_AND_EOS and bos is not None else []
+    return [*begin, *tokenizer.encode_with_sentinels(text)]
+
+
+def _prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The mark between documents stands for a text that is empty."""
+    return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
+
+
+def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:
+    if longest is None:
+        return
+    problems = []
+    if not causal and new > longest:
+        problems.append(f"max_new_tokens: {new}, but the model takes sequences of {longest} at most")
+    more = new - 1 if causal else 0  # the last token is not read again
+    problems += [
+        f"text {number}: its {len(ids)} tokens{f' and {more} new ones' if more else ''} exceed the {longest} that the "
+        f"model takes"
+        for number, ids in enumerate(inputs, 1)
+        if len(ids) + more > longest
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _filled(tokenizer: Tokenizer, blanks: str, generated: list[int]) -> str:
+    spans = split_spans(generated, tokenizer.vocabulary)
+    words = {tokenizer.decode([id_]): tokenizer.decode(span).strip() for id_, span in spans.items()}
+    return re.sub(r"<extra_id_\d+>", lambda mark: f"[{words.get(mark[0], '')}]", blanks)

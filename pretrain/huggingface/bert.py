@@ -1,0 +1,126 @@
+"""The encoder-only model in transformers: `BertForPreTraining`, and `BertForMaskedLM` without next sentences."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.huggingface.interchange import Exported, Interchange, Json, State, drop_copies, renamed
+from pretrain.models import EncoderOnlyConfig
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+OURS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "gelu_pytorch_tanh": "gelu_tanh"}
+TOKEN_TYPES = "bert.embeddings.token_type_embeddings.weight"
+NAMES = {
+    "embedding": "bert.embeddings.word_embeddings",
+    "encoder.positions": "bert.embeddings.position_embeddings",
+    "encoder.token_types": TOKEN_TYPES.removesuffix(".weight"),
+    "encoder.embedding_norm": "bert.embeddings.LayerNorm",
+    "masked_lm.transform": "cls.predictions.transform.dense",
+    "masked_lm.norm": "cls.predictions.transform.LayerNorm",
+    "next_sentence.pooler": "bert.pooler.dense",
+    "next_sentence.classifier": "cls.seq_relationship",
+}
+PARTS = {
+    "attention.q": "attention.self.query",
+    "attention.k": "attention.self.key",
+    "attention.v": "attention.self.value",
+    "attention.o": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.wi": "intermediate.dense",
+    "feed_forward.wo": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+# What transformers' BERT may be beside ours, and the setting at which it is not.
+UNLIKE = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig) -> Exported:
+    """A model without token types gets one, of zeros: transformers' BERT always has them."""
+    tensors = {
+        hugging_face_name(name): tensor
+        for name, tensor in state_dict.items()
+        if name != "lm_head.weight"  # one matrix, stored once
+    }
+    if not config.num_token_types:
+        tensors[TOKEN_TYPES] = state_dict["encoder.positions.weight"].new_zeros(1, config.d_model)
+    saved = {
+        "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": config.padded_vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": max(config.num_token_types, 1),
+        "hidden_act": ACTIVATIONS[config.activation],
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "tie_word_embeddings": True,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+    }
+    return Exported(tensors, saved)
+
+
+def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
+    """Whether next sentences are predicted is seen in the tensors. The dropout rate is that of hidden states."""
+    if problems := [f"{key} is {saved[key]}" for key, ours in UNLIKE.items() if saved.get(key, ours) != ours]:
+        raise UserError(f"our encoder-only model can't be so: {'; '.join(problems)}")
+    tensors = {_published(name): tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
+    drop_copies(tensors, "bert.embeddings.word_embeddings.weight", ["cls.predictions.decoder.weight"])
+    drop_copies(tensors, "cls.predictions.bias", ["cls.predictions.decoder.bias"])
+    next_sentence = "cls.seq_relationship.weight" in tensors
+    if not next_sentence:
+        for kind in ("weight", "bias"):  # without the classifier nothing reads what it pools
+            tensors.pop(f"bert.pooler.dense.{kind}", None)
+    ids = {ours: saved[key] for ours, key in (("eos_id", "eos_token_id"),) if saved.get(key) is not None}
+    config = EncoderOnlyConfig(
+        vocab_size=saved["vocab_size"],
+        pad_id=saved.get("pad_token_id") or 0,
+        d_model=saved["hidden_size"],
+        d_ff=saved["intermediate_size"],
+        num_heads=saved["num_attention_heads"],
+        num_layers=saved["num_hidden_layers"],
+        max_positions=saved["max_position_embeddings"],
+        num_token_types=saved["type_vocab_size"],
+        next_sentence=next_sentence,
+        activation=OURS.get(saved.get("hidden_act", "gelu"), saved.get("hidden_act")),
+        layer_norm_epsilon=saved.get("layer_norm_eps", 1e-12),
+        dropout_rate=saved.get("hidden_dropout_prob", 0.1),
+        **ids,
+    )
+    if NAMES["embedding"] + ".weight" in tensors:
+        tensors["lm_head.weight"] = tensors[NAMES["embedding"] + ".weight"]
+    return config, renamed(tensors, config, hugging_face_name)
+
+
+def hugging_face_name(name: str) -> str:
+    """The name that transformers gives to one of our weights.
+
+    encoder.layers.3.attention.q.weight → bert.encoder.layer.3.attention.self.query.weight
+    """
+    if name == "lm_head.bias":
+        return "cls.predictions.bias"
+    if name == "lm_head.weight":
+        return name
+    part, kind = name.rsplit(".", 1)
+    if part in NAMES:
+        return f"{NAMES[part]}.{kind}"
+    _, _, number, part = part.split(".", 3)
+    return f"bert.encoder.layer.{number}.{PARTS[part]}.{kind}"
+
+
+def _published(name: str) -> str:
+    """Today's name of a tensor: the files that BERT was published in have the gains and shifts of norms as Greek."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+INTERCHANGE = Interchange("bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, begins=True, ends=True)

@@ -1,0 +1,118 @@
+"""The decoder-only model in transformers: `GPT2LMHeadModel`.
+
+Its matrices are transposed (`Conv1D`), and those of queries, keys and values are one: c_attn.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.huggingface.interchange import Exported, Interchange, Json, State, check, drop_copies, shapes
+from pretrain.models import DecoderOnlyConfig
+
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+OURS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "gelu_pytorch_tanh": "gelu_tanh"}
+NAMES = {
+    "embedding.weight": "transformer.wte.weight",
+    "decoder.positions.weight": "transformer.wpe.weight",
+    "decoder.final_norm.weight": "transformer.ln_f.weight",
+    "decoder.final_norm.bias": "transformer.ln_f.bias",
+}
+NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
+MATRICES = {
+    "attn.c_attn": ["attention.q", "attention.k", "attention.v"],
+    "attn.c_proj": ["attention.o"],
+    "mlp.c_fc": ["feed_forward.wi"],
+    "mlp.c_proj": ["feed_forward.wo"],
+}
+# What transformers' GPT-2 may be beside ours, and the setting at which it is not.
+UNLIKE = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig) -> Exported:
+    """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
+    if config.positions != "learned":
+        raise UserError(f"transformers has no GPT-2 with {config.positions} positions")
+    ours = dict(state_dict)
+    for name, tensor in state_dict.items():
+        if not config.biases and (name.startswith("decoder.layers.") or name.startswith("decoder.final_norm.")):
+            ours[name.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
+    tensors = {theirs: ours[name] for name, theirs in NAMES.items()}
+    for layer in range(config.num_layers):
+        here, there = f"decoder.layers.{layer}", f"transformer.h.{layer}"
+        for kind in ("weight", "bias"):
+            tensors |= {f"{there}.{norm}.{kind}": ours[f"{here}.{name}.{kind}"] for name, norm in NORMS.items()}
+            for theirs, names in MATRICES.items():
+                joined = torch.cat([ours[f"{here}.{name}.{kind}"] for name in names])
+                tensors[f"{there}.{theirs}.{kind}"] = joined.t() if kind == "weight" else joined
+    ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
+    saved = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.padded_vocab_size,
+        "n_embd": config.d_model,
+        "n_inner": config.d_ff,
+        "n_head": config.num_heads,
+        "n_layer": config.num_layers,
+        "n_positions": config.max_positions,
+        "activation_function": ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        **{f"{part}_pdrop": config.dropout_rate for part in ("embd", "attn", "resid")},
+        "tie_word_embeddings": True,
+        **ids,
+    }
+    return Exported(tensors, saved, ids)
+
+
+def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
+    """The dropout rate is that of residual branches."""
+    if problems := [f"{key} is {saved[key]}" for key, ours in UNLIKE.items() if saved.get(key, ours) != ours]:
+        raise UserError(f"our decoder-only model can't be so: {'; '.join(problems)}")
+    # files of a GPT2Model, as the published ones: no prefix, and causal masks beside the weights
+    tensors = {
+        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
+        for name, tensor in tensors.items()
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))
+    }
+    drop_copies(tensors, NAMES["embedding.weight"], ["lm_head.weight"])
+    eos, pad = saved.get("eos_token_id", 50_256), saved.get("pad_token_id")
+    config = DecoderOnlyConfig(
+        vocab_size=saved["vocab_size"],
+        pad_id=eos if pad is None else pad,
+        eos_id=eos,
+        d_model=saved["n_embd"],
+        d_ff=saved.get("n_inner") or 4 * saved["n_embd"],
+        num_heads=saved["n_head"],
+        num_layers=saved["n_layer"],
+        max_positions=saved["n_positions"],
+        activation=OURS.get(saved.get("activation_function", "gelu_new"), saved.get("activation_function")),
+        layer_norm_epsilon=saved.get("layer_norm_epsilon", 1e-5),
+        dropout_rate=saved.get("resid_pdrop", 0.1),
+    )
+    check(_their_shapes(config), tensors)
+    state = {name: tensors[theirs] for name, theirs in NAMES.items()}
+    state["lm_head.weight"] = state["embedding.weight"]
+    for layer in range(config.num_layers):
+        here, there = f"decoder.layers.{layer}", f"transformer.h.{layer}"
+        for kind in ("weight", "bias"):
+            state |= {f"{here}.{name}.{kind}": tensors[f"{there}.{norm}.{kind}"] for name, norm in NORMS.items()}
+            for theirs, names in MATRICES.items():
+                joined = tensors[f"{there}.{theirs}.{kind}"]
+                parts = (joined.t() if kind == "weight" else joined).chunk(len(names))
+                state |= {f"{here}.{name}.{kind}": part.contiguous() for name, part in zip(names, parts, strict=True)}
+    return config, state
+
+
+def _their_shapes(config: DecoderOnlyConfig) -> dict[str, tuple[int, ...]]:
+    ours = {name: torch.empty(shape, device="meta") for name, shape in shapes(config).items()}
+    return {name: tuple(tensor.shape) for name, tensor in to_hugging_face(ours, config).tensors.items()}
+
+
+INTERCHANGE = Interchange("gpt2", "GPT2LMHeadModel", to_hugging_face, from_hugging_face)

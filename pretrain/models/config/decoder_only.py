@@ -1,0 +1,45 @@
+"""The decoder-only model's config."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pretrain.models.config.base import Count, ModelConfig
+
+
+class DecoderOnlyConfig(ModelConfig):
+    """A decoder alone, as GPT-2's (Radford et al. 2019).
+
+    `positions`: learned ones end at `max_positions`, the others at nothing. `biases` are those of matrices and of
+    norms. GPT-2's GELU is the tanh approximation. The output matrix is the embedding's.
+    """
+
+    family: Literal["decoder_only"] = "decoder_only"
+    d_model: Count
+    d_ff: Count
+    num_heads: Count
+    num_layers: Count
+    positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
+    max_positions: Count | None = None
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    biases: bool = True
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
+
+    @property
+    def d_kv(self) -> int:
+        """Width of a head."""
+        return self.d_model // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_and_positions_fit(self) -> Self:
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} heads can't share a d_model of {self.d_model} evenly")
+        if self.positions == "rotary" and self.d_kv % 2:
+            raise ValueError(
+                f"num_heads: rotary positions need heads of even width, d_model / num_heads is {self.d_kv}"
+            )
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("max_positions: learned positions need to know how many there are")
+        if self.positions != "learned" and self.max_positions is not None:
+            raise ValueError(f"max_positions: {self.positions} positions have no end; leave it out")
+        return self

@@ -1,0 +1,184 @@
+"""A decoder alone: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019).
+
+Pre-norm, with learned positions, GELU and one matrix for embedding and output. Without biases it is the baseline of
+"Auto-regressive Encoder-Decoder Transformer" (Yan 2024). Rotary, linear-bias and sinusoidal positions are options.
+"""
+
+from torch import Tensor, nn
+
+from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.config import DecoderOnlyConfig
+from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.loss import Losses, configured_losses
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model, matrix_weights
+from pretrain.models.positions import (
+    LearnedPositions,
+    LinearBias,
+    Rotation,
+    positions_from,
+    real_positions,
+    rotation,
+    sinusoids,
+)
+
+STD = 0.02
+
+
+def _norm(config: DecoderOnlyConfig) -> LayerNorm:
+    return LayerNorm(config.d_model, config.layer_norm_epsilon, config.biases)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: DecoderOnlyConfig):
+        super().__init__()
+        # the sum of 2 · num_layers branches then begins with the deviation of one (Radford et al. 2019, section 2.3)
+        out_std = STD / (2 * config.num_layers) ** 0.5
+        self.attention_norm = _norm(config)
+        self.attention = Attention(
+            config.d_model,
+            config.d_kv,
+            config.num_heads,
+            config.dropout_rate,
+            scaled=True,
+            bias=config.biases,
+            std=STD,
+            out_std=out_std,
+        )
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, activation=config.activation, bias=config.biases, std=STD, out_std=out_std
+        )
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(
+        self, x: Tensor, bias: Tensor | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
+    ) -> Tensor:
+        states = self.attention(self.attention_norm(x), bias=bias, causal=causal, rotation=turn, cache=cache)
+        x = x + self.dropout(states)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Decoder(nn.Module):
+    """Causal self-attention and feed-forward layers."""
+
+    def __init__(self, config: DecoderOnlyConfig):
+        super().__init__()
+        self.config = config
+        self.positions = self.linear_bias = None
+        if config.positions == "learned":
+            assert config.max_positions is not None
+            self.positions = LearnedPositions(config.max_positions, config.d_model, STD)
+        elif config.positions == "alibi":
+            self.linear_bias = LinearBias(config.num_heads)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.final_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: list[KeyValueCache] | None = None,
+    ) -> Tensor:
+        """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds.
+
+        `attention_mask` (batch, held + length).
+        """
+        queries, held = x.size(1), cache[0].length if cache else 0
+        if positions is None and attention_mask is not None:
+            positions = real_positions(attention_mask)[:, held:]
+        positions = positions_from(held, queries, x.device, positions)
+        x = self.dropout(self._placed(x, positions))
+        bias, causal = self._bias(x, held + queries, attention_mask, segments)
+        turn = rotation(positions, self.config.d_kv, x.dtype) if self.config.positions == "rotary" else None
+        for i, layer in enumerate(self.layers):
+            x = layer(x, bias, causal, turn, cache[i] if cache else None)
+        return self.final_norm(x)
+
+    def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`x` with the vectors of its positions, where positions are vectors."""
+        if self.positions is not None:
+            return x + self.positions(positions)
+        if self.config.positions == "sinusoidal":  # of the deviation that learned positions begin with
+            return x + STD * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype)
+        return x
+
+    def _bias(
+        self, x: Tensor, keys: int, attention_mask: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor | None, bool]:
+        """What is added to attention logits, and whether nothing but causality would be."""
+        queries = x.size(1)
+        if self.linear_bias is None and attention_mask is None and segments is None:
+            if queries == 1:
+                return None, False
+            if queries == keys:
+                return None, True
+        seen = visible(
+            queries,
+            keys,
+            x.device,
+            causal=queries > 1,
+            key_mask=attention_mask,
+            query_segments=segments,
+            key_segments=segments,
+        )
+        bias = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
+        return masked(bias, seen, x.dtype), False
+
+
+class DecoderOnly(Model):
+    """`forward` gives the loss of every target token, `decode` the logits of the next."""
+
+    config: DecoderOnlyConfig
+
+    def __init__(self, config: DecoderOnlyConfig):
+        super().__init__()
+        self.config = config
+        rows = config.padded_vocab_size
+        self.embedding = Embedding(rows, config.d_model, STD)
+        self.decoder = Decoder(config)
+        self.lm_head = Linear(config.d_model, rows, STD)
+        self.lm_head.weight = self.embedding.weight  # in two modules, each of which uses it only in its own forward
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+    ) -> Losses:
+        """{"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
+
+        labels[t] is the token after encoder_input_ids[t]. Segments and positions of labels are those of the inputs.
+        Segments keep the examples of a packed row apart. The z-loss is part of training only.
+        """
+        x = self.decoder(
+            self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
+        )
+        return {"labels": configured_losses(self.lm_head(x), labels, self.config, self.training)}
+
+    def decode(
+        self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """(batch, length) ids to logits (batch, length, padded_vocab_size); with a cache, ids follow what it holds.
+
+        `attention_mask`, nonzero at real tokens, is of all ids so far: (batch, held + length). Where padding stands
+        before a prompt, positions count from its first real token.
+        """
+        return self.lm_head(self.decoder(self.embedding(input_ids), attention_mask, cache=cache))
+
+    def new_cache(self) -> list[KeyValueCache]:
+        """An empty cache for `decode`, one for each layer."""
+        return [KeyValueCache() for _ in self.decoder.layers]
+
+    def flops(self, inputs: int, targets: int) -> float:
+        """All weights meet all tokens; of a pair of tokens, the later sees the earlier."""
+        config = self.config
+        weights = matrix_weights(self.decoder.layers) + config.padded_vocab_size * config.d_model
+        return 6 * weights * inputs + 12 * config.d_model * config.num_layers * inputs**2

@@ -1,0 +1,179 @@
+"""An encoder alone: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
+
+Post-norm, with learned positions, token types and GELU. Masked tokens are predicted through a transformation of their
+own and the embedding's matrix; whether the second text follows the first, through the pooled first token.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.models.attention import Attention
+from pretrain.models.config import EncoderOnlyConfig
+from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model, matrix_weights
+from pretrain.models.positions import LearnedPositions, positions_from
+
+STD = 0.02  # of every matrix; the authors also cut what is beyond two deviations
+PREDICTED_SHARE = 0.15  # of tokens, where only flops are reckoned
+
+
+def _norm(config: EncoderOnlyConfig) -> LayerNorm:
+    return LayerNorm(config.d_model, config.layer_norm_epsilon)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: EncoderOnlyConfig):
+        super().__init__()
+        self.attention = Attention(
+            config.d_model, config.d_kv, config.num_heads, config.dropout_rate, scaled=True, bias=True, std=STD
+        )
+        self.attention_norm = _norm(config)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, activation=config.activation, bias=True, std=STD)
+        self.feed_forward_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class Encoder(nn.Module):
+    """Positions and token types, added to embeddings, and the layers."""
+
+    def __init__(self, config: EncoderOnlyConfig):
+        super().__init__()
+        types = config.num_token_types
+        self.positions = LearnedPositions(config.max_positions, config.d_model, STD)
+        self.token_types = Embedding(types, config.d_model, STD) if types else None
+        self.embedding_norm = _norm(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (batch, length, d_model) to states of the same shape; without types, all tokens are of type 0."""
+        length = x.size(1)
+        x = x + self.positions(positions_from(0, length, x.device, positions))
+        if self.token_types is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            x = x + self.token_types(token_type_ids)
+        x = self.dropout(self.embedding_norm(x))
+        seen = visible(
+            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
+        )
+        bias = masked(None, seen, x.dtype)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return x
+
+
+class MaskedLMHead(nn.Module):
+    """All of the output but its matrix: what stands before it."""
+
+    def __init__(self, config: EncoderOnlyConfig):
+        super().__init__()
+        self.transform = Linear(config.d_model, config.d_model, STD, bias=True)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = _norm(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, d_model) to the same."""
+        return self.norm(self.activation(self.transform(x)))
+
+
+class NextSentenceHead(nn.Module):
+    """The pooler, tanh of a linear map of the first token, and a classifier of what it gives."""
+
+    def __init__(self, config: EncoderOnlyConfig):
+        super().__init__()
+        self.pooler = Linear(config.d_model, config.d_model, STD, bias=True)
+        self.classifier = Linear(config.d_model, 2, STD, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, d_model) to logits (batch, 2): the second text follows the first; it doesn't."""
+        return self.classifier(torch.tanh(self.pooler(x[:, 0])))
+
+
+class EncoderOnly(Model):
+    """`forward` gives the losses of masked tokens and of texts that follow; `encode` the states they are read from."""
+
+    config: EncoderOnlyConfig
+
+    def __init__(self, config: EncoderOnlyConfig):
+        super().__init__()
+        self.config = config
+        rows = config.padded_vocab_size
+        self.embedding = Embedding(rows, config.d_model, STD)
+        self.encoder = Encoder(config)
+        self.masked_lm = MaskedLMHead(config)
+        self.lm_head = Linear(config.d_model, rows, STD, bias=True)
+        self.lm_head.weight = self.embedding.weight  # in two modules, each of which uses it only in its own forward
+        self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        next_sentence_labels: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+    ) -> Losses:
+        """{"labels": (batch, length), "next_sentence_labels": (batch,)}: cross-entropies, fp32, 0 at labels of -100.
+
+        `labels` (batch, length) stand where `encoder_input_ids` do, `next_sentence_labels` (batch,) are 1 where the
+        second text follows. Segments and positions of labels are those of the inputs; segments keep the examples of a
+        packed row apart. Only tokens whose label counts go through the output matrix. The z-loss is part of training
+        only.
+        """
+        states = self.encode(
+            encoder_input_ids, encoder_attention_mask, token_type_ids, encoder_segment_ids, encoder_positions
+        )
+        counted = labels != IGNORED
+        predicted = configured_losses(
+            self.masked_lm_logits(states[counted]), labels[counted], self.config, self.training
+        )
+        losses = {"labels": predicted.new_zeros(labels.shape).masked_scatter(counted, predicted)}
+        if self.next_sentence is not None:
+            if next_sentence_labels is None:  # a batch of damaged rows alone: other ranks wait for the head's gradients
+                next_sentence_labels = labels.new_full((labels.size(0),), IGNORED)
+            # in BERT's release class 0 says that the text follows
+            classes = torch.where(next_sentence_labels == IGNORED, IGNORED, 1 - next_sentence_labels)
+            losses["next_sentence_labels"] = token_losses(self.next_sentence(states), classes)
+        return losses
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, length) ids to states (batch, length, d_model)."""
+        return self.encoder(self.embedding(input_ids), attention_mask, token_type_ids, segments, positions)
+
+    def masked_lm_logits(self, states: Tensor) -> Tensor:
+        """(…, d_model) to (…, padded_vocab_size)."""
+        return self.lm_head(self.masked_lm(states))
+
+    def flops(self, inputs: int, targets: int) -> float:
+        """The head meets the tokens that are predicted, of `targets` as many as the paper's share."""
+        config = self.config
+        head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
+        weights = matrix_weights(self.encoder.layers) * inputs + head * PREDICTED_SHARE * targets
+        if self.next_sentence is not None:
+            weights += matrix_weights(self.next_sentence)
+        return 6 * weights + 12 * config.d_model * config.num_layers * inputs**2

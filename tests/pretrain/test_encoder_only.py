@@ -1,0 +1,244 @@
+"""The encoder alone against its paper's numbers: sizes, losses, packing, padding."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pretrain.models import EncoderOnlyConfig, build
+
+SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "max_positions": 64}
+ROBERTA = {"next_sentence": False, "num_token_types": 0}
+
+
+def tiny(**changes):
+    return EncoderOnlyConfig(**{**SIZES, **changes})
+
+
+def ids(*shape, seed=0, vocab_size=300):
+    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(**changes):
+    """A model whose weights are far enough from zero for every part of it to matter."""
+    torch.manual_seed(0)
+    model = build(tiny(**changes)).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.3)
+    return model
+
+
+def batch_of(rows=3, length=12, seed=0, **changes):
+    """Every third token is predicted; the second text begins in the middle."""
+    labels = ids(rows, length, seed=seed + 1)
+    labels[:, torch.arange(length) % 3 != 1] = -100
+    return {
+        "encoder_input_ids": ids(rows, length, seed=seed),
+        "labels": labels,
+        "token_type_ids": (torch.arange(length) >= length // 2).long().expand(rows, length),
+        "next_sentence_labels": torch.arange(rows) % 2,
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made()
+
+
+@pytest.mark.parametrize(
+    ("name", "bare", "whole"), [("bert-base", 109_482_240, 110_106_428), ("bert-large", 335_141_888, 336_226_108)]
+)
+def test_parameters_are_those_of_transformers(name, bare, whole):
+    """Bare: with the pooler, without the rest of the heads."""
+    transformers = pytest.importorskip("transformers")
+    config = EncoderOnlyConfig(**yaml.safe_load(Path(f"configs/models/{name}.yaml").read_text())["model"])
+    theirs = transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        intermediate_size=config.d_ff,
+        num_attention_heads=config.num_heads,
+        num_hidden_layers=config.num_layers,
+    )
+    with torch.device("meta"):
+        model, reference = build(config), transformers.BertForPreTraining(theirs)
+    heads = [*model.masked_lm.parameters(), model.lm_head.bias, *model.next_sentence.classifier.parameters()]
+    assert model.num_parameters() == reference.num_parameters() == whole
+    assert model.num_parameters() - sum(map(torch.numel, heads)) == reference.bert.num_parameters() == bare
+
+
+def test_without_next_sentences_nothing_is_left_of_them():
+    """RoBERTa's: no pooler, no classifier, no token types."""
+    d = SIZES["d_model"]
+    difference = build(tiny()).num_parameters() - build(tiny(**ROBERTA)).num_parameters()
+    assert difference == (d * d + d) + (2 * d + 2) + 2 * d
+
+
+@pytest.mark.parametrize("changes", [{}, ROBERTA], ids=["bert", "roberta"])
+def test_every_parameter_has_a_gradient(changes):
+    model, batch = made(**changes), batch_of()
+    if changes:
+        del batch["token_type_ids"], batch["next_sentence_labels"]
+    sum(losses.sum() for losses in model(**batch).values()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("d_model", "vocab_size", "num_layers"), [(64, 1000, 2), (512, 8000, 3)])
+def test_first_losses_are_those_of_uniform_guesses(d_model, vocab_size, num_layers):
+    torch.manual_seed(0)
+    model = build(tiny(d_model=d_model, d_ff=4 * d_model, vocab_size=vocab_size, num_layers=num_layers))
+    tokens = {
+        "encoder_input_ids": ids(8, 40, vocab_size=vocab_size),
+        "labels": ids(8, 40, seed=1, vocab_size=vocab_size),
+    }
+    with torch.no_grad():
+        losses = model(**batch_of(8, 40, **tokens))
+    assert losses["labels"].mean().item() == pytest.approx(math.log(vocab_size), abs=0.3)
+    assert losses["next_sentence_labels"].mean().item() == pytest.approx(math.log(2), abs=0.3)
+
+
+def test_standard_deviations_at_the_start():
+    torch.manual_seed(0)
+    model = build(tiny(d_model=256, d_ff=1024, vocab_size=2000))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and parameter.numel() > 10_000:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.03), name
+        elif parameter.dim() == 1:
+            assert parameter.unique().tolist() == [float("norm.weight" in name)], name
+
+
+def test_losses_are_the_cross_entropies_of_the_logits(model):
+    batch = batch_of()
+    batch["next_sentence_labels"] = torch.tensor([1, 0, -100])
+    states = model.encode(batch["encoder_input_ids"], token_type_ids=batch["token_type_ids"])
+    losses = model(**batch)
+    logits = model.masked_lm_logits(states).transpose(1, 2)
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+    assert losses["labels"].shape == batch["labels"].shape
+    torch.testing.assert_close(losses["labels"], expected, rtol=0, atol=1e-4)
+    classes = torch.tensor([0, 1, -100])  # the first class is that of texts that follow, as in BERT's release
+    expected = torch.nn.functional.cross_entropy(model.next_sentence(states), classes, reduction="none")
+    torch.testing.assert_close(losses["next_sentence_labels"], expected, rtol=0, atol=1e-4)
+
+
+def test_logits_are_made_for_predicted_tokens_alone(model):
+    seen = []
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.shape))
+    batch = batch_of()
+    model(**batch)
+    hook.remove()
+    assert seen == [((batch["labels"] != -100).sum(), 300)]
+
+
+def test_a_batch_without_a_predicted_token_costs_nothing(model):
+    """As one of damaged rows alone, which tells nothing of next sentences: other ranks wait for its gradients."""
+    losses = model(ids(3, 12), torch.full((3, 12), -100))
+    assert {name: values.tolist() for name, values in losses.items()} == {
+        "labels": [[0.0] * 12] * 3,
+        "next_sentence_labels": [0.0] * 3,
+    }
+    model.zero_grad()
+    sum(values.sum() for values in losses.values()).backward()
+    assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+
+
+def test_every_token_sees_every_other(model):
+    inputs = ids(1, 8)
+    states = model.encode(inputs)
+    for place in (0, 7):
+        changed = inputs.clone()
+        changed[0, place] = 299 - changed[0, place]
+        assert (model.encode(changed) != states).any(dim=-1).all()
+
+
+def test_padding_changes_nothing(model):
+    batch = batch_of()
+    padded = {
+        name: torch.cat([tensor, torch.full((3, 4), -100 if name == "labels" else 1)], dim=1)
+        if tensor.dim() > 1
+        else tensor
+        for name, tensor in batch.items()
+    }
+    padded["encoder_attention_mask"] = (torch.arange(16) < 12).long().expand(3, 16)
+    found, expected = model(**padded), model(**batch)
+    torch.testing.assert_close(found["labels"][:, :12], expected["labels"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found["next_sentence_labels"], expected["next_sentence_labels"], rtol=0, atol=1e-4)
+
+
+def gradients(model, losses):
+    model.zero_grad()
+    losses.sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(2, 8), min_size=1, max_size=4), st.integers(0, 3))
+def test_packed_examples_have_the_losses_and_gradients_of_each_alone(lengths, padding):
+    model, width = made(**ROBERTA), sum(lengths) + padding
+    alone = [batch_of(1, length, seed=10 * number) for number, length in enumerate(lengths)]
+    packed = {
+        "encoder_input_ids": torch.cat(
+            [one["encoder_input_ids"] for one in alone] + [torch.zeros(1, padding).long()], 1
+        ),
+        "labels": torch.cat([one["labels"] for one in alone] + [torch.full((1, padding), -100)], 1),
+    }
+    segments = torch.cat(
+        [torch.full((1, n), i + 1) for i, n in enumerate(lengths)] + [torch.zeros(1, padding).long()], 1
+    )
+    positions = torch.cat([torch.arange(length)[None] for length in lengths] + [torch.zeros(1, padding).long()], 1)
+    together = model(
+        **packed,
+        encoder_attention_mask=segments > 0,
+        encoder_segment_ids=segments,
+        encoder_positions=positions,
+        decoder_segment_ids=segments,
+        decoder_positions=positions,
+    )["labels"]
+    each = torch.cat([model(one["encoder_input_ids"], one["labels"])["labels"] for one in alone], dim=1)
+    assert together.shape == (1, width)
+    torch.testing.assert_close(together[:, : sum(lengths)], each, rtol=1e-5, atol=1e-4)
+    expected = gradients(model, each)
+    for name, found in gradients(model, together).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-3)
+
+
+def test_the_z_loss_is_of_tokens_and_of_training_only():
+    model, batch = made(z_loss=0.1), batch_of()
+    evaluated, trained = model(**batch), model.train()(**batch)
+    counted = batch["labels"] != -100
+    assert (trained["labels"][counted] > evaluated["labels"][counted]).all()
+    assert torch.equal(trained["next_sentence_labels"], evaluated["next_sentence_labels"])
+
+
+def test_dropout_belongs_to_training():
+    model, batch = made(dropout_rate=0.2), batch_of()
+    assert not torch.equal(model.train()(**batch)["labels"], model(**batch)["labels"])
+    assert torch.equal(model.eval()(**batch)["labels"], model(**batch)["labels"])
+
+
+def test_bfloat16_weights_give_nearly_the_same_losses():
+    torch.manual_seed(0)
+    model = build(tiny()).eval()
+    exact = model(**batch_of())
+    for name, rounded in model.bfloat16()(**batch_of()).items():
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, exact[name], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"num_heads": 5}, "5 heads can't share a d_model of 32 evenly"),
+        ({"num_token_types": 1}, "two texts to tell apart"),
+        ({"max_positions": 0}, "max_positions"),
+        ({"biases": False}, "biases"),
+    ],
+)
+def test_an_impossible_config_is_refused(wrong, expected):
+    with pytest.raises(ValidationError, match=expected):
+        tiny(**wrong)

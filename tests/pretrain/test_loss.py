@@ -1,0 +1,122 @@
+"""The loss of each target against PyTorch's cross-entropy, its gradients against finite differences."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain.models import loss
+from pretrain.models.loss import IGNORED, shift_right, token_losses
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    """Several parts, the last of them not full, also for small batches."""
+    monkeypatch.setattr(loss, "_ROWS", 4)
+
+
+def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0):
+    generator = torch.Generator().manual_seed(0)
+    logits = (scale * torch.randn(rows, length, vocabulary, generator=generator)).to(dtype).requires_grad_()
+    labels = torch.randint(0, vocabulary, (rows, length), generator=generator)
+    labels[0, 3:] = IGNORED
+    labels[2, 0] = IGNORED
+    return logits, labels
+
+
+def reference(logits, labels, z_loss, smoothing):
+    logits = logits.double()
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=smoothing)
+    return losses + (z_loss * logits.logsumexp(dim=-1).square()).masked_fill(labels == IGNORED, 0.0)
+
+
+SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
+)
+def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing):
+    logits, labels = batch(dtype=dtype)
+    found = token_losses(logits, labels, z_loss, smoothing)
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), reference(logits, labels, z_loss, smoothing), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-8)]
+)
+def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing):
+    """Of a sum with a weight for each target; in bf16 the only rounding is that of the gradient itself."""
+    logits, labels = batch(dtype=dtype)
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (expected,) = torch.autograd.grad((reference(logits, labels, z_loss, smoothing) * weights).sum(), logits)
+    (found,) = torch.autograd.grad((token_losses(logits, labels, z_loss, smoothing) * weights).sum(), logits)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=0 if dtype != torch.bfloat16 else tolerance, atol=tolerance)
+    assert found[labels == IGNORED].count_nonzero() == 0
+    assert (found[labels != IGNORED] != 0).any(dim=-1).all()
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+def test_gradients_are_those_of_finite_differences(z_loss, smoothing):
+    logits, labels = batch(vocabulary=7, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: token_losses(x, labels, z_loss, smoothing), logits)
+
+
+def test_large_logits_stay_finite():
+    logits, labels = batch(scale=1e4)
+    losses = token_losses(logits, labels, z_loss=1e-4)
+    losses.sum().backward()
+    assert losses.isfinite().all()
+    assert logits.grad.isfinite().all()
+
+
+def test_a_batch_without_any_target_costs_nothing():
+    logits, labels = batch()
+    labels[:] = IGNORED
+    losses = token_losses(logits, labels, z_loss=0.1)
+    losses.sum().backward()
+    assert losses.count_nonzero() == logits.grad.count_nonzero() == 0
+
+
+class LargeTensors(TorchDispatchMode):
+    """Storages of at least so many bytes that operations make."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.made = size, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in [*args, *(kwargs or {}).values()] if torch.is_tensor(x)}
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if torch.is_tensor(result):
+                storage = result.untyped_storage()
+                if storage.nbytes() >= self.size and storage.data_ptr() not in given:
+                    self.made[storage.data_ptr()] = result  # kept, so that no address is used twice
+        return results
+
+
+def test_no_more_memory_than_the_logits_and_their_gradient():
+    """The softmax of bf16 logits in fp32, held whole, would be a tensor twice as large; of all parts none may be."""
+    logits, labels = batch(rows=8, length=16, vocabulary=64, dtype=torch.bfloat16)
+    size = logits.untyped_storage().nbytes()
+    with LargeTensors(size // 2) as forward:
+        total = token_losses(logits, labels, 1e-4, 0.1).sum()
+    assert forward.made == {}
+    with LargeTensors(size // 2) as backward:
+        total.backward()
+    assert len(backward.made) == 1
+    assert logits.grad.untyped_storage().data_ptr() in backward.made
+    with LargeTensors(size // 2) as naive:
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+    assert naive.made
+
+
+def test_each_example_of_a_packed_row_starts_anew():
+    labels = torch.tensor([[5, 1, 6, 7, 1, IGNORED]])
+    segments = torch.tensor([[1, 1, 2, 2, 2, 0]])
+    assert shift_right(labels, 0, segments).tolist() == [[0, 5, 0, 6, 7, 0]]

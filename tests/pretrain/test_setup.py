@@ -1,0 +1,76 @@
+"""What a run is refused for at its start: rows that its model can't take."""
+
+import pytest
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.models import FAMILIES
+from pretrain.setup import OBJECTIVES, prepare
+
+SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
+DECODER = {**SIZES, "family": "decoder_only", "num_layers": 1, "positions": "rotary"}
+ENCODER = {**SIZES, "family": "encoder_only", "num_layers": 1}
+VANILLA = {**SIZES, "family": "vanilla", "num_encoder_layers": 1, "num_decoder_layers": 1}
+
+
+@pytest.fixture
+def prepared(small_corpus, tmp_path):
+    """prepared(model, objective): the setup of a run with that objective instead of the corpus's span corruption."""
+
+    def made(model, objective=None):
+        corpora = [{"corpus": str(small_corpus)}]
+        content = {
+            "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
+            "model": model,
+            "data": {"train": corpora, "validation": corpora, "objective": objective},
+            "batch": {"global_batch_size": 8},
+            "optimizer": {"learning_rate": 1e-3},
+        }
+        return prepare(RunConfig.model_validate(content), 0, 1)
+
+    return made
+
+
+@pytest.fixture
+def raw_length(small_corpus):
+    return open_corpus(small_corpus).manifest["rows"]["raw_length"]
+
+
+def test_every_family_has_its_objectives():
+    assert FAMILIES.keys() <= OBJECTIVES.keys()
+
+
+def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
+    causal, masked = {"name": "causal_lm", "length": raw_length - 1}, {"name": "masked_lm", "length": raw_length + 2}
+    assert prepared(DECODER, causal).model.family == "decoder_only"
+    assert prepared(VANILLA).model.family == "vanilla"
+    for model, objective, expected in [
+        (DECODER, None, r"model\.family: decoder_only learns from causal_lm; .*/corpus has span_corruption"),
+        (DECODER, masked, r"decoder_only learns from causal_lm; .*/corpus has masked_lm"),
+        (ENCODER, causal, r"encoder_only learns from masked_lm; .*/corpus has causal_lm"),
+        (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text; .*/corpus has causal_lm"),
+    ]:
+        with pytest.raises(UserError, match=expected):
+            prepared(model, objective)
+
+
+def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(prepared, raw_length):
+    masked = {"name": "masked_lm", "length": raw_length + 2}
+    with pytest.raises(UserError, match=r"model\.next_sentence: true, but .*/corpus has rows without next sentences"):
+        prepared(ENCODER, masked)
+    masked = {"name": "masked_lm", "length": raw_length + 3, "next_sentence": True}
+    with pytest.raises(UserError, match=r"model\.next_sentence: false, but .*/corpus has rows with next sentences"):
+        prepared({**ENCODER, "next_sentence": False}, masked)
+
+
+def test_all_problems_are_told_at_once(prepared, raw_length):
+    """The corpus has no mask token, another vocabulary, and rows too long for the positions."""
+    masked = {"name": "masked_lm", "length": raw_length + 2}
+    model = {**ENCODER, "next_sentence": False, "max_positions": raw_length + 1, "vocab_size": 100}
+    with pytest.raises(UserError) as refused:
+        prepared(model, masked)
+    lines = str(refused.value).splitlines()
+    for expected in ("no mask token", "model.vocab_size: 100", f"takes sequences of {raw_length + 1} tokens at most"):
+        assert len([line for line in lines if expected in line]) == 1
+    assert len(lines) == 3
