@@ -8,13 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.models.config import ModelConfig, T5Config
+from pretrain.models.config import AutoregressiveConfig, ModelConfig, T5Config
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
 
 # family: (its config, where its module lives)
 FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
+    "autoregressive": (AutoregressiveConfig, "pretrain.models.autoregressive.Autoregressive"),
     "t5": (T5Config, "pretrain.models.t5.T5"),
 }
 
@@ -25,4 +26,4 @@ def build(config: ModelConfig) -> Model:
     return getattr(import_module(module), name)(config)
 
 
-__all__ = ["FAMILIES", "ModelConfig", "T5Config", "build"]
+__all__ = ["FAMILIES", "AutoregressiveConfig", "ModelConfig", "T5Config", "build"]

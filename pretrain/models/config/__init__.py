@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.t5 import T5Config
 
-AnyModelConfig = Annotated[T5Config, Field()]
+AnyModelConfig = Annotated[AutoregressiveConfig | T5Config, Field(discriminator="family")]
 
-__all__ = ["AnyModelConfig", "ModelConfig", "T5Config"]
+__all__ = ["AnyModelConfig", "AutoregressiveConfig", "ModelConfig", "T5Config"]
