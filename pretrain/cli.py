@@ -83,13 +83,24 @@ def export(
 ) -> None:
     """Write a directory that Hugging Face transformers loads."""
     trained = _open(checkpoint)
-    from pretrain import huggingface
-    from pretrain.models.config import T5Config
+    from pretrain.huggingface import export as write
 
-    if not isinstance(trained.model.config, T5Config):
-        raise UserError(f"models of the family {trained.model.config.family} can't be exported yet")
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: T5ForConditionalGeneration.from_pretrained and AutoTokenizer.from_pretrained load it")
+    class_name = write(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
+    print(f"{out}: {class_name}.from_pretrained and AutoTokenizer.from_pretrained load it")
+
+
+@app.command("import")
+def import_(
+    directory: Annotated[Path, typer.Argument(metavar="HF_DIR", help="What transformers saved, with its tokenizer.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory.")],
+) -> None:
+    """Make a checkpoint of a Hugging Face directory, for a run to start from."""
+    from pretrain.huggingface import import_ as make
+
+    config = make(directory, out)
+    print(
+        f"{out}: a {config.family} with {config.vocab_size:,} ids. Next: pretrain train RUN.yaml model.init_from={out}"
+    )
 
 
 @app.command()

@@ -40,6 +40,8 @@ class Journal:
             f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "
             f"steps {self.setup.first_step} to {config.run.max_steps}"
         )
+        if self.setup.initial_weights and not self.setup.resume:
+            self._print(f"starts from the weights in {self.setup.initial_weights}")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Keeps the metrics of a step, and prints what one follows a run by."""

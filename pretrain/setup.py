@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.errors import UserError
+from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.stream import Progress, Skipped, Stream
+from data_pipeline.loading.stream import Progress, Skipped, Stream, differences
+from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.models.config import ModelConfig
@@ -32,6 +33,11 @@ class Setup:
     def first_step(self) -> int:
         """Steps that are done already."""
         return checkpoint_index.read(self.resume).step if self.resume else 0
+
+    @property
+    def initial_weights(self) -> Path | None:
+        """The checkpoint that the run starts, or started, from; None: from new weights."""
+        return _checkpoint(Path(self.model.init_from)) if self.model.init_from else None
 
     @property
     def stream(self) -> Stream:
@@ -62,11 +68,13 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
-    problems += unlike
+    problems += unlike + _too_long(config, model, [*training, *validation])
     resume = checkpoint_index.latest(Path(config.run.directory))
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
         problems += _change_of_ranks(resume, config, ranks)
+    elif model.init_from is not None:
+        problems += _other_than_init(model, Path(model.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
     assert cut is not None
@@ -117,6 +125,35 @@ def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[
     return model.model_copy(update=ids), problems
 
 
+def _checkpoint(path: Path) -> Path:
+    """`path`, or the latest checkpoint of the run there."""
+    return checkpoint_index.latest(path) or path
+
+
+def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
+    """What differs between the model with its corpus and the one in `path`, a line for each key."""
+    try:
+        saved = checkpoint_index.read(_checkpoint(path)).identity["model"]
+        tokenizer = load_tokenizer(_checkpoint(path)).describe()
+    except (UserError, FailedError) as error:
+        return [f"model.init_from: {error}"]
+    if saved["family"] != model.family:
+        return [f"model.init_from: {path}: family is {saved['family']!r} there, {model.family!r} here"]
+    found = differences(_weights(type(model).model_validate(saved)), _weights(model))
+    ids = corpus.manifest["tokenizer"]
+    found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
+    return [f"model.init_from: {path}: {line}" for line in found]
+
+
+_IDS = ("kind", "sha256", "special_tokens", "sentinels")
+
+
+def _weights(model: ModelConfig) -> dict[str, Any]:
+    """What the weights of a model are for; so many rows may be padded to more than one unit."""
+    said = model.model_dump(exclude={*model.training_only, "pad_vocab_to_multiple_of"})
+    return {**said, "rows of the embedding matrix": model.padded_vocab_size}
+
+
 def _empty(split: str, corpora: list[Corpus]) -> list[str]:
     return [f"data.{split}: {corpus.directory} has no {split} row" for corpus in corpora if not corpus.rows(split)]
 
@@ -154,6 +191,18 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
             problems.append(f"data.objective: {objective.name} needs rows that were cut for it, in these very settings")
         else:
             problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
+    return problems
+
+
+def _too_long(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
+    if model.longest is None:
+        return []
+    problems = []
+    for corpus in corpora:
+        inputs, targets = (config.data.objective or corpus.objective).shape
+        if max(inputs, targets) > model.longest:
+            rows = f"{corpus.directory} has rows of up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: has positions for {model.longest} tokens, but {rows}")
     return problems
 
 

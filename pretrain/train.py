@@ -38,8 +38,8 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
     config, cut = setup.config, setup.cut
     torch.manual_seed(config.run.seed)
     model = models.build(setup.model)
-    if setup.resume:
-        load_weights(model, setup.resume)
+    if weights := setup.resume or setup.initial_weights:
+        load_weights(model, weights)
     journal.announce(model.num_parameters())
     meter = Meter.of(setup, model)
     engine = Engine(model, config, cut)

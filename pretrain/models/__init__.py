@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.models.config import AutoregressiveConfig, ModelConfig, T5Config
+from pretrain.models.config import AutoregressiveConfig, BartConfig, ModelConfig, T5Config, VanillaConfig
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
     "autoregressive": (AutoregressiveConfig, "pretrain.models.autoregressive.Autoregressive"),
     "t5": (T5Config, "pretrain.models.t5.T5"),
+    "bart": (BartConfig, "pretrain.models.bart.Bart"),
+    "vanilla": (VanillaConfig, "pretrain.models.vanilla.Vanilla"),
 }
 
 
@@ -26,4 +28,4 @@ def build(config: ModelConfig) -> Model:
     return getattr(import_module(module), name)(config)
 
 
-__all__ = ["FAMILIES", "AutoregressiveConfig", "ModelConfig", "T5Config", "build"]
+__all__ = ["FAMILIES", "AutoregressiveConfig", "BartConfig", "ModelConfig", "T5Config", "VanillaConfig", "build"]

@@ -92,6 +92,7 @@ class Attention(nn.Module):
         `causal`, in place of a bias, lets the fastest kernels run. With a `cache`, `x` and `memory` are what is new.
         Rotations are those of the positions of `x` and of `memory` (of `x` where there is none).
         """
+        x = one_use(x)
         queries = self._heads(self.q(x))
         if rotation is not None:
             queries = rotate(queries, rotation)

@@ -30,14 +30,16 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors drawn from N(0, std²)."""
+    """A table of vectors drawn from N(0, std²); that of `padding_idx` is zero, and stays so where it is looked up."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, std: float):
+    def __init__(self, num_embeddings: int, embedding_dim: int, std: float, padding_idx: int | None = None):
         self.std = std
-        super().__init__(num_embeddings, embedding_dim)
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.weight[self.padding_idx])
 
 
 class RMSNorm(nn.Module):

@@ -13,13 +13,15 @@ Losses = dict[str, Tensor]
 IGNORED = -100  # the label of a position without a target: padding, or a row of weight zero
 
 
-def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None) -> Tensor:
+def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
     """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
 
+    What is ignored becomes `pad_id`, by default `start_id`, as in T5, where padding starts the decoder.
     Each example of a packed row starts anew: [5, 1, 6, 1] of segments [1, 1, 2, 2] → [0, 5, 0, 6].
     """
+    pad_id = start_id if pad_id is None else pad_id
     start = labels.new_full((labels.size(0), 1), start_id)
-    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start_id)], dim=1)
+    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
     if segments is not None:
         shifted[:, 1:].masked_fill_(segments[:, 1:] != segments[:, :-1], start_id)
     return shifted

@@ -1,6 +1,6 @@
 """What every family's config has. No torch: the launcher reads these too."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,11 +15,16 @@ class ModelConfig(BaseModel):
     `vocab_size` counts pieces, special tokens and sentinels; None takes it from the corpus, as a run does with `pad_id`
     and `eos_id`. The embedding matrix has `pad_vocab_to_multiple_of` as the unit of its rows: 128 turns T5's 32,100 ids
     into 32,128 rows. `z_loss` and `label_smoothing` are part of training only.
+    `init_from`: a checkpoint, or what `pretrain import` wrote, whose weights a run starts from; null: new ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # settings that may be others in a run than in the weights it starts from
+    training_only: ClassVar[frozenset[str]] = frozenset({"init_from", "dropout_rate", "z_loss", "label_smoothing"})
+
     family: str
+    init_from: str | None = None
     vocab_size: Count | None = None
     pad_id: TokenId = 0
     eos_id: TokenId = 1
@@ -34,3 +39,13 @@ class ModelConfig(BaseModel):
         if self.vocab_size is None:
             raise ValueError("model.vocab_size is not known yet: it comes from the corpus")
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
+
+    @property
+    def decoder_start_id(self) -> int:
+        """What a decoder reads before the first target."""
+        return self.pad_id
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that an input, or a target, may have; None: any number."""
+        return None

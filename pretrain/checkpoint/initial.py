@@ -1,0 +1,67 @@
+"""A checkpoint of weights alone, of step 0: what another run can start from, and `export` and `generate` can read."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from data_pipeline import tokenizer as tokenizers
+from data_pipeline.atomic import flush, sha256
+from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain import models
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint import rank_file
+from pretrain.checkpoint.index import Index
+from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.models import ModelConfig
+
+
+def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
+    """Writes the checkpoint `out`, which must not exist or be empty; it appears when it is whole.
+
+    `state` has the names of the model's `state_dict()`; a checkpoint holds the parameters among them.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: exists already; choose another directory")
+    with torch.device("meta"):
+        names = [name for name, _ in models.build(config).named_parameters()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        tokenizers.save(tokenizer, partial)
+        file = partial / f"{rank_file(0)}.safetensors"
+        save_file({f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}, file)
+        fragments = {
+            name: {"start": 0, "size": state[name].numel(), "shape": list(state[name].shape), "scalars": {}}
+            for name in names
+        }
+        file.with_suffix(".json").write_text(json.dumps({"states": [], "fragments": fragments}))
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        for path in files:
+            flush(path)
+        index = Index(
+            step=0,
+            position=0,
+            consumed=[],
+            skipped=[],
+            config_fingerprint="",
+            identity={"model": config.model_dump(), "tokenizer_sha256": tokenizer.sha256},
+            world_size=1,
+            zero_stage=0,
+            files={
+                str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+            },
+        )
+        (partial / checkpoint_index.INDEX).write_text(index.as_json())
+        flush(partial / checkpoint_index.INDEX)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    flush(out.parent)

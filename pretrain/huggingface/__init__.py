@@ -1,0 +1,72 @@
+"""Models for Hugging Face transformers, and back; one file for each family.
+
+A family is added as a module with its `INTERCHANGE`, entered in `FAMILIES`. All that is the same for every family
+(files, shards, tokenizers, checks) stands beside them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.checkpoint.initial import save_weights
+from pretrain.huggingface import bart, directory, t5, tokenizer_files
+from pretrain.huggingface.interchange import Exported, Interchange
+from pretrain.models import ModelConfig
+
+FAMILIES: dict[str, Interchange] = {
+    "t5": t5.INTERCHANGE,
+    "bart": bart.INTERCHANGE,
+}
+
+
+def export(state_dict: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, out: Path) -> str:
+    """Writes a directory for `from_pretrained(out)`, and returns the name of transformers' class for the model.
+
+    `state_dict` has the names of the model's `state_dict()`, whole tensors in fp32. `out` must not exist or be empty;
+    it appears when it is whole. Raises UserError for what doesn't fit together.
+    """
+    if config.family not in FAMILIES:
+        raise UserError(f"models of the family {config.family} can't be exported, only {', '.join(FAMILIES)}")
+    interchange = FAMILIES[config.family]
+    directory.write(interchange, state_dict, config, tokenizer, out)
+    return interchange.class_name
+
+
+def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Config and weights of a model that transformers saved; the weights have the names of our `state_dict()`, in fp32.
+
+    `vocab_size` counts the rows of the embedding matrix: the files don't say how many of them are padding.
+    """
+    return directory.read(FAMILIES.values(), path)
+
+
+def import_(path: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 with the model and the tokenizer that transformers saved in the directory `path`.
+
+    Its config is that of a run file over a corpus with this tokenizer: `vocab_size` counts the tokenizer's ids, and
+    rows of the matrix above them pad it. Raises UserError for what our model or our tokenizers can't say.
+    """
+    config, state = load_state(path)
+    tokenizer = tokenizer_files.read(path)
+    rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
+    if tokenizer.size > rows:
+        raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
+    for key, said, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
+        if said != has:
+            raise UserError(f"{path}: {key}_token_id is {said} in config.json, but the tokenizer's is {has}")
+    config = config.model_copy(
+        update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
+    )
+    save_weights(config, state, tokenizer, out)
+    return config
+
+
+def _unit(rows: int, ids: int) -> int:
+    """What to pad to a multiple of so that so many ids get so many rows: 128 where it does, else the least."""
+    return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
+
+
+__all__ = ["FAMILIES", "Exported", "Interchange", "export", "import_", "load_state"]

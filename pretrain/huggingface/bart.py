@@ -1,0 +1,139 @@
+"""BART in transformers: `BartForConditionalGeneration`."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.huggingface.interchange import Exported, Interchange, Json, State, drop_copies, renamed
+from pretrain.models import BartConfig
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+OURS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "gelu_new": "gelu_tanh"}
+NAMES = {
+    "embedding.weight": "model.shared.weight",
+    "lm_head.weight": "lm_head.weight",
+    "lm_head.final_logits_bias": "final_logits_bias",
+}
+PARTS = {
+    "inputs.positions": "embed_positions",
+    "inputs.norm": "layernorm_embedding",
+    "self_attention": "self_attn",
+    "self_attention_norm": "self_attn_layer_norm",
+    "cross_attention": "encoder_attn",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "feed_forward.wi": "fc1",
+    "feed_forward.wo": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+    **{f"{ours}_attention.{matrix}": f"{theirs}_attn.{matrix}_proj"
+       for ours, theirs in (("self", "self"), ("cross", "encoder")) for matrix in "qkv"},
+    "self_attention.o": "self_attn.out_proj",
+    "cross_attention.o": "encoder_attn.out_proj",
+}  # fmt: skip
+
+
+def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exported:
+    tensors = {
+        hugging_face_name(name): tensor
+        for name, tensor in state_dict.items()
+        if name != "lm_head.weight"  # one matrix, stored once
+    }
+    tensors["final_logits_bias"] = tensors["final_logits_bias"][None]
+    ids = {
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "decoder_start_token_id": config.decoder_start_id,
+    }
+    saved = {
+        "architectures": ["BartForConditionalGeneration"],
+        "model_type": "bart",
+        "is_encoder_decoder": True,
+        "vocab_size": config.padded_vocab_size,
+        "d_model": config.d_model,
+        **{
+            f"{stack}_{key}": value
+            for stack, layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
+            for key, value in (("layers", layers), ("attention_heads", config.num_heads), ("ffn_dim", config.d_ff))
+        },
+        "max_position_embeddings": config.max_positions,
+        "activation_function": ACTIVATIONS[config.activation],
+        "dropout": config.dropout_rate,
+        "attention_dropout": config.attention_dropout_rate,
+        "activation_dropout": config.activation_dropout_rate,
+        "scale_embedding": config.scale_embedding,
+        "tie_word_embeddings": True,
+        "forced_eos_token_id": None,  # by default 2 would end a text that reaches its longest length
+        **ids,
+    }
+    return Exported(tensors, saved, ids)
+
+
+def from_hugging_face(saved: Json, tensors: State) -> tuple[BartConfig, State]:
+    _refuse_what_differs(saved)
+    for name in [name for name in tensors if name.startswith(("shared.", "encoder.", "decoder."))]:
+        tensors[f"model.{name}"] = tensors.pop(name)  # files of a BartModel, as facebook/bart-base's
+    shared = "model.shared.weight"
+    copies = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
+    if shared not in tensors and (held := [name for name in copies if name in tensors]):
+        tensors[shared] = tensors[held[0]]
+    drop_copies(tensors, shared, copies)
+    config = BartConfig(
+        vocab_size=saved["vocab_size"],
+        pad_id=saved.get("pad_token_id", 1),
+        eos_id=saved.get("eos_token_id", 2),
+        d_model=saved["d_model"],
+        d_ff=saved["encoder_ffn_dim"],
+        num_heads=saved["encoder_attention_heads"],
+        num_encoder_layers=saved["encoder_layers"],
+        num_decoder_layers=saved["decoder_layers"],
+        activation=OURS.get(saved.get("activation_function", "gelu"), saved.get("activation_function")),
+        max_positions=saved.get("max_position_embeddings", 1024),
+        scale_embedding=saved.get("scale_embedding", False),
+        dropout_rate=saved.get("dropout", 0.1),
+        attention_dropout_rate=saved.get("attention_dropout", 0.0),
+        activation_dropout_rate=saved.get("activation_dropout", 0.0),
+    )
+    if shared in tensors:
+        tensors["lm_head.weight"] = tensors[shared]
+    bias = tensors.get("final_logits_bias", torch.zeros(1, config.padded_vocab_size))
+    if bias.any():
+        raise UserError("final_logits_bias is not zero: it is not trained, and our checkpoints don't hold it")
+    tensors["final_logits_bias"] = bias.flatten()
+    return config, renamed(tensors, config, hugging_face_name)
+
+
+def hugging_face_name(name: str) -> str:
+    """The name that transformers gives to one of our tensors.
+
+    encoder.layers.3.self_attention.q.weight → model.encoder.layers.3.self_attn.q_proj.weight
+    """
+    if name in NAMES:
+        return NAMES[name]
+    stack, rest = name.split(".", 1)
+    layer = ""
+    if rest.startswith("layers."):
+        _, number, rest = rest.split(".", 2)
+        layer = f"layers.{number}."
+    part, kind = rest.rsplit(".", 1)
+    return f"model.{stack}.{layer}{PARTS[part]}.{kind}"
+
+
+def _refuse_what_differs(saved: Json) -> None:
+    """Raises UserError for settings that our model doesn't have."""
+    problems = [
+        f"{key} is {saved.get(f'encoder_{key}')} in the encoder and {saved.get(f'decoder_{key}')} in the decoder"
+        for key in ("attention_heads", "ffn_dim")
+        if saved.get(f"encoder_{key}") != saved.get(f"decoder_{key}")
+    ]
+    problems += [f"{key} is {saved[key]}" for key in ("encoder_layerdrop", "decoder_layerdrop") if saved.get(key)]
+    start, eos = saved.get("decoder_start_token_id", 2), saved.get("eos_token_id", 2)
+    if start != eos:
+        problems.append(f"decoder_start_token_id is {start}, not the end mark {eos}")
+    if problems:
+        raise UserError(f"our BART can't be so: {'; '.join(problems)}")
+
+
+INTERCHANGE = Interchange(
+    "bart", "BartForConditionalGeneration", to_hugging_face, from_hugging_face, begins=True, ends=True
+)

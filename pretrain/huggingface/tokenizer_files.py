@@ -1,0 +1,126 @@
+"""Tokenizers as transformers' `AutoTokenizer` loads them, and back."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from data_pipeline.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
+from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.vocabulary import Vocabulary
+from pretrain.huggingface.interchange import Interchange
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+ROLES = ("bos", "eos", "unk", "pad", "mask")
+
+
+def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> None:
+    """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
+
+    A text gets the ids that it gets here, within the marks of the family's texts. A special token or sentinel that a
+    text spells is that token, and a sentinel takes the white space before it, as in `Tokenizer.encode_with_sentinels`.
+    """
+    model = tokenizer.model
+    if isinstance(model, SentencePiece):
+        (directory / MODEL).write_bytes(model.files[MODEL])
+        from transformers import T5Tokenizer  # takes seconds to import
+
+        if interchange.model_type == "t5" and not tokenizer.special_tokens:
+            # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
+            T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+            return
+        backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
+    elif isinstance(model, ByteLevelBPE):
+        for name, content in model.files.items():
+            (directory / name).write_bytes(content)
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+
+    vocabulary = tokenizer.vocabulary
+    own = [AddedToken(name, special=True, normalized=False) for _, name in sorted(model.names.items())]
+    special = [AddedToken(name, special=True, normalized=False) for name in tokenizer.special_tokens]
+    sentinels = [
+        AddedToken(f"<extra_id_{number}>", special=True, normalized=False, lstrip=True)
+        for number in reversed(range(tokenizer.sentinels))
+    ]
+    backend.add_special_tokens([*own, *special, *sentinels])
+    roles = {
+        f"{role}_token": backend.id_to_token(id_) for role in ROLES if (id_ := getattr(vocabulary, role)) is not None
+    }
+    backend.post_processor = _marks(vocabulary, roles, interchange)
+    backend.save(str(directory / TOKENIZER))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read(directory: Path) -> Tokenizer:
+    """The tokenizer in `directory`: a sentencepiece model as T5's, or byte-level BPE as GPT-2's and BART's.
+
+    Raises UserError for any other, and where ids above the model's own are not special tokens and then sentinels.
+    """
+    saved = _read_json(directory / TOKENIZER)
+    config = _read_json(directory / CONFIG)
+    model: TextModel
+    if (directory / MODEL).exists():
+        model = SentencePiece.read(directory / MODEL)
+    elif (directory / MERGES).exists() and (directory / VOCABULARY).exists():
+        model = ByteLevelBPE.read(directory)
+    elif saved.get("model", {}).get("type") == "BPE" and _is_byte_level(saved):
+        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in saved["model"]["merges"]]
+        model = ByteLevelBPE(saved["model"]["vocab"], merges)
+    else:
+        raise UserError(
+            f"{directory}: no tokenizer that is known here: neither {MODEL}, nor {VOCABULARY} and {MERGES}, "
+            f"nor a {TOKENIZER} of byte-level BPE"
+        )
+    names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
+    names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
+    names |= {id_: token for token, id_ in _read_json(directory / "added_tokens.json").items()}
+    if isinstance(model, SentencePiece) and not names:  # T5's own files, without a word of its sentinels
+        names = {model.size + at: f"<extra_id_{99 - at}>" for at in range(config.get("extra_ids", 100))}
+    above = sorted(id_ for id_ in names if id_ >= model.size)
+    if above != list(range(model.size, model.size + len(above))):
+        raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
+    return _with_names(model, [names[id_] for id_ in above], directory)
+
+
+def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
+    """`names`: of the ids above the model's own: special tokens, then sentinels, <extra_id_0> the last."""
+    sentinels = 0
+    while sentinels < len(names) and names[len(names) - 1 - sentinels] == f"<extra_id_{sentinels}>":
+        sentinels += 1
+    special = names[: len(names) - sentinels]
+    if strange := [name for name in special if name.startswith("<extra_id_")]:
+        raise UserError(f"{directory}: {strange[0]} is not where sentinels are: at the end, <extra_id_0> the last")
+    return Tokenizer(model, special, sentinels)
+
+
+def _marks(vocabulary: Vocabulary, roles: dict[str, str], interchange: Interchange) -> processors.TemplateProcessing:
+    """What stands around a text, and around two: bos A eos, bos A eos B eos."""
+    begin = [roles["bos_token"]] if interchange.begins and "bos_token" in roles else []
+    end = [roles["eos_token"]] if interchange.ends else []
+    ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}
+    return processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, "$B:1", *(f"{mark}:1" for mark in end)],
+        special_tokens=list(ids.items()),
+    )
+
+
+def _is_byte_level(saved: dict[str, Any]) -> bool:
+    """Whether text is encoded as ours is: neither normalised before nor with a space put in front."""
+    splits = saved.get("pre_tokenizer") or {}
+    return splits.get("type") == "ByteLevel" and not splits.get("add_prefix_space") and not saved.get("normalizer")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -1,0 +1,64 @@
+"""BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
+
+The original Transformer with learned positions, a norm of the embeddings in both stacks, GELU layers, and all weights
+drawn from N(0, 0.02²) (section 2.1). What the paper leaves open is as in fairseq.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.models.config import BartConfig
+from pretrain.models.layers import Embedding, LayerNorm, Linear
+from pretrain.models.positions import LearnedPositions
+from pretrain.models.vanilla import Transformer
+
+STD = 0.02
+POSITION_OFFSET = 2  # fairseq counts positions from the row after that of padding, which is 1
+
+
+class NormedInputs(nn.Module):
+    """Token vectors and learned positions, normed, then dropped out."""
+
+    def __init__(self, config: BartConfig):
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.positions = LearnedPositions(config.max_positions, config.d_model, STD, POSITION_OFFSET)
+        self.norm = LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.dropout(self.norm(x * self.scale + self.positions(positions)))
+
+
+class LogitsHead(Linear):
+    """The output matrix, with a bias that nobody trains: zeros, where other files than ours have no others."""
+
+    final_logits_bias: Tensor
+
+    def __init__(self, d_model: int, rows: int):
+        super().__init__(d_model, rows, STD)
+        self.register_buffer("final_logits_bias", torch.zeros(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.final_logits_bias)
+
+
+class Bart(Transformer):
+    """Padding's row is zero and learns nothing as an input; as an output it learns like any other, as in fairseq."""
+
+    config: BartConfig
+
+    def __init__(self, config: BartConfig):
+        rows, d_model = config.padded_vocab_size, config.d_model
+        # where the end mark pads too, as in GPT-2's vocabulary, its row is one to learn
+        padding_idx = config.pad_id if config.pad_id != config.eos_id else None
+        super().__init__(
+            config,
+            new_inputs=lambda: NormedInputs(config),
+            embedding=Embedding(rows, d_model, STD, padding_idx),
+            lm_head=LogitsHead(d_model, rows),
+            std=STD,
+        )

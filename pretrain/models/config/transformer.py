@@ -1,0 +1,71 @@
+"""Configs of the original Transformer and of BART, which keeps its shape."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from pretrain.models.config.base import Count, ModelConfig, Probability
+
+
+class TransformerConfig(ModelConfig):
+    """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units.
+
+    `dropout_rate` is that of embeddings and of every sublayer's output; the others are those of attention weights and
+    of the units between the feed-forward layer's two matrices.
+    """
+
+    training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
+
+    d_model: Count
+    d_ff: Count
+    num_heads: Count
+    num_encoder_layers: Count
+    num_decoder_layers: Count
+    activation: Literal["relu", "gelu", "gelu_tanh"]
+    dropout_rate: Probability = 0.1
+    attention_dropout_rate: Probability = 0.0
+    activation_dropout_rate: Probability = 0.0
+
+    @property
+    def d_kv(self) -> int:
+        return self.d_model // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Self:
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} heads can't share d_model: {self.d_model} evenly")
+        return self
+
+
+class VanillaConfig(TransformerConfig):
+    """The Transformer as published. The decoder starts from padding."""
+
+    family: Literal["vanilla"] = "vanilla"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    label_smoothing: Probability = 0.1
+
+    @model_validator(mode="after")
+    def _sines_have_cosines(self) -> Self:
+        if self.d_model % 2:
+            raise ValueError(f"d_model: {self.d_model} is odd; half of it are sines and half cosines of positions")
+        return self
+
+
+class BartConfig(TransformerConfig):
+    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq.
+
+    `max_positions`: the longest input and the longest target. `scale_embedding`: token vectors times √d_model.
+    """
+
+    family: Literal["bart"] = "bart"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+    max_positions: Count = 1024
+    scale_embedding: bool = False
+
+    @property
+    def decoder_start_id(self) -> int:
+        return self.eos_id
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_positions

@@ -1,0 +1,174 @@
+"""The original Transformer against its paper."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from pretrain.models import VanillaConfig, build
+from pretrain.models.config import AnyModelConfig
+from pretrain.models.loss import shift_right
+
+CONFIGS = Path(__file__).parents[2] / "configs/models"
+
+
+def tiny(**changes):
+    sizes = {"vocab_size": 500, "d_model": 64, "d_ff": 96, "num_heads": 4}
+    return VanillaConfig(**{**sizes, "num_encoder_layers": 2, "num_decoder_layers": 3, **changes})
+
+
+def ids(*shape, seed=0, vocab_size=500):
+    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return build(tiny()).eval()
+
+
+@pytest.mark.parametrize(("name", "millions"), [("transformer-base", 65), ("transformer-big", 213)])
+def test_published_sizes(name, millions):
+    """Table 3, to the three percent by which a vocabulary of "about 37000" is known; the exact sum by the formula."""
+    config = TypeAdapter(AnyModelConfig).validate_python(
+        yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
+    )
+    with torch.device("meta"):
+        found = build(config).num_parameters()
+    d, ff = config.d_model, config.d_ff
+    attention, feed_forward, norm = 4 * (d * d + d), 2 * d * ff + ff + d, 2 * d
+    assert found == 37_000 * d + 6 * (attention + feed_forward + 2 * norm) + 6 * (
+        2 * attention + feed_forward + 3 * norm
+    )
+    assert found == pytest.approx(millions * 1e6, rel=0.03)
+
+
+@pytest.mark.parametrize(("d_model", "vocab_size"), [(128, 1100), (512, 8000)])
+def test_first_loss_is_that_of_a_uniform_guess(d_model, vocab_size):
+    torch.manual_seed(0)
+    model = build(tiny(d_model=d_model, d_ff=4 * d_model, vocab_size=vocab_size)).eval()
+    with torch.no_grad():
+        losses = model(ids(8, 40, vocab_size=vocab_size), ids(8, 20, seed=1, vocab_size=vocab_size))["labels"]
+    assert losses.mean().item() == pytest.approx(math.log(vocab_size), abs=0.3)
+
+
+def copied(layer: nn.Module, ours: nn.Module, attentions: dict[str, str], norms: list[str]) -> nn.Module:
+    """PyTorch's own layer with our weights."""
+    with torch.no_grad():
+        for theirs, name in attentions.items():
+            attention, own = getattr(layer, theirs), getattr(ours, name)
+            attention.in_proj_weight.copy_(torch.cat([own.q.weight, own.k.weight, own.v.weight]))
+            attention.in_proj_bias.copy_(torch.cat([own.q.bias, own.k.bias, own.v.bias]))
+            attention.out_proj.load_state_dict(own.o.state_dict())
+        layer.linear1.load_state_dict(ours.feed_forward.wi.state_dict())
+        layer.linear2.load_state_dict(ours.feed_forward.wo.state_dict())
+        for number, name in enumerate(norms, 1):
+            getattr(layer, f"norm{number}").load_state_dict(getattr(ours, name).state_dict())
+    return layer
+
+
+def test_logits_are_those_of_pytorchs_own_layers(model):
+    """nn.TransformerEncoderLayer and nn.TransformerDecoderLayer are post-norm with ReLU by default."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.1)
+    inputs, targets = ids(3, 30), ids(3, 20, seed=1)
+    mask = torch.ones(3, 30).long()
+    mask[1, 11:] = 0
+
+    def embedded(tokens):
+        length = tokens.size(1)
+        angles = torch.tensor([[p / 10_000 ** (2 * (i // 2) / 64) for i in range(64)] for p in range(length)])
+        waves = torch.where(torch.arange(64) % 2 == 0, angles.sin(), angles.cos())
+        return 8 * model.embedding.weight[tokens] + waves
+
+    with torch.no_grad():
+        states = embedded(inputs)
+        for ours in model.encoder.layers:
+            layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+            names = ["self_attention_norm", "feed_forward_norm"]
+            copied(layer, ours, {"self_attn": "self_attention"}, names)
+            states = layer(states, src_key_padding_mask=mask == 0)
+        x = embedded(targets)
+        future = nn.Transformer.generate_square_subsequent_mask(20)
+        for ours in model.decoder.layers:
+            layer = nn.TransformerDecoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+            attentions = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}
+            names = ["self_attention_norm", "cross_attention_norm", "feed_forward_norm"]
+            copied(layer, ours, attentions, names)
+            x = layer(x, states, tgt_mask=future, memory_key_padding_mask=mask == 0)
+        expected = x @ model.embedding.weight.T
+        found = model.decode(targets, model.encode(inputs, mask), mask)
+    assert expected.std() > 0.5
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_labels_are_smoothed_in_training_alone():
+    """By 0.1 (section 5.4): 0.9 of the mass on the target, 0.1 over all ids."""
+    torch.manual_seed(0)
+    model = build(tiny(dropout_rate=0.0))
+    inputs, labels = ids(2, 8), ids(2, 6, seed=1)
+    logits = model.decode(shift_right(labels, 0), model.encode(inputs))
+    smoothed = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=0.1)
+    torch.testing.assert_close(model.train()(inputs, labels)["labels"], smoothed, rtol=0, atol=1e-5)
+    plain = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(model.eval()(inputs, labels)["labels"], plain, rtol=0, atol=1e-5)
+
+
+def test_one_matrix_for_both_embeddings_and_the_output(model):
+    assert model.lm_head.weight is model.embedding.weight
+    assert [name for name, p in model.named_parameters() if p.dim() == 2 and 500 in p.shape] == ["embedding.weight"]
+
+
+def test_a_target_does_not_see_later_targets(model):
+    inputs, targets = ids(2, 12), ids(2, 10, seed=1)
+    changed = targets.clone()
+    changed[:, 6] += 1
+    states = model.encode(inputs)
+    before, after = model.decode(targets, states), model.decode(changed, states)
+    torch.testing.assert_close(before[:, :6], after[:, :6], rtol=0, atol=1e-6)
+    assert (before[:, 6:] != after[:, 6:]).any(dim=-1).all()
+
+
+def test_cached_and_uncached_logits_are_equal(model):
+    inputs, targets = ids(2, 12), ids(2, 10, seed=1)
+    states = model.encode(inputs)
+    cache = model.new_cache()
+    parts = [model.decode(part, states, None, cache) for part in targets.split([3, 1, 5, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model.decode(targets, states), rtol=0, atol=1e-5)
+
+
+def test_packed_examples_have_the_losses_they_have_alone(model):
+    one, other = (ids(1, 7), ids(1, 5, seed=1)), (ids(1, 4, seed=2), ids(1, 6, seed=3))
+    alone = torch.cat([model(*one)["labels"], model(*other)["labels"]], dim=1)
+
+    def packed(side, values):
+        return torch.cat([values(number, example[side]) for number, example in enumerate((one, other), 1)], dim=1)
+
+    sides = {
+        f"{name}_{what}": packed(side, values)
+        for side, name in enumerate(("encoder", "decoder"))
+        for what, values in {
+            "segment_ids": lambda number, row: torch.full_like(row, number),
+            "positions": lambda _, row: torch.arange(row.size(1))[None],
+        }.items()
+    }
+    found = model(packed(0, lambda _, row: row), packed(1, lambda _, row: row), **sides)["labels"]
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"num_heads": 5}, "5 heads can't share d_model: 64 evenly"),
+        ({"d_model": 63, "num_heads": 3}, "63 is odd"),
+        ({"max_positions": 10}, "Extra inputs"),
+    ],
+)
+def test_an_impossible_setting_is_refused(wrong, why):
+    with pytest.raises(ValidationError, match=why):
+        tiny(**wrong)
