@@ -12,18 +12,19 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import bart, directory, t5, tokenizer_files
+from pretrain.huggingface import autoregressive, bart, directory, t5, tokenizer_files
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import ModelConfig
 
 FAMILIES: dict[str, Interchange] = {
     "t5": t5.INTERCHANGE,
     "bart": bart.INTERCHANGE,
+    "autoregressive": autoregressive.INTERCHANGE,
 }
 
 
 def export(state_dict: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, out: Path) -> str:
-    """Writes a directory for `from_pretrained(out)`, and returns the name of transformers' class for the model.
+    """Writes a directory for `from_pretrained(out)`, and returns in words how it is loaded.
 
     `state_dict` has the names of the model's `state_dict()`, whole tensors in fp32. `out` must not exist or be empty;
     it appears when it is whole. Raises UserError for what doesn't fit together.
@@ -32,7 +33,7 @@ def export(state_dict: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tok
         raise UserError(f"models of the family {config.family} can't be exported, only {', '.join(FAMILIES)}")
     interchange = FAMILIES[config.family]
     directory.write(interchange, state_dict, config, tokenizer, out)
-    return interchange.class_name
+    return interchange.usage
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -9,8 +9,6 @@ from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.transformer import BartConfig, VanillaConfig
 
-AnyModelConfig = Annotated[
-    AutoregressiveConfig | BartConfig | T5Config | VanillaConfig, Field(discriminator="family")
-]
+AnyModelConfig = Annotated[AutoregressiveConfig | BartConfig | T5Config | VanillaConfig, Field(discriminator="family")]
 
 __all__ = ["AnyModelConfig", "AutoregressiveConfig", "BartConfig", "ModelConfig", "T5Config", "VanillaConfig"]
