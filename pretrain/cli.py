@@ -125,8 +125,8 @@ def export(
     trained = _open(checkpoint)
     from pretrain.huggingface import export as write
 
-    class_name = write(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {class_name}.from_pretrained and AutoTokenizer.from_pretrained load it")
+    usage = write(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
+    print(f"{out}: {usage}")
 
 
 @app.command("import")

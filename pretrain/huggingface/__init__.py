@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import bart, bert, directory, gpt2, t5, tokenizer_files
+from pretrain.huggingface import autoregressive, bart, bert, directory, gpt2, t5, tokenizer_files
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import ModelConfig
 
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Interchange] = {
     "bart": bart.INTERCHANGE,
     "decoder_only": gpt2.INTERCHANGE,
     "encoder_only": bert.INTERCHANGE,
+    "autoregressive": autoregressive.INTERCHANGE,
 }
 
 
@@ -31,7 +32,7 @@ def export(
     out: Path,
     shard_bytes: int = directory.SHARD_BYTES,
 ) -> str:
-    """Writes a directory for `from_pretrained(out)`, and returns the name of transformers' class for the model.
+    """Writes a directory for `from_pretrained(out)`, and returns in words how it is loaded.
 
     `state_dict` has the names of the model's `state_dict()`, whole tensors in fp32. `out` must not exist or be empty;
     it appears when it is whole. Weights of more than `shard_bytes` are cut into several files. Raises UserError for
@@ -41,7 +42,7 @@ def export(
         raise UserError(f"models of the family {config.family} can't be exported, only {', '.join(FAMILIES)}")
     interchange = FAMILIES[config.family]
     directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
-    return interchange.class_name
+    return interchange.usage
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -33,6 +33,7 @@ class Interchange:
 
     `to_hugging_face(state_dict, config)`: our names and whole tensors, checked already. `from_hugging_face(config.json,
     tensors)`: config and weights under our names; raises UserError for what our model can't say.
+    `remote_code`: whether that class is in files that the directory carries, which transformers asks leave to run.
     `begins`, `ends`: whether a text as the model reads it stands between bos and eos, which the tokenizer puts there.
     """
 
@@ -42,6 +43,13 @@ class Interchange:
     from_hugging_face: Callable[[Json, State], tuple[ModelConfig, State]]
     begins: bool = False
     ends: bool = False
+    remote_code: bool = False
+
+    @property
+    def usage(self) -> str:
+        """How transformers loads the directory."""
+        leave = ", both with trust_remote_code=True" if self.remote_code else ""
+        return f"{self.class_name}.from_pretrained and AutoTokenizer.from_pretrained load it{leave}"
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

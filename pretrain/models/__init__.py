@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pretrain.models.config import (
+    AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # family: (its config, where its module lives)
 FAMILIES: dict[str, tuple[type[ModelConfig], str]] = {
+    "autoregressive": (AutoregressiveConfig, "pretrain.models.autoregressive.Autoregressive"),
     "t5": (T5Config, "pretrain.models.t5.T5"),
     "bart": (BartConfig, "pretrain.models.bart.Bart"),
     "vanilla": (VanillaConfig, "pretrain.models.vanilla.Vanilla"),
@@ -38,6 +40,7 @@ def build(config: ModelConfig) -> Model:
 
 __all__ = [
     "FAMILIES",
+    "AutoregressiveConfig",
     "BartConfig",
     "DecoderOnlyConfig",
     "EncoderOnlyConfig",

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
@@ -11,11 +12,13 @@ from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.transformer import BartConfig, VanillaConfig
 
 AnyModelConfig = Annotated[
-    T5Config | BartConfig | VanillaConfig | DecoderOnlyConfig | EncoderOnlyConfig, Field(discriminator="family")
+    T5Config | BartConfig | VanillaConfig | AutoregressiveConfig | DecoderOnlyConfig | EncoderOnlyConfig,
+    Field(discriminator="family"),
 ]
 
 __all__ = [
     "AnyModelConfig",
+    "AutoregressiveConfig",
     "BartConfig",
     "DecoderOnlyConfig",
     "EncoderOnlyConfig",

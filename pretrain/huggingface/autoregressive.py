@@ -1,0 +1,74 @@
+"""The autoregressive encoder-decoder in transformers, which lacks it: the directory carries its own modelling files.
+
+`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`; `AutoTokenizer` wants the same leave. The
+weights keep our names; those of the embedding loss lie with them, for training on, and are passed over there.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from pretrain.huggingface.interchange import Exported, Interchange, Json, State, renamed, shapes
+from pretrain.models import AutoregressiveConfig
+
+MODEL_TYPE, CLASS_NAME = "autoregressive_encoder_decoder", "AutoregressiveForCausalLM"
+FILES = ("configuration_autoregressive.py", "modeling_autoregressive.py")
+LOSS = "embedding_loss"
+SHAPE = (
+    "d_model",
+    "d_ff",
+    "num_heads",
+    "num_cross_heads",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "positions",
+    "max_positions",
+    "bias",
+    "cross_attention_bias",
+    "order",
+    "bridge_norm",
+    "subtract_positions",
+    "add_positions",
+    "dropout_rate",
+    LOSS,
+)
+
+
+def to_hugging_face(state_dict: Mapping[str, Tensor], config: AutoregressiveConfig) -> Exported:
+    tensors = {name: tensor for name, tensor in state_dict.items() if name != "lm_head.weight"}  # stored once
+    ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id}
+    saved = {
+        "architectures": [CLASS_NAME],
+        "model_type": MODEL_TYPE,
+        "auto_map": {
+            "AutoConfig": f"{FILES[0].removesuffix('.py')}.AutoregressiveConfig",
+            "AutoModelForCausalLM": f"{FILES[1].removesuffix('.py')}.{CLASS_NAME}",
+        },
+        "vocab_size": config.padded_vocab_size,
+        **config.model_dump(include=set(SHAPE)),
+        "tie_word_embeddings": True,
+        **ids,
+    }
+    padding = list(range(config.vocab_size or 0, config.padded_vocab_size))
+    generation = {**ids, "suppress_tokens": padding} if padding else ids
+    here = Path(__file__).with_name("remote_code")
+    return Exported(tensors, saved, generation, {name: (here / name).read_bytes() for name in FILES})
+
+
+def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig, State]:
+    """What transformers saved again has lost the weights of the embedding loss: the config is then without it."""
+    config = AutoregressiveConfig(
+        vocab_size=saved["vocab_size"],
+        pad_id=saved["pad_token_id"],
+        eos_id=saved["eos_token_id"],
+        **{key: saved[key] for key in SHAPE},
+    )
+    its_own = {name for name in shapes(config) if name.startswith(f"{LOSS}.")}
+    if its_own and not its_own & tensors.keys():
+        config = config.model_copy(update={LOSS: None})
+    tensors.setdefault("lm_head.weight", tensors["embedding.weight"])
+    return config, renamed(tensors, config, str)
+
+
+INTERCHANGE = Interchange(MODEL_TYPE, "AutoModelForCausalLM", to_hugging_face, from_hugging_face, remote_code=True)

@@ -1,0 +1,196 @@
+"""The autoregressive encoder-decoder (Yan 2024): scores and generates.
+
+Encoder and decoder read the same tokens, and both are causal, as is the attention of one to the other. So all of them
+can keep their keys and values, and a token more costs one token more.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .configuration_autoregressive import AutoregressiveConfig
+
+
+def layer_norm(config):
+    return nn.LayerNorm(config.d_model, eps=1e-5, bias=config.bias)
+
+
+class Attention(nn.Module):
+    """`index` is that of its keys and values in the cache."""
+
+    def __init__(self, config, num_heads, bias, index):
+        super().__init__()
+        self.width, self.index, self.dropout_rate = config.d_model // num_heads, index, config.dropout_rate
+        self.rotary = config.positions == "rotary"
+        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=bias) for _ in range(4))
+
+    def forward(self, x, memory, mask, positions, cache):
+        """`x` (batch, queries, d_model) to `memory`, the new part of it; `mask` (batch, 1, queries, keys)."""
+        queries, keys, values = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
+        if self.rotary:
+            queries, keys = self.rotate(queries, positions), self.rotate(keys, positions)
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.index)
+        dropout = self.dropout_rate if self.training else 0.0
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def heads(self, x):
+        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
+
+    def rotate(self, x, positions):
+        steps = torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32)
+        angles = positions[:, None, :, None].float() * 10_000.0 ** (-steps / self.width)
+        cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        one, other = x.chunk(2, dim=-1)
+        return torch.cat([one * cosines - other * sines, other * cosines + one * sines], dim=-1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d_ff = config.d_ff or 4 * config.d_model
+        self.wi = nn.Linear(config.d_model, d_ff, bias=config.bias)
+        self.wo = nn.Linear(d_ff, config.d_model, bias=config.bias)
+
+    def forward(self, x):
+        return self.wo(F.gelu(self.wi(x)))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.self_attention_norm = layer_norm(config)
+        self.self_attention = Attention(config, config.num_heads, config.bias, index)
+        self.feed_forward_norm = layer_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x, *sight):
+        seen = self.self_attention_norm(x)
+        x = x + self.dropout(self.self_attention(seen, seen, *sight))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class DecoderLayer(EncoderLayer):
+    def __init__(self, config, index):
+        super().__init__(config, index)
+        heads = config.num_cross_heads or 2 * config.num_heads
+        bias = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
+        self.cross_attention_norm = layer_norm(config)
+        self.encoder_norm = layer_norm(config)
+        self.cross_attention = Attention(config, heads, bias, index + 1)
+        self.cross_attention_first = config.order == "alternate"
+
+    def forward(self, x, encoder_out, *sight):
+        if self.cross_attention_first:
+            x = self.attend_across(x, encoder_out, *sight)
+        seen = self.self_attention_norm(x)
+        x = x + self.dropout(self.self_attention(seen, seen, *sight))
+        if not self.cross_attention_first:
+            x = self.attend_across(x, encoder_out, *sight)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def attend_across(self, x, encoder_out, *sight):
+        attended = self.cross_attention(self.cross_attention_norm(x), self.encoder_norm(encoder_out), *sight)
+        return x + self.dropout(attended)
+
+
+class Bridge(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = layer_norm(config) if config.bridge_norm else nn.Identity()
+        self.linear = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+
+    def forward(self, encoder_out):
+        return self.linear(self.norm(encoder_out))
+
+
+class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = AutoregressiveConfig
+    _supports_sdpa = True
+    _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # for those who train on
+
+    def __init__(self, config):
+        super().__init__(config)
+        subtracts = config.subtract_positions != "none"
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        if config.positions == "learned":
+            rows = config.max_positions + (subtracts or config.add_positions)
+            self.position_embedding = nn.Embedding(rows, config.d_model)
+        self.dropout = nn.Dropout(config.dropout_rate)
+        depth = config.num_encoder_layers
+        self.encoder = nn.ModuleList(EncoderLayer(config, i) for i in range(depth))
+        self.bridge = Bridge(config)
+        self.decoder = nn.ModuleList(DecoderLayer(config, depth + 2 * i) for i in range(config.num_decoder_layers))
+        self.final_norm = layer_norm(config)
+        self.subtracted_norm = layer_norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def set_input_embeddings(self, value):
+        self.embedding = value
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, value):
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values=None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """`input_ids` (batch, length) follow what `past_key_values` holds; `attention_mask` (batch, held + length).
+
+        `labels` are `input_ids`, or -100: they are shifted here. Positions count from the first real token.
+        """
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        cache = past_key_values if use_cache else None
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and cache.is_compileable:
+            raise ValueError("a static cache is not supported; take the dynamic one, which is the default")
+        held, length = cache.get_seq_length() if cache is not None else 0, input_ids.size(1)
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(len(input_ids), held + length)
+        if position_ids is None:
+            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, held:]
+        # padding sees itself, so that no softmax is empty
+        here = torch.ones(length, held + length, dtype=torch.bool, device=input_ids.device)
+        mask = (attention_mask.bool()[:, None] & here.tril(held) | here.tril(held) & here.triu(held))[:, None]
+        sight = mask, position_ids, cache
+
+        x = self.embedding(input_ids)
+        if self.config.positions == "learned":
+            x = x + self.position_embedding(position_ids)
+        x = self.dropout(x)
+        for layer in self.encoder:
+            x = layer(x, *sight)
+        encoder_out = x
+        x = self.bridge(encoder_out)
+        if self.config.add_positions:
+            x = x + self.position_embedding(position_ids + 1)
+        for layer in self.decoder:
+            x = layer(x, encoder_out, *sight)
+        x = self.final_norm(x)
+        if self.config.subtract_positions != "none":
+            x = self.subtracted_norm(x - self.position_embedding(position_ids + 1))
+        logits = self.lm_head(x[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

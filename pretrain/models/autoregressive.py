@@ -1,0 +1,331 @@
+"""The autoregressive encoder-decoder: Yan, "Auto-regressive Encoder-Decoder Transformer" (2024).
+
+Encoder and decoder read the same tokens, and both are causal: the encoder understands what was said so far, the decoder
+starts from a linear map of that, attends to it again and predicts the next token. Two optional parts: the position of
+the predicted token is subtracted before the output layer, and the encoder's output is drawn to the mean of the
+embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
+
+Attention has no dropout outside of training; the author's code left it on in evaluation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.config import AutoregressiveConfig
+from pretrain.models.config.autoregressive import EmbeddingLossConfig
+from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
+from pretrain.models.loss import IGNORED, Losses, configured_losses
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model, matrix_weights
+from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
+
+STD = 0.02  # of all matrices and tables but those that end a residual branch
+
+# Of each layer, encoder's first: its self-attention and, in the decoder, its cross-attention. All grow alike.
+Cache = list[tuple[KeyValueCache, ...]]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a query sees: as all three attentions join a sequence to itself causally, the same in each of them.
+
+    `bias` broadcasts to (batch, heads, queries, keys); `causal` takes its place where nothing else is hidden. The
+    rotations are for the heads of self- and of cross-attention, which differ in width.
+    """
+
+    bias: Tensor | None
+    causal: bool
+    rotation: Rotation | None = None
+    cross_rotation: Rotation | None = None
+
+
+def _norm(config: AutoregressiveConfig) -> LayerNorm:
+    return LayerNorm(config.d_model, bias=config.bias)
+
+
+def _attention(config: AutoregressiveConfig, num_heads: int, bias: bool, out_std: float) -> Attention:
+    return Attention(
+        config.d_model,
+        config.d_model // num_heads,
+        num_heads,
+        config.dropout_rate,
+        scaled=True,
+        bias=bias,
+        std=STD,
+        out_std=out_std,
+    )
+
+
+def _self_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
+    return _attention(config, config.num_heads, config.bias, out_std)
+
+
+def _cross_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
+    bias = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
+    return _attention(config, config.cross_heads, bias, out_std)
+
+
+def _feed_forward(config: AutoregressiveConfig, out_std: float) -> FeedForward:
+    d_ff = config.d_ff or 4 * config.d_model
+    return FeedForward(config.d_model, d_ff, activation="gelu", bias=config.bias, std=STD, out_std=out_std)
+
+
+def _residual_std(num_layers: int) -> float:
+    """Of the matrices that end a residual branch; a stack counts its own layers (the author's are equally deep)."""
+    return STD * (2 * num_layers) ** -0.5
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: AutoregressiveConfig):
+        super().__init__()
+        out_std = _residual_std(config.num_encoder_layers)
+        self.self_attention_norm = _norm(config)
+        self.self_attention = _self_attention(config, out_std)
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = _feed_forward(config, out_std)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, x: Tensor, sight: Sight, cache: tuple[KeyValueCache, ...] | None = None) -> Tensor:
+        attended = self.self_attention(
+            self.self_attention_norm(x),
+            bias=sight.bias,
+            causal=sight.causal,
+            rotation=sight.rotation,
+            cache=cache[0] if cache else None,
+        )
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class DecoderLayer(nn.Module):
+    """The encoder's output has a norm in each layer and none before: the encoder ends without one."""
+
+    def __init__(self, config: AutoregressiveConfig):
+        super().__init__()
+        out_std = _residual_std(config.num_decoder_layers)
+        self.self_attention_norm = _norm(config)
+        self.self_attention = _self_attention(config, out_std)
+        self.cross_attention_norm = _norm(config)
+        self.encoder_norm = _norm(config)
+        self.cross_attention = _cross_attention(config, out_std)
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = _feed_forward(config, out_std)
+        self.dropout = nn.Dropout(config.dropout_rate)
+        self.cross_attention_first = config.order == "alternate"
+
+    def forward(
+        self, x: Tensor, encoder_out: Tensor, sight: Sight, cache: tuple[KeyValueCache, ...] | None = None
+    ) -> Tensor:
+        self_cache, cross_cache = cache or (None, None)
+        if self.cross_attention_first:
+            x = self._attend_across(x, encoder_out, sight, cross_cache)
+            x = self._attend(x, sight, self_cache)
+        else:
+            x = self._attend(x, sight, self_cache)
+            x = self._attend_across(x, encoder_out, sight, cross_cache)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _attend(self, x: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
+        attended = self.self_attention(
+            self.self_attention_norm(x), bias=sight.bias, causal=sight.causal, rotation=sight.rotation, cache=cache
+        )
+        return x + self.dropout(attended)
+
+    def _attend_across(self, x: Tensor, encoder_out: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
+        attended = self.cross_attention(
+            self.cross_attention_norm(x),
+            self.encoder_norm(encoder_out),
+            bias=sight.bias,
+            causal=sight.causal,
+            rotation=sight.cross_rotation,
+            memory_rotation=sight.cross_rotation,
+            cache=cache,
+        )
+        return x + self.dropout(attended)
+
+
+class Bridge(nn.Module):
+    """What the decoder starts from: a linear map of the encoder's output."""
+
+    def __init__(self, config: AutoregressiveConfig):
+        super().__init__()
+        self.norm = _norm(config) if config.bridge_norm else nn.Identity()
+        self.linear = Linear(config.d_model, config.d_model, STD, config.bias)
+
+    def forward(self, encoder_out: Tensor) -> Tensor:
+        return self.linear(self.norm(encoder_out))
+
+
+class EmbeddingLoss(nn.Module):
+    """How far the encoder's output is, at each position, from the mean of the embeddings up to there.
+
+    The two norms have biases whatever the model has.
+    """
+
+    def __init__(self, config: EmbeddingLossConfig, d_model: int):
+        super().__init__()
+        self.config = config
+        self.embedding_norm = LayerNorm(d_model) if config.embedding_norm != "none" else nn.Identity()
+        self.encoder_norm = LayerNorm(d_model) if config.encoder_norm else nn.Identity()
+
+    def forward(self, embeddings: Tensor, encoder_out: Tensor, segments: Tensor | None) -> Tensor:
+        """(batch, length), fp32 or more, before the coefficient; both inputs are (batch, length, d_model)."""
+        if self.config.detach == "embedding":
+            embeddings = embeddings.detach()
+        elif self.config.detach == "encoder_out":
+            encoder_out = encoder_out.detach()
+        if self.config.embedding_norm == "before_mean":
+            embeddings = self.embedding_norm(embeddings)
+        means = running_mean(embeddings, segments)
+        if self.config.embedding_norm == "after_mean":
+            means = self.embedding_norm(means)
+        encoder_out = self.encoder_norm(encoder_out)
+        if self.config.kind == "mse":
+            return (_precise(means) - _precise(encoder_out)).square().mean(dim=-1)
+        similarity = (F.cosine_similarity(_precise(means), _precise(encoder_out), dim=-1) + 1) / 2
+        return 1 - similarity if self.config.kind == "cosine" else -similarity.log()
+
+
+def running_mean(x: Tensor, segments: Tensor | None = None) -> Tensor:
+    """The mean of `x` (batch, length, d_model) up to and with each position, anew in each of `segments`.
+
+    One product with a triangle: differences of sums would let the examples of a row leak into each other by rounding.
+    """
+    length = x.size(1)
+    seen = visible(length, length, x.device, causal=True, query_segments=segments, key_segments=segments)
+    assert seen is not None
+    precise = _precise(x)
+    weights = seen[:, 0].to(precise.dtype)
+    return ((weights / weights.sum(dim=-1, keepdim=True)) @ precise).to(x.dtype)
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Autoregressive(Model):
+    """`forward` gives the loss of each token from those before it; `decode` gives logits, with a cache step by step."""
+
+    config: AutoregressiveConfig
+
+    def __init__(self, config: AutoregressiveConfig):
+        super().__init__()
+        self.config = config
+        rows, d_model = config.padded_vocab_size, config.d_model
+        self.embedding = Embedding(rows, d_model, STD)
+        self.position_embedding: LearnedPositions | None = None
+        if config.max_positions is not None:
+            self.position_embedding = LearnedPositions(config.max_positions + config.reads_next_position, d_model, STD)
+        self.dropout = nn.Dropout(config.dropout_rate)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.bridge = Bridge(config)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.final_norm = _norm(config)
+        self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
+        self.lm_head = Linear(d_model, rows, STD)
+        # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+        self.lm_head.weight = self.embedding.weight
+        self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+    ) -> Losses:
+        """{"labels": cross-entropy of each label, "embedding_loss": in training, its coefficient applied}.
+
+        Both (batch, length), fp32, 0 where the label is -100; `encoder_input_ids` (batch, length) are the labels moved
+        one to the right, so what is known of the decoder's side says nothing new. `encoder_attention_mask`, nonzero at
+        real tokens (None: all), and segments hide tokens from each other everywhere, in the mean of the embeddings too.
+        """
+        segments = encoder_attention_mask if encoder_segment_ids is None else encoder_segment_ids
+        embeddings, encoder_out, logits = self._run(encoder_input_ids, segments, encoder_positions, None)
+        losses = {"labels": configured_losses(logits, labels, self.config, self.training)}
+        if self.embedding_loss is not None and self.training:
+            distances = self.embedding_loss(embeddings, encoder_out, segments)
+            scaled = self.embedding_loss.config.coefficient * distances
+            losses["embedding_loss"] = scaled.masked_fill(labels == IGNORED, 0.0)
+        return losses
+
+    def decode(self, input_ids: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """(batch, length) ids to logits (batch, length, padded_vocab_size).
+
+        With a cache the ids follow those it has seen; `attention_mask` (batch, seen + length) tells of all of them, and
+        prompts of different lengths are padded on the left. Positions count from the first real token.
+        """
+        return self._run(input_ids, attention_mask, None, cache)[2]
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `decode`."""
+        encoder: Cache = [(KeyValueCache(),) for _ in self.encoder]
+        return encoder + [(KeyValueCache(), KeyValueCache()) for _ in self.decoder]
+
+    def _run(
+        self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings after dropout, the encoder's output, logits. `segments` (batch, keys) are 0 at padding."""
+        length, device = input_ids.size(1), input_ids.device
+        held = cache[0][0].length if cache else 0
+        own = None if segments is None else segments[:, held:]
+        seen = None
+        if held or segments is not None:
+            seen = visible(length, held + length, device, causal=True, query_segments=own, key_segments=segments)
+        if positions is None:
+            self._check_length(held + length)
+            if segments is not None and seen is not None:  # as many tokens as it sees before itself
+                positions = seen.sum(dim=-1)[:, 0] - 1
+        positions = positions_from(held, length, device, positions)
+        embeddings = self.embedding(input_ids)
+        if self.position_embedding is not None:
+            embeddings = embeddings + self.position_embedding(positions)
+        embeddings = self.dropout(embeddings)
+        sight = self._sight(seen, positions, embeddings.dtype)
+        encoder_out = one_use(embeddings)
+        caches: Iterator[tuple[KeyValueCache, ...] | None] = iter(cache) if cache else repeat(None)
+        for layer in self.encoder:
+            encoder_out = layer(encoder_out, sight, next(caches))
+        x = self.bridge(encoder_out)
+        if self.config.add_positions:
+            x = x + self._next_positions(positions)
+        for layer in self.decoder:
+            x = layer(x, encoder_out, sight, next(caches))
+        x = self.final_norm(x)
+        if self.config.subtract_positions != "none":
+            x = self.subtracted_norm(x - self._next_positions(positions))
+        return embeddings, encoder_out, self.lm_head(x)
+
+    def _check_length(self, length: int) -> None:
+        most = self.config.max_positions
+        if most is not None and length > most:
+            raise ValueError(f"{length} tokens are more than the model's {most} learned positions")
+
+    def _sight(self, seen: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Sight:
+        bias, causal = masked(None, seen, dtype), seen is None
+        if self.config.positions == "learned":
+            return Sight(bias, causal)
+        d_model = self.config.d_model
+        widths = d_model // self.config.num_heads, d_model // self.config.cross_heads
+        return Sight(bias, causal, *(rotation(positions, width, dtype) for width in widths))
+
+    def _next_positions(self, positions: Tensor) -> Tensor:
+        assert self.position_embedding is not None, "checked with the config"
+        return self.position_embedding(positions + 1)
+
+    def flops(self, inputs: int, targets: int) -> float:
+        """All weights meet each token once; all three kinds of attention join the sequence to itself."""
+        config = self.config
+        stacks = (self.encoder, self.bridge, self.decoder)
+        weights = sum(matrix_weights(stack) for stack in stacks) + config.padded_vocab_size * config.d_model
+        layers = config.num_encoder_layers + 2 * config.num_decoder_layers
+        return 6 * weights * inputs + 12 * config.d_model * layers * inputs**2

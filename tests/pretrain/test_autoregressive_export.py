@@ -1,0 +1,174 @@
+"""The autoregressive encoder-decoder as transformers loads it: from files that the exported directory carries."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from pretrain.huggingface import export, import_, load_state
+from pretrain.models import AutoregressiveConfig, build
+from pretrain.trained import TrainedModel
+
+transformers = pytest.importorskip("transformers")
+
+BEST = {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}}
+ROTARY = {"positions": "rotary", "max_positions": None}
+VARIANTS = {
+    "best": BEST,
+    "all else": {
+        "order": "alternate",
+        "subtract_positions": "with_norm",
+        "add_positions": True,
+        "bridge_norm": True,
+        "bias": True,
+        "cross_attention_bias": False,
+        "num_cross_heads": 1,
+        "d_ff": 24,
+        "pad_vocab_to_multiple_of": 128,
+    },
+    "rotary": {**ROTARY, "num_cross_heads": 8, "embedding_loss": {"kind": "cosine"}},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_level_bpe):
+    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), [], 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_of_transformers(tmp_path_factory):
+    """Where transformers copies the code of a directory to; it is read when transformers is imported."""
+    from transformers import dynamic_module_utils
+
+    before = dynamic_module_utils.HF_MODULES_CACHE
+    dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
+    yield
+    dynamic_module_utils.HF_MODULES_CACHE = before
+
+
+def exported(tokenizer, out, **changes):
+    """A model whose every weight matters, and the one that transformers makes of its export."""
+    end = tokenizer.vocabulary.eos
+    sizes = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "max_positions": 40}
+    config = AutoregressiveConfig(
+        vocab_size=tokenizer.size, pad_id=end, eos_id=end, **{"dropout_rate": 0.1, **sizes, **changes}
+    )
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm.weight" in name), std=0.4)
+    export(model.state_dict(), config, tokenizer, out)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        out, trust_remote_code=True, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    return model, loaded
+
+
+def prompts(lengths, vocabulary):
+    """(ids, mask), padded on the left."""
+    longest = max(lengths)
+    ids = torch.randint(0, vocabulary, (len(lengths), longest), generator=torch.Generator().manual_seed(0))
+    return ids, (torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]).long()
+
+
+@torch.no_grad()
+def greedy(model, ids, mask, steps):
+    """Tokens of our own model, with its cache."""
+    cache, tokens, generated = model.new_cache(), ids, []
+    finished = torch.zeros(len(ids), 1, dtype=torch.bool)
+    for _ in range(steps):
+        logits = model.decode(tokens, cache, mask)[:, -1, : model.config.vocab_size]
+        tokens = logits.argmax(dim=-1, keepdim=True).masked_fill(finished, model.config.pad_id)
+        finished |= tokens == model.config.eos_id
+        mask = F.pad(mask, (0, 1), value=1)
+        generated.append(tokens)
+    return torch.cat(generated, dim=1)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_transformers_computes_and_generates_the_same(changes, tokenizer, tmp_path):
+    model, loaded = exported(tokenizer, tmp_path / "out", **changes)
+    assert torch.equal(loaded.lm_head.weight, model.embedding.weight)
+    assert loaded.lm_head.weight is loaded.embedding.weight
+    ids, mask = prompts([12, 5, 1], tokenizer.size)
+    with torch.no_grad():
+        expected = model.decode(ids, attention_mask=mask)
+        found = loaded(input_ids=ids, attention_mask=mask)
+        whole = loaded(input_ids=ids, labels=ids)
+        losses = model(ids[:, :-1], ids[:, 1:])["labels"]
+    assert expected.std() > 0.5  # the comparison is not one of zeros
+    assert (found.logits - expected)[mask.bool()].abs().max() < 1e-4
+    assert whole.loss.item() == pytest.approx(losses.mean().item(), abs=1e-4)
+
+    ours = greedy(model, ids, mask, steps=20)
+    assert len(ours.unique()) > 5
+    for use_cache in (True, False):
+        theirs = loaded.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=20, use_cache=use_cache)
+        assert theirs[:, 12:].tolist() == ours[:, : theirs.size(1) - 12].tolist()
+
+
+def test_beams_are_the_same_with_and_without_a_cache(tokenizer, tmp_path):
+    _, loaded = exported(tokenizer, tmp_path / "out", **BEST)
+    ids, mask = prompts([7, 3], tokenizer.size)
+    with_cache, without = (
+        loaded.generate(ids, attention_mask=mask, num_beams=3, do_sample=False, max_new_tokens=8, use_cache=use_cache)
+        for use_cache in (True, False)
+    )
+    assert with_cache.tolist() == without.tolist()
+
+
+def test_round_trip(tokenizer, tmp_path):
+    model, loaded = exported(tokenizer, tmp_path / "out", **BEST)
+    imported = import_(tmp_path / "out", tmp_path / "checkpoint")
+    trained = TrainedModel.open(tmp_path / "checkpoint")
+    assert imported == model.config
+    expected, found = model.state_dict(), trained.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    loaded.save_pretrained(tmp_path / "again")  # transformers has no use for the embedding loss
+    config, state = load_state(tmp_path / "again")
+    assert config == model.config.model_copy(update={"embedding_loss": None})
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+
+
+def test_the_directory_stands_on_its_own(tokenizer, tmp_path):
+    """Without our packages, in another process, as whoever is handed it has it."""
+    model, _ = exported(tokenizer, tmp_path / "out", **BEST)
+    code = (
+        "import sys, torch, transformers; sys.modules.update(pretrain=None, data_pipeline=None)\n"
+        "model = transformers.AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True)\n"
+        "tokenizer = transformers.AutoTokenizer.from_pretrained('out', trust_remote_code=True)\n"
+        "inputs = tokenizer('Thank you for', return_tensors='pt')\n"
+        "print(inputs.input_ids[0].tolist(), model.generate(**inputs, do_sample=False, max_new_tokens=5)[0].tolist())"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ids = torch.tensor(list(tokenizer.encode(["Thank you for"])), dtype=torch.long)
+    generated = greedy(model, ids, torch.ones_like(ids), steps=5)
+    assert done.stdout.strip().splitlines()[-1] == f"{ids[0].tolist()} {[*ids[0].tolist(), *generated[0].tolist()]}"
+
+
+def test_ids_that_pad_the_vocabulary_are_never_generated(tokenizer, tmp_path):
+    exported(tokenizer, tmp_path / "out", pad_vocab_to_multiple_of=128)
+    saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert saved["suppress_tokens"] == list(range(50_257, 50_304))
+
+
+def test_a_static_cache_is_refused(tokenizer, tmp_path):
+    _, loaded = exported(tokenizer, tmp_path / "out", **BEST)
+    with pytest.raises(ValueError, match="static cache is not supported"):
+        loaded.generate(torch.tensor([[5, 6]]), max_new_tokens=3, cache_implementation="static")
