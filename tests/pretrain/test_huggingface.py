@@ -488,7 +488,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     t5 = {**values, "model": {**T5_SIZES, "init_from": str(tmp_path / "imported")}}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
         prepare(RunConfig.model_validate(t5), 0, 1)
-    with pytest.raises(UserError, match=r"model: has positions for 16 tokens, but .* has rows of up to 32 inputs"):
+    with pytest.raises(UserError, match=r"model: takes sequences of 16 tokens at most, .* gives up to 32 inputs"):
         prepare(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
     with pytest.raises(UserError, match=r"model\.init_from: nowhere: not a checkpoint"):
         prepare(load_run(path, ["model.init_from=nowhere"], RunConfig), 0, 1)
