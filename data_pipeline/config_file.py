@@ -81,12 +81,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+    names, _ = _walk(schema, problem["loc"])
+    key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
-        nearest = difflib.get_close_matches(str(name), _keys_at(schema, parents), n=1, cutoff=0.5)
-        prefix = ".".join(str(part) for part in parents)
-        hint = f"; nearest valid key: {prefix + '.' if prefix else ''}{nearest[0]}" if nearest else ""
+        above, candidates = _walk(schema, parents)
+        keys = [key for candidate in candidates for key in candidate.model_fields]
+        nearest = difflib.get_close_matches(str(name), keys, n=1, cutoff=0.5)
+        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
     if problem["type"] == "missing":
         return f"{key}: missing"
@@ -96,16 +98,29 @@ def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
     return f"{key}: {message[0].lower() + message[1:]}, got {problem['input']!r}"
 
 
-def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
-    """Names of the fields that may stand at `location`, looking through lists, options and unions."""
+def _walk(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of a file that lead to `location`, and the models that stand there: one, or the options of a union.
+
+    The tag by which pydantic chose an option is part of `location`, but not of the file.
+    """
     candidates: list[type[BaseModel]] = [schema]
+    names = []
     for part in location:
+        tagged = [model for model in candidates if _tagged(model, part)]
+        if len(candidates) > 1 and tagged:
+            candidates = tagged
+            continue
+        names.append(str(part))
         following: list[type[BaseModel]] = []
         for candidate in candidates:
             if part in candidate.model_fields:
                 following += _models_in(candidate.model_fields[part].annotation)
-        candidates = following or candidates  # list positions and union tags name no field
-    return [name for candidate in candidates for name in candidate.model_fields]
+        candidates = following or candidates  # list positions name no field
+    return names, candidates
+
+
+def _tagged(model: type[BaseModel], tag: Any) -> bool:
+    return any(tag in get_args(field.annotation) for field in model.model_fields.values() if field.default == tag)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

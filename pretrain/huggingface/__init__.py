@@ -23,17 +23,24 @@ FAMILIES: dict[str, Interchange] = {
 }
 
 
-def export(state_dict: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, out: Path) -> str:
-    """Writes a directory for `from_pretrained(out)`, and returns in words how it is loaded.
+def export(
+    state_dict: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    shard_bytes: int = directory.SHARD_BYTES,
+) -> str:
+    """Writes a directory for `from_pretrained(out)`, and returns the name of transformers' class for the model.
 
     `state_dict` has the names of the model's `state_dict()`, whole tensors in fp32. `out` must not exist or be empty;
-    it appears when it is whole. Raises UserError for what doesn't fit together.
+    it appears when it is whole. Weights of more than `shard_bytes` are cut into several files. Raises UserError for
+    what doesn't fit together.
     """
     if config.family not in FAMILIES:
         raise UserError(f"models of the family {config.family} can't be exported, only {', '.join(FAMILIES)}")
     interchange = FAMILIES[config.family]
-    directory.write(interchange, state_dict, config, tokenizer, out)
-    return interchange.usage
+    directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
+    return interchange.class_name
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -27,7 +27,7 @@ def write(
     config: ModelConfig,
     tokenizer: Tokenizer,
     out: Path,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int,
 ) -> None:
     """Writes `out`, which appears when it is whole; weights of more than `shard_bytes` in several files."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -24,7 +24,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
 
     A text gets the ids that it gets here, within the marks of the family's texts. A special token or sentinel that a
-    text spells is that token, and a sentinel takes the white space before it, as in `Tokenizer.encode_with_sentinels`.
+    text spells is that token, as sentinels are in `Tokenizer.encode_with_sentinels`.
     """
     model = tokenizer.model
     if isinstance(model, SentencePiece):
@@ -46,13 +46,14 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
         raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
 
     vocabulary = tokenizer.vocabulary
-    own = [AddedToken(name, special=True, normalized=False) for _, name in sorted(model.names.items())]
-    special = [AddedToken(name, special=True, normalized=False) for name in tokenizer.special_tokens]
-    sentinels = [
-        AddedToken(f"<extra_id_{number}>", special=True, normalized=False, lstrip=True)
-        for number in reversed(range(tokenizer.sentinels))
-    ]
-    backend.add_special_tokens([*own, *special, *sentinels])
+    own = [name for _, name in sorted(model.names.items())]
+    sentinels = [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
+    names = [*own, *tokenizer.special_tokens, *sentinels]
+    # what stands for words of a text takes the white space before it, as those words did
+    fills = {*sentinels, "<mask>"}
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False, lstrip=name in fills) for name in names]
+    )
     roles = {
         f"{role}_token": backend.id_to_token(id_) for role in ROLES if (id_ := getattr(vocabulary, role)) is not None
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config_file import load
+from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.optimizers.schedules import learning_rate
 
@@ -38,6 +39,16 @@ def test_inverse_square_root_is_t5s(config):
     settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
     for step in (0, 50, 99, 100, 399, 899):
         assert learning_rate(settings, step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
+
+
+def test_a_key_of_a_family_is_named_as_in_the_file(config):
+    """And the nearest one is of the same family: T5 has no max_positions."""
+    with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
+        config("model.num_head=3")
+    with pytest.raises(UserError, match=r"model\.max_positions: unknown key$"):
+        config("model.max_positions=3")
+    with pytest.raises(UserError, match=r"model\.d_ff: input should be greater than 0, got 0$"):
+        config("model.d_ff=0")
 
 
 def test_every_shipped_run_file_is_valid():

@@ -1,18 +1,27 @@
 """Exported checkpoints, as transformers loads them."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 import sentencepiece
 import torch
+from safetensors.torch import load_file, save_file
 
+from data_pipeline.config_file import load as load_run
 from data_pipeline.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import Tokenizer, load
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.config import RunConfig
 from pretrain.generation import generate
-from pretrain.huggingface import export, load_state
-from pretrain.models import T5Config, build
+from pretrain.huggingface import FAMILIES, export, import_, load_state, tokenizer_files
+from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
+from pretrain.setup import prepare
+from pretrain.trained import TrainedModel
+from tests.conftest import run
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,6 +73,17 @@ def new_model(tied=False, sentinels=100, multiple=1):
         dropout_rate=0.1,
     )
     return build(config).eval()
+
+
+T5_SIZES = {
+    "family": "t5",
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_heads": 2,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+}
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["v1.0", "v1.1"])
@@ -182,5 +202,299 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
     del state["encoder.final_norm.weight"]
     with pytest.raises(UserError, match=r"encoder\.final_norm\.weight is missing"):
         export(state, model.config, tokenizer_of(spiece), tmp_path / "out")
-    with pytest.raises(UserError, match=r"special tokens can't be exported yet; the tokenizer has \[R\]"):
-        export(model.state_dict(), model.config, tokenizer_of(spiece, 99, ["[R]"]), tmp_path / "out")
+
+
+# ---- tokenizers
+
+
+def in_transformers(tokenizer, family, tmp_path):
+    """What AutoTokenizer loads of an exported `tokenizer`, and what is read back."""
+    tokenizer_files.write(tokenizer, FAMILIES[family], tmp_path)
+    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
+
+
+def same(one, other):
+    return one.describe() == other.describe()
+
+
+@pytest.mark.parametrize(("special", "sentinels"), [((), 0), (("[R]",), 20)])
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_byte_level_bpe_has_the_same_ids_in_transformers(family, special, sentinels, byte_level_bpe, tmp_path):
+    ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"), special, sentinels)
+    theirs, again = in_transformers(ours, family, tmp_path)
+    assert len(theirs) == ours.size
+    assert same(again, ours)
+    marks = [theirs.bos_token_id, theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id, theirs.mask_token_id]
+    assert marks == [0, 1, 2, 3, 50_264]
+    begin = [0] if family == "bart" else []
+    for text in SENTENCES + LICENSE.read_text(encoding="utf-8").splitlines():
+        (expected,) = ours.encode([text])
+        assert theirs(text).input_ids == [*begin, *expected, 2]
+        assert theirs.decode(expected) == text
+    if sentinels:
+        text = "see <extra_id_0> there <extra_id_1>."
+        assert theirs(text).input_ids == [*begin, *ours.encode_with_sentinels(text)]
+        assert theirs("[R]", add_special_tokens=False).input_ids == [50_265]
+    assert theirs("a <mask>", add_special_tokens=False).input_ids == [102, 50_264]  # no space is left over
+
+
+def test_gpt2s_one_mark_is_begin_end_and_padding(byte_level_bpe, tmp_path):
+    ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"))
+    theirs, again = in_transformers(ours, "t5", tmp_path)
+    assert same(again, ours)
+    assert theirs("Hello world").input_ids == [15_496, 995, 50_256]
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (50_256, 50_256, 50_256)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_special_tokens_stand_above_sentencepieces(family, spiece, tmp_path):
+    ours = tokenizer_of(spiece, 20, ["<s>", "[R]", "<mask>"])
+    theirs, again = in_transformers(ours, family, tmp_path)
+    assert same(again, ours)
+    assert len(theirs) == 323
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.bos_token_id, theirs.mask_token_id) == (0, 1, 300, 302)
+    assert theirs.convert_tokens_to_ids(["[R]", "<extra_id_0>", "<extra_id_19>"]) == [301, 322, 303]
+    begin = [300] if family == "bart" else []
+    for text in SENTENCES + LICENSE.read_text(encoding="utf-8").splitlines():
+        assert theirs(text).input_ids == [*begin, *ours.encode([text])[0], 1]
+    text = "see <extra_id_0> there <extra_id_1>."
+    assert theirs(text).input_ids == [*begin, *ours.encode_with_sentinels(text)]
+
+
+def test_a_tokenizer_that_transformers_saved_is_read(spiece, byte_level_bpe, tmp_path):
+    """Transformers 5 writes tokenizer.json alone, without vocab.json, merges.txt or spiece.model."""
+    ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"), ["[R]"], 5)
+    (tmp_path / "out").mkdir()
+    theirs, _ = in_transformers(ours, "bart", tmp_path / "out")
+    theirs.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved/vocab.json").exists()
+    assert same(tokenizer_files.read(tmp_path / "saved"), ours)
+    t5 = tmp_path / "t5"
+    t5.mkdir()
+    (t5 / "spiece.model").write_bytes(spiece.read_bytes())  # as the first T5s: sentinels go without saying
+    assert same(tokenizer_files.read(t5), tokenizer_of(spiece, 100))
+    (t5 / "spiece.model").unlink()
+    with pytest.raises(UserError, match=r"no tokenizer that is known here: neither spiece\.model"):
+        tokenizer_files.read(t5)
+
+
+# ---- BART
+
+
+def new_bart(tokenizer, **changes):
+    torch.manual_seed(0)
+    vocabulary = tokenizer.vocabulary
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 2}
+    config = BartConfig(
+        vocab_size=tokenizer.size,
+        pad_id=vocabulary.pad,
+        eos_id=vocabulary.eos,
+        **{**sizes, "max_positions": 64, **changes},
+    )
+    model = build(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture
+def bart_tokenizer(spiece):
+    return tokenizer_of(spiece, 20, ["<s>", "<mask>"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"scale_embedding": True, "activation": "gelu_tanh"}], ids=["bart", "other"])
+@pytest.mark.parametrize("multiple", [1, 128])
+def test_transformers_computes_the_same_bart(changes, multiple, bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer, pad_vocab_to_multiple_of=multiple, **changes)
+    name = export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    loaded, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    inputs, labels = torch.arange(3, 43).view(2, 20), torch.arange(50, 66).view(2, 8)
+    mask = torch.ones(2, 20).long()
+    mask[1, 9:] = 0
+    with torch.no_grad():
+        expected = model.decode(shift_right(labels, 1), model.encode(inputs, mask), mask)
+        found = loaded(input_ids=inputs, attention_mask=mask, labels=labels)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found.logits, expected, rtol=0, atol=1e-4)
+    if multiple == 1:  # transformers would also generate the rows that pad the vocabulary
+        generated = loaded.generate(
+            inputs, attention_mask=mask, do_sample=False, num_beams=1, min_new_tokens=10, max_new_tokens=10
+        )
+        states, tokens = model.encode(inputs, mask), torch.full((2, 1), 1)
+        for _ in range(10):
+            logits = model.decode(tokens, states, mask)[:, -1]
+            logits[:, 1] = -math.inf  # as min_new_tokens has it
+            tokens = torch.cat([tokens, logits.argmax(dim=-1, keepdim=True)], dim=1)
+        assert generated.tolist() == tokens.tolist()
+
+
+# ---- import
+
+
+def files_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["v1.0", "v1.1", "v1.1, padded", "bart"])
+def test_export_import_export_gives_the_same_files(kind, spiece, bart_tokenizer, tmp_path):
+    if kind == "bart":
+        tokenizer = bart_tokenizer
+        model = new_bart(tokenizer)
+    else:
+        tokenizer = tokenizer_of(spiece)
+        model = new_model(kind == "v1.0", multiple=128 if "padded" in kind else 1)
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    assert import_(tmp_path / "out", tmp_path / "imported") == model.config
+    trained = TrainedModel.open(tmp_path / "imported")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in trained.model.state_dict().items())
+    export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+
+
+def test_what_transformers_saves_of_a_bart_is_imported(bart_tokenizer, tmp_path):
+    """In bfloat16 too, and of a BartModel, whose names lack their beginning, as in facebook/bart-base."""
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "out")
+    theirs.save_pretrained(tmp_path / "again")
+    theirs.model.save_pretrained(tmp_path / "inner")
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "rounded")
+    for name in ("again", "inner"):
+        config, state = load_state(tmp_path / name)
+        assert config == model.config
+        assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
+    _, state = load_state(tmp_path / "rounded")
+    rounded = model.state_dict()["embedding.weight"].bfloat16().float()
+    assert state["embedding.weight"].dtype == torch.float32
+    assert torch.equal(state["embedding.weight"], rounded)
+
+
+def test_large_weights_are_written_in_shards(bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out", shard_bytes=20_000)
+    shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert shards == [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    assert len(shards) > 1
+    loaded, report = transformers.BartForConditionalGeneration.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    _, state = load_state(tmp_path / "out")
+    assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
+    (tmp_path / "out" / shards[1]).unlink()
+    with pytest.raises(UserError, match=f"{shards[1]}: no such file, but model.safetensors.index.json names it"):
+        load_state(tmp_path / "out")
+
+
+def rewrite(directory, change=lambda tensors: None, **config):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    saved = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**saved, **config}))
+
+
+def test_tensors_that_do_not_fit_are_named(bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+
+    def change(tensors):
+        del tensors["model.encoder.layers.0.fc1.bias"]
+        tensors["model.encoder.layers.7.fc1.bias"] = torch.zeros(3)
+        tensors["model.decoder.layers.1.fc2.weight"] = torch.zeros(5, 4)
+
+    rewrite(tmp_path / "out", change)
+    with pytest.raises(UserError) as refused:
+        load_state(tmp_path / "out")
+    assert "model.encoder.layers.0.fc1.bias is missing" in str(refused.value)
+    assert "model.encoder.layers.7.fc1.bias is not of the model" in str(refused.value)
+    assert "model.decoder.layers.1.fc2.weight should be (16, 24), is (5, 4)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "pegasus"}, "model_type is 'pegasus', not one of t5, bart"),
+        ({"decoder_attention_heads": 4}, "attention_heads is 2 in the encoder and 4 in the decoder"),
+        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0, not the end mark 1"),
+        ({"activation_function": "swish"}, "activation: "),
+        ({"pad_token_id": 7}, "pad_token_id is 7 in config.json, but the tokenizer's is 0"),
+    ],
+)
+def test_what_our_bart_can_not_be_is_refused(config, why, bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    rewrite(tmp_path / "out", **config)
+    with pytest.raises(UserError, match=why):
+        import_(tmp_path / "out", tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
+
+
+def test_other_matrices_and_biases_than_ours_are_refused(bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    rewrite(tmp_path / "out", lambda tensors: tensors["final_logits_bias"].add_(1))
+    with pytest.raises(UserError, match="final_logits_bias is not zero"):
+        load_state(tmp_path / "out")
+    rewrite(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": tensors["model.shared.weight"] + 1}))
+    with pytest.raises(UserError, match=r"lm_head\.weight is not the same matrix as model\.shared\.weight"):
+        load_state(tmp_path / "out")
+
+
+# ---- a run from imported weights
+
+
+def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
+    tokenizer = load(small_corpus, json.loads((small_corpus / "manifest.json").read_text())["tokenizer"])
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = new_bart(tokenizer, **sizes)
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "hf")
+    done = run("pretrain", "import", tmp_path / "hf", tmp_path / "imported")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        json.dumps(
+            {
+                "run": {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 1},
+                "model": {
+                    "family": "bart",
+                    **sizes,
+                    "max_positions": 64,
+                    "init_from": str(tmp_path / "imported"),
+                    "dropout_rate": 0.3,  # a matter of training alone: may be another
+                },
+                "data": {"train": [{"corpus": str(small_corpus)}], "workers": 0, "lanes": 8},
+                "batch": {"global_batch_size": 4},
+                "optimizer": {"learning_rate": 1e-10},
+                "precision": "fp32",
+                "tracking": {"mlflow": None},
+            }
+        )
+    )
+    with pytest.raises(UserError) as refused:
+        prepare(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
+    assert f"model.init_from: {tmp_path}/imported: d_ff is 24 there, 32 here" in str(refused.value)
+    assert "rows of the embedding matrix is 520 there, 640 here" in str(refused.value)
+    values = json.loads(path.read_text())
+    t5 = {**values, "model": {**T5_SIZES, "init_from": str(tmp_path / "imported")}}
+    with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
+        prepare(RunConfig.model_validate(t5), 0, 1)
+    with pytest.raises(UserError, match=r"model: has positions for 16 tokens, but .* has rows of up to 32 inputs"):
+        prepare(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
+    with pytest.raises(UserError, match=r"model\.init_from: nowhere: not a checkpoint"):
+        prepare(load_run(path, ["model.init_from=nowhere"], RunConfig), 0, 1)
+
+    done = run("pretrain", "train", path)
+    assert done.returncode == 0, done.stderr
+    assert f"starts from the weights in {tmp_path}/imported" in done.stdout
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000001").model
+    assert trained.config.dropout_rate == 0.3
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=0, atol=1e-8)
+    (tmp_path / "imported/rank-00000.safetensors").unlink()  # a run that has begun needs it no more
+    assert "is finished: 1 of 1 steps" in run("pretrain", "train", path).stdout

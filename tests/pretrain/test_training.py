@@ -234,8 +234,11 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
     assert (config.vocab_size, config.pad_id, config.eos_id) == (50_286, 1, 2)
     assert trained.tokenizer.describe() == json.loads((bart_corpus / "manifest.json").read_text())["tokenizer"]
     assert fill(trained, "See <extra_id_0> there.").startswith("See [")
-    with pytest.raises(UserError, match="kind byte_level_bpe can't be exported yet"):
-        export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
+    export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs("See <extra_id_0> there.").input_ids == trained.tokenizer.encode_with_sentinels(
+        "See <extra_id_0> there."
+    )
     with pytest.raises(UserError, match=r"model\.pad_id: 0, but .*'s tokenizer has 1"):
         prepare(load(path, ["model.pad_id=0"], RunConfig), 0, 1)
 
