@@ -123,10 +123,10 @@ def export(
 ) -> None:
     """Write a directory that Hugging Face transformers loads."""
     trained = _open(checkpoint)
-    from pretrain.huggingface import export as write
+    from pretrain import huggingface
 
-    usage = write(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {usage}")
+    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
+    print(f"{out}: {huggingface.FAMILIES[trained.model.config.family].usage}")
 
 
 @app.command("import")
