@@ -7,6 +7,7 @@ averages gradients over ranks, so each micro-batch contributes its sum of losses
 import hashlib
 import logging
 import warnings
+from collections import Counter
 from typing import Any
 
 import deepspeed
@@ -19,6 +20,8 @@ from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
+
+_METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
@@ -57,8 +60,8 @@ class Engine:
             config=deepspeed_config(config, cut),
         )
         self.device = self.deepspeed.device
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._targets = 0
+        self._sums: dict[str, torch.Tensor] = {}  # of this rank's losses since the last metrics, by name
+        self._counts: Counter[str] = Counter()  # of what they are means over, on all ranks
 
     def step(self, step: int, batches: list[Batch], stop: bool) -> bool:
         """Trains on this rank's micro-batches of `step`; returns whether any rank asks to `stop`.
@@ -73,15 +76,16 @@ class Engine:
         targets, zero = counted["labels"], torch.zeros((), device=self.device)
         torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
         for batch in batches:
-            losses = self.deepspeed(**self._to_device(batch))
-            share = sum((values.sum() / max(counted.get(name, targets), 1) for name, values in losses.items()), zero)
-            self._loss += share.detach().double() * targets
+            losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
+            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), zero)
             self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
+            for name, total in losses.items():
+                self._sums[name] = self._sums.get(name, 0) + total.detach().double()
             rate = learning_rate(self.config, step)
             for group in self.deepspeed.optimizer.param_groups:
                 group["lr"] = rate
             self.deepspeed.step()
-        self._targets += targets
+        self._counts.update({name: counted.get(name, targets) for name in losses})
         return asked > 0
 
     @torch.no_grad()
@@ -96,20 +100,23 @@ class Engine:
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call, over all ranks, which must call it together.
 
-        train/loss: mean per target token, nats. train/gradient_norm: L2 norm of the last step's gradient before
+        train/loss: mean per target token, nats. train/NAME_loss: what a family adds to it, as the gradient has it
+        ("embedding_loss", "next_sentence_loss"). train/gradient_norm: L2 norm of the last step's gradient before
         clipping, infinite if that step was skipped. train/skipped_steps: steps not taken for a gradient that isn't
         finite, since the start of this process.
         """
-        total = self._loss.clone()
-        dist.all_reduce(total)
+        names = sorted(self._sums)
+        totals = torch.stack([self._sums[name] for name in names])
+        dist.all_reduce(totals)
+        means = {name: total / max(self._counts[name], 1) for name, total in zip(names, totals.tolist(), strict=True)}
         metrics = {
-            "train/loss": float(total) / max(self._targets, 1),
+            **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
             "train/learning_rate": float(self.deepspeed.optimizer.param_groups[0]["lr"]),
             "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
             "train/skipped_steps": float(self.deepspeed.skipped_steps),
         }
-        self._loss.zero_()
-        self._targets = 0
+        self._sums.clear()
+        self._counts.clear()
         return metrics
 
     def close(self) -> None:

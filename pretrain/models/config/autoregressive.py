@@ -61,10 +61,6 @@ class AutoregressiveConfig(ModelConfig):
         return self.num_cross_heads or 2 * self.num_heads
 
     @property
-    def longest(self) -> int | None:
-        return self.max_positions
-
-    @property
     def reads_next_position(self) -> bool:
         """Whether the table of positions has a row for the one after the last token's."""
         return self.add_positions or self.subtract_positions != "none"
