@@ -180,7 +180,8 @@ def test_an_exported_decoder_is_a_gpt2(biases, tokenizer, tmp_path):
     torch.manual_seed(0)
     marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
     model = randomise(build(decoder(biases=biases, **marks)))
-    assert export(model.state_dict(), model.config, tokenizer, tmp_path / "out") == "GPT2LMHeadModel"
+    usage = export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    assert usage == "GPT2LMHeadModel.from_pretrained and AutoTokenizer.from_pretrained load it"
     inputs, mask = padded_rows()
     with torch.no_grad():
         found = loaded(transformers.GPT2LMHeadModel, tmp_path / "out")(input_ids=inputs, attention_mask=mask).logits
