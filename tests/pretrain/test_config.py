@@ -42,11 +42,12 @@ def test_inverse_square_root_is_t5s(config):
 
 
 def test_a_key_of_a_family_is_named_as_in_the_file(config):
-    """And the nearest one is of the same family: T5 has no positions to subtract."""
+    """And the nearest one is of the same family: T5 has no cross_attention_bias."""
     with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
         config("model.num_head=3")
-    with pytest.raises(UserError, match=r"model\.subtract_positions: unknown key; nearest valid key: model\.positions$"):
-        config("model.subtract_positions=none")
+    with pytest.raises(UserError, match=r"model\.cross_attention_bias: unknown key") as error:
+        config("model.cross_attention_bias=true")
+    assert "nearest valid key: model.cross" not in str(error.value)
     with pytest.raises(UserError, match=r"model\.d_ff: input should be greater than 0, got 0$"):
         config("model.d_ff=0")
 
