@@ -1,7 +1,6 @@
 """Reading the tensors of a checkpoint, by name and range, whichever ranks wrote them."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,11 +17,27 @@ def load_weights(model: nn.Module, directory: Path) -> None:
     """Puts a checkpoint's fp32 parameters into `model`, in its own precision. Raises FailedError if they differ."""
     stored = StoredTensors(directory)
     own = dict(model.named_parameters())
-    if strange := sorted(own.keys() ^ set(stored.names())):
-        raise FailedError(f"{directory}: not of this model: only one of both has {', '.join(strange[:3])}")
+    if problems := _misfits({name: tuple(parameter.shape) for name, parameter in own.items()}, stored.shapes):
+        raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(stored.whole(PARAMETER, name))
+
+
+def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+    """What is missing, extra or misshapen, a line each."""
+    both = [name for name in wanted if name in found]
+    kinds = {
+        "missing": [name for name in wanted if name not in found],
+        "extra": [name for name in found if name not in wanted],
+        "misshapen": [f"{name} {found[name]} for {wanted[name]}" for name in both if found[name] != wanted[name]],
+    }
+    return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class StoredTensors:
@@ -45,8 +60,9 @@ class StoredTensors:
                 self._shapes[name] = tuple(piece["shape"])
                 self._scalars[name] = piece["scalars"]
 
-    def names(self) -> Iterable[str]:
-        return self._pieces.keys()
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
 
     def states(self) -> list[str]:
         """Names of the optimizer's element-wise states; none before the first step."""

@@ -17,12 +17,15 @@ import transformers
 
 from data_pipeline.config_file import load
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import UserError
+from data_pipeline.errors import FailedError, UserError
+from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.fill_blanks import fill
 from pretrain.huggingface import export
 from pretrain.metric_log import read_metrics
+from pretrain.models import T5Config
 from pretrain.setup import prepare
 from pretrain.trained import TrainedModel
 from tests.conftest import run, write_corpus_file
@@ -388,6 +391,20 @@ def test_a_checkpoint_of_another_model_is_refused(reference, tmp_path):
     shutil.copytree(reference.parent / "run", copy)
     line = refused(reference, f"run.directory={copy}", "run.max_steps=9", "model.d_ff=128")
     assert "the checkpoint of step 8 is of another run: model.d_ff is 64 there, 128 here" in line
+
+
+def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference):
+    checkpoint = reference.parent / "run/checkpoints/step-00000008"
+    saved = checkpoint_index.read(checkpoint).identity["model"]
+    with torch.device("meta"):
+        other = models.build(T5Config.model_validate({**saved, "d_ff": 96, "feed_forward": "relu"}))
+    with pytest.raises(FailedError) as error:
+        load_weights(other, checkpoint)
+    missing, extra, misshapen = str(error.value).splitlines()
+    assert missing.endswith("missing: encoder.layers.0.feed_forward.wi.weight, decoder.layers.0.feed_forward.wi.weight")
+    assert "extra: " in extra
+    assert "encoder.layers.0.feed_forward.wi_0.weight" in extra
+    assert "encoder.layers.0.feed_forward.wo.weight (32, 64) for (32, 96)" in misshapen
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(reference, tmp_path):
