@@ -131,7 +131,7 @@ def batch_of(config: ModelConfig) -> Batch:
     return Batch(ids, mask, labels)
 
 
-def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def both_sides(model: Any, reference: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Our logits and theirs at all real tokens, our loss and theirs."""
     ids, mask, labels = batch.ids, batch.mask, batch.labels
     config = model.config
@@ -232,9 +232,7 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
     Few ids and large weights, so that texts vary; fp64, so that rounding decides nothing. The end mark is an id that
     came up, so that some rows end and others reach the longest length.
     """
-    model = randomised(
-        build(config_of(kind, 32, 24, 40, **({"tie_embeddings": False} if kind == "T5 v1.1" else {}))), 1.0
-    )
+    model = randomised(build(config_of(kind, 32, 24, 40)), 1.0)
     reference = in_transformers(model, folder).double()
     model = model.double()
     causal = not isinstance(model, EncoderDecoderModel)
@@ -281,21 +279,42 @@ def equal_without_cache(kind: str, batches: int = 10) -> tuple[int, int]:
 # ---- published sizes
 
 
+# Yan (2024) counts without the table of positions.
+COUNTED_BY_YAN = {
+    "autoregressive-yan2024": 15_763_500,
+    "decoder-only-yan2024-15m": 15_441_192,
+    "decoder-only-yan2024-16m": 16_036_800,
+}
+
+
 def published_sizes() -> Iterator[tuple[str, int, int | None]]:
-    """Name, our parameters, those of transformers' model of the same config; on the meta device, without memory."""
+    """Name, parameters, and those that someone else counts; on the meta device, without memory."""
     for path in sorted((ROOT / "configs/models").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())["model"]
         config = FAMILIES[values["family"]][0].model_validate(values)
         with torch.device("meta"):
             model = build(config)
             theirs = None
-            # transformers' GPT-2 always has biases
-            if config.family in INTERCHANGES and config.family != "autoregressive" and getattr(config, "biases", True):
-                saved = INTERCHANGES[config.family].to_hugging_face(model.state_dict(), config).config
-                (class_name,) = saved.pop("architectures")
-                reference_config = transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)
-                theirs = getattr(transformers, class_name)._from_config(reference_config).num_parameters()
-        yield path.stem, model.num_parameters(), theirs
+            if config.family in INTERCHANGES and path.stem not in COUNTED_BY_YAN:
+                theirs = in_transformers_without_memory(model)
+        ours = model.num_parameters()
+        yield path.stem, ours, theirs
+        if path.stem in COUNTED_BY_YAN:
+            tables = [tensor.numel() for name, tensor in model.named_parameters() if "position" in name]
+            yield f"{path.stem}, without positions", ours - sum(tables), COUNTED_BY_YAN[path.stem]
+
+
+def in_transformers_without_memory(model: Model) -> int:
+    """Parameters of transformers' model of the same config."""
+    config = model.config
+    saved = INTERCHANGES[config.family].to_hugging_face(model.state_dict(), config).config
+    (class_name,) = saved.pop("architectures")
+    reference = getattr(transformers, class_name)._from_config(
+        transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)
+    )
+    # transformers 5 ties every T5 that it makes of a config, and unties those whose files hold two matrices
+    untied = reference.lm_head.weight.numel() if getattr(config, "tie_embeddings", None) is False else 0
+    return reference.num_parameters() + untied
 
 
 # ---- training
@@ -451,15 +470,15 @@ def agreement(folder: Path) -> Figures:
             model = randomised(build(config_of(kind, 64, 500, 40)), 0.15)
             reference = in_transformers(model, folder / kind / "logits")
             ours, found, loss, their_loss = both_sides(model, reference, batch_of(model.config))
-            logits = f"{float((ours - found).abs().max()):.0e} of {float(found.abs().max()):.0f}"
+            logits = _difference(float((ours - found).detach().abs().max()), float(found.detach().abs().max()))
             loss.backward()
             their_loss.backward()
             difference, largest = gradient_difference(model, reference)
-            gradients = f"{difference:.0e} of {largest:.2g}"
+            gradients = _difference(difference, largest)
         slopes = "—"
         if kind in ("Transformer", "autoregressive"):
             difference, largest, moved = finite_differences(kind)
-            slopes = f"{difference:.0e} of {largest:.2g}, at {moved}"
+            slopes = f"{_difference(difference, largest)}, at {moved}"
         rows.append(
             [kind, theirs or "—", logits, gradients, slopes, f"{first_loss(kind):+.3f}", *generation(kind, folder)]
         )
@@ -474,6 +493,10 @@ def agreement(folder: Path) -> Figures:
         "rows of 4 beams equal",
     ]
     return Figures("Agreement", columns, rows)
+
+
+def _difference(difference: float, largest: float) -> str:
+    return f"{difference:.0e} of {largest:.2g}" if difference else f"0 of {largest:.2g}"
 
 
 def generation(kind: str, folder: Path) -> list[str]:
@@ -491,7 +514,7 @@ def sizes() -> Figures:
         [name, f"{ours:,}", "—" if theirs is None else f"{theirs:,}", _same(ours, theirs)]
         for name, ours, theirs in published_sizes()
     ]
-    return Figures("Parameters of configs/models", ["config", "parameters", "in transformers", "equal"], rows)
+    return Figures("Parameters of configs/models", ["config", "parameters", "by others", "equal"], rows)
 
 
 def _same(ours: int, theirs: int | None) -> str:
