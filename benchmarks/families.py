@@ -38,6 +38,7 @@ from pretrain.generation.texts import padded
 from pretrain.huggingface import FAMILIES as INTERCHANGES
 from pretrain.metric_log import read_metrics
 from pretrain.models import FAMILIES, ModelConfig, build
+from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.loss import IGNORED, shift_right
 from pretrain.models.model import Model
 
@@ -131,7 +132,7 @@ def batch_of(config: ModelConfig) -> Batch:
     return Batch(ids, mask, labels)
 
 
-def both_sides(model: Any, reference: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Our logits and theirs at all real tokens, our loss and theirs."""
     ids, mask, labels = batch.ids, batch.mask, batch.labels
     config = model.config
@@ -151,6 +152,7 @@ def both_sides(model: Any, reference: Any, batch: Batch) -> tuple[Tensor, Tensor
         follows = torch.tensor([1, 0, 1])
         told = {"labels": labels, "next_sentence_label": 1 - follows}  # transformers' 0: the second text follows
         theirs = reference(input_ids=ids, attention_mask=mask, token_type_ids=types, **told)
+        assert isinstance(model, EncoderOnly)
         ours = model.masked_lm_logits(model.encode(ids, mask, types))
         losses = model(ids, labels, mask, types, follows)
     loss = losses["labels"].sum() / (labels != IGNORED).sum()
