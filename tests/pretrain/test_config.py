@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.config import CorpusConfig
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.optimizers.schedules import learning_rate
+from pretrain.setup import OBJECTIVES
 
 
 @pytest.fixture
@@ -57,3 +59,22 @@ def test_every_shipped_run_file_is_valid():
     assert files
     for path in files:
         load(path, [], RunConfig)
+
+
+def test_every_shipped_run_file_fits_its_corpus_file():
+    """Kind and length of rows, and ids of the tokenizer, as far as the corpus file tells of them."""
+    corpora = {}
+    for path in Path("configs/corpora").glob("*.yaml"):
+        corpus = load(path, [], CorpusConfig)
+        corpora[corpus.output] = corpus
+    for path in sorted(Path("configs/runs").glob("*.yaml")):
+        run = load(path, [], RunConfig)
+        model = run.model
+        for entry in run.data.train:
+            corpus = corpora[entry.corpus]
+            objective, tokenizer = corpus.rows.objective, corpus.tokenizer
+            assert objective.name in OBJECTIVES[model.family], path
+            assert model.longest_sequence is None or model.longest_sequence >= max(objective.shape), path
+            if tokenizer.kind == "sentencepiece" and model.vocab_size is not None:
+                ids = tokenizer.vocab_size + len(tokenizer.special_tokens) + tokenizer.sentinels
+                assert (model.vocab_size, model.pad_id, model.eos_id) == (ids, 0, 1), path
