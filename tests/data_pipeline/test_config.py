@@ -106,7 +106,8 @@ def test_impossible_settings_are_refused(corpus_file, override, key):
 def test_every_shipped_corpus_file_has_what_its_objective_needs():
     for path in sorted(Path("configs/corpora").glob("*.yaml")):
         config = load(path, [], CorpusConfig)
-        assert config.rows.objective.problems(tokenizer.expected(config.tokenizer)) == [], path
+        if config.tokenizer.path is None:  # others are not shipped
+            assert config.rows.objective.problems(tokenizer.expected(config.tokenizer)) == [], path
 
 
 @pytest.mark.parametrize(
