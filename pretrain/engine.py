@@ -130,7 +130,8 @@ class Engine:
 
 def _counts(batch: Batch) -> torch.Tensor:
     """(labels,) of each kind that count in a micro-batch."""
-    return torch.stack([(batch[name] != IGNORED).sum() if name in batch else torch.tensor(0) for name in LABELS])
+    none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
+    return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

@@ -28,6 +28,9 @@ class Made:
     batch: Batch
     skipped: list[Skipped]
 
+    def pin_memory(self) -> "Made":
+        return Made({name: tensor.pin_memory() for name, tensor in self.batch.items()}, self.skipped)
+
 
 class TrainingBatches(Dataset):
     """Micro-batches of one rank, by number: the number-th after `start`.

@@ -22,6 +22,11 @@ class _Made(Generic[Item]):
     item: Item | None
     error: Exception | None = None
 
+    def pin_memory(self) -> "_Made[Item]":
+        """What the DataLoader calls on CUDA; it looks into no dataclass by itself."""
+        pin = getattr(self.item, "pin_memory", None)
+        return _Made(pin() if pin else self.item, self.error)
+
 
 class _Guarded(Dataset):
     def __init__(self, dataset: Dataset):

@@ -20,6 +20,7 @@ from data_pipeline.errors import DamagedInput, FailedError, UserError
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.device import on_device
+from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Progress, Skipped, Stream
 
 
@@ -240,10 +241,18 @@ class Killed(torch.utils.data.Dataset):
 
 
 def test_a_worker_that_dies_is_named():
-    from data_pipeline.loading.processes import items
-
     with pytest.raises(FailedError, match=r"data.workers: the loader's worker process \d+ .*out of memory"):
         list(items(Killed(), range(8), workers=1, prefetch=2))
+
+
+def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):
+    """Through both wrappers, by the method that the DataLoader calls; pinning itself takes CUDA."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: pinned.append(self) or self)
+    made = _Guarded(TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 1)))[0]
+    again = made.pin_memory()
+    assert again.item.batch.keys() == made.item.batch.keys()
+    assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in made.item.batch.values()]
 
 
 def test_batches_stay_as_they_are_where_there_is_no_accelerator(small_corpus):
