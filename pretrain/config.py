@@ -62,11 +62,31 @@ class DataSection(Section):
     cache: CacheSection = CacheSection()
 
 
+class RampUp(Section):
+    """Steps before `until_step` take `global_batch_size` rows."""
+
+    until_step: PositiveInt
+    global_batch_size: PositiveInt
+
+
 class BatchSection(Section):
-    """Rows of a step over all ranks, and rows of one forward pass on one rank (null: a rank's whole share)."""
+    """Rows of a step over all ranks, and rows of one forward pass on one rank.
+
+    `micro_batch_size`: a number, `auto` for the largest that fits into memory, null for a rank's whole share.
+    `ramp_up`: smaller global batches for the first steps, in order.
+    """
 
     global_batch_size: PositiveInt
-    micro_batch_size: PositiveInt | None = None
+    micro_batch_size: PositiveInt | Literal["auto"] | None = None
+    ramp_up: list[RampUp] = []
+
+
+class ComputeSection(Section):
+    """`compile`: torch.compile for each layer of the model. `activation_checkpointing`: only the inputs of layers are
+    kept for the backward pass, the rest is computed again: about a third more arithmetic, far less memory."""
+
+    compile: bool = False
+    activation_checkpointing: bool = False
 
 
 class OptimizerSection(Section):
@@ -96,6 +116,28 @@ class CheckpointSection(Section):
     keep_every_steps: PositiveInt | None = None
 
 
+class SpikeSection(Section):
+    """A step's loss is a spike where it exceeds the mean of the last `window` steps by more than
+    `threshold` standard deviations. `action`: only tell, or go back to the last checkpoint and on from there with the
+    rows after the offending ones, at most `max_rewinds` times in a run."""
+
+    threshold: PositiveFloat = 6.0
+    window: Annotated[int, Field(ge=8)] = 128
+    action: Literal["warn", "rewind"] = "warn"
+    max_rewinds: PositiveInt = 3
+
+
+class FaultsSection(Section):
+    """`max_skipped_steps`: so many steps in a row without a finite gradient end the run. `spikes`: null looks for none.
+    `hang_seconds`: a rank that does nothing for so long ends the run. `dead_rank_seconds`: how long the other ranks
+    live on after one has died."""
+
+    max_skipped_steps: PositiveInt = 20
+    spikes: SpikeSection | None = SpikeSection()
+    hang_seconds: PositiveFloat = 1800.0
+    dead_rank_seconds: PositiveFloat = 30.0
+
+
 class ValidationLossHook(Section):
     hook: Literal["validation_loss"]
     every_steps: PositiveInt = 500
@@ -122,6 +164,8 @@ class RunConfig(Section):
     schedule: ScheduleSection = ScheduleSection()
     precision: Literal["bf16", "fp32"] = "bf16"
     deepspeed: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    compute: ComputeSection = ComputeSection()
+    faults: FaultsSection = FaultsSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: list[ValidationLossHook] = []
     tracking: TrackingSection = TrackingSection()

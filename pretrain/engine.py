@@ -1,14 +1,11 @@
-"""The DeepSpeed engine: its config, and one optimizer step over a global batch.
+"""The DeepSpeed engine: one optimizer step over a global batch.
 
 The loss of a step is the mean over the valid target tokens of the whole global batch, however that is cut: DeepSpeed
 averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
 """
 
 import hashlib
-import logging
-import warnings
 from collections import Counter
-from typing import Any
 
 import deepspeed
 import torch
@@ -18,35 +15,11 @@ from torch import nn
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
+from pretrain.deepspeed_config import deepspeed_config
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
-
-
-def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
-    """The run file's `deepspeed` section with all that the rest of the run file decides."""
-    decided: dict[str, Any] = {
-        "train_batch_size": cut.global_batch,
-        "train_micro_batch_size_per_gpu": cut.micro_batch,
-        "gradient_accumulation_steps": cut.accumulation,
-        "gradient_clipping": config.optimizer.gradient_clipping,
-        "zero_allow_untested_optimizer": True,
-        "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
-        "steps_per_print": 2**62,
-    }
-    if config.precision == "bf16":
-        decided["bf16"] = {"enabled": True}
-        decided["data_types"] = {"grad_accum_dtype": "fp32"}  # unset, they would be accumulated in bf16
-    return {**config.deepspeed, **decided}
-
-
-def quiet_deepspeed() -> None:
-    """Leaves DeepSpeed's warnings and errors, not its narration."""
-    from deepspeed.utils import logger
-
-    logger.setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 class Engine:
@@ -75,7 +48,8 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=True))
         targets, zero = counted["labels"], torch.zeros((), device=self.device)
         torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
             share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), zero)
             self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)

@@ -23,7 +23,7 @@ def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
         torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
     import deepspeed
 
-    from pretrain.engine import quiet_deepspeed
+    from pretrain.deepspeed_config import quiet_deepspeed
 
     quiet_deepspeed()
     deepspeed.init_distributed()

@@ -107,7 +107,8 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     if total % ranks:
         return None, [f"batch.global_batch_size: {total} rows can't be shared evenly by {ranks} ranks"]
     share = total // ranks
-    micro = config.batch.micro_batch_size or share
+    micro = config.batch.micro_batch_size
+    micro = micro if isinstance(micro, int) else share
     if share % micro:
         return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows"]
     return Cut(rank, ranks, micro, share // micro), []

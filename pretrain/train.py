@@ -3,15 +3,13 @@
 import time
 from collections.abc import Iterable, Iterator
 
-import torch
-
 from data_pipeline.command import STOPPED
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
-from pretrain import models, status
-from pretrain.checkpoint.tensors import load_weights
+from pretrain import status
 from pretrain.config import RunConfig
+from pretrain.construction import construct
 from pretrain.journal import Journal
 from pretrain.ranks import joined
 from pretrain.setup import Setup, prepare
@@ -36,10 +34,7 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
     from pretrain.evaluation.hooks import run_hooks
 
     config, cut = setup.config, setup.cut
-    torch.manual_seed(config.run.seed)
-    model = models.build(setup.model)
-    if weights := setup.resume or setup.initial_weights:
-        load_weights(model, weights)
+    model = construct(setup)
     journal.announce(model.num_parameters())
     meter = Meter.of(setup, model)
     engine = Engine(model, config, cut)
