@@ -80,6 +80,21 @@ class BatchSection(Section):
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
     ramp_up: list[RampUp] = []
 
+    def rows(self, step: int) -> int:
+        """Rows of step `step` (from 0) over all ranks."""
+        for ramp in self.ramp_up:
+            if step < ramp.until_step:
+                return ramp.global_batch_size
+        return self.global_batch_size
+
+    @model_validator(mode="after")
+    def _ramp_goes_up(self) -> "BatchSection":
+        steps = [ramp.until_step for ramp in self.ramp_up]
+        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
+        if steps != sorted(set(steps)) or sizes != sorted(sizes):
+            raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
+        return self
+
 
 class ComputeSection(Section):
     """`compile`: torch.compile for each layer of the model. `activation_checkpointing`: only the inputs of layers are
@@ -109,11 +124,15 @@ class ScheduleSection(Section):
 
 
 class CheckpointSection(Section):
-    """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th."""
+    """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th.
+
+    `on_failure`: of saving one, on a full disk for instance: train on and try the next one, or stop.
+    """
 
     every_steps: PositiveInt = 1000
     keep_last: PositiveInt = 3
     keep_every_steps: PositiveInt | None = None
+    on_failure: Literal["go_on", "stop"] = "go_on"
 
 
 class SpikeSection(Section):

@@ -9,9 +9,9 @@ from pretrain.setup import Setup
 
 
 def construct(setup: Setup) -> Model:
-    """The model with new weights, or those that the run starts from or goes on with."""
+    """The model with new weights, or those that the run starts from; what a checkpoint has comes later."""
     torch.manual_seed(setup.config.run.seed)
     model = models.build(setup.model)
-    if weights := setup.resume or setup.initial_weights:
-        load_weights(model, weights)
+    if setup.initial_weights and not setup.resume:
+        load_weights(model, setup.initial_weights)
     return model

@@ -5,7 +5,9 @@ averages gradients over ranks, so each micro-batch contributes its sum of losses
 """
 
 import hashlib
+import math
 from collections import Counter
+from typing import NamedTuple
 
 import deepspeed
 import torch
@@ -22,8 +24,20 @@ from pretrain.optimizers.schedules import learning_rate
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
 
+class Outcome(NamedTuple):
+    """Of a step, the same on all ranks.
+
+    `loss`: mean over the valid targets of the global batch, as the gradient has it; `applied`: False where the gradient
+    wasn't finite and the step was skipped; `requests`: whether any rank made each of them.
+    """
+
+    loss: float
+    applied: bool
+    requests: tuple[bool, ...]
+
+
 class Engine:
-    """A model under DeepSpeed. `step` trains on one global batch; `evaluate` gives losses without gradients."""
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` gives losses without gradients."""
 
     def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
         self.config, self.cut = config, cut
@@ -33,34 +47,44 @@ class Engine:
             config=deepspeed_config(config, cut),
         )
         self.device = self.deepspeed.device
-        self._sums: dict[str, torch.Tensor] = {}  # of this rank's losses since the last metrics, by name
-        self._counts: Counter[str] = Counter()  # of what they are means over, on all ranks
+        self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
+        self._counts: Counter[str] = Counter()  # of what they are means over
 
-    def step(self, step: int, batches: list[Batch], stop: bool) -> bool:
-        """Trains on this rank's micro-batches of `step`; returns whether any rank asks to `stop`.
+    def step(self, step: int, position: int, batches: list[Batch], requests: tuple[bool, ...] = ()) -> Outcome:
+        """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
 
-        Dropout is keyed by (seed, step, rank), so that a resumed run draws the same.
+        Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same, and so does
+        one whose micro-batches lie on other ranks.
         """
         counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
-        agreed = torch.cat([counts, counts.new_tensor([int(stop)])])
+        agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
         dist.all_reduce(agreed)
-        *totals, asked = agreed.tolist()
-        counted = dict(zip(LABELS, totals, strict=True))
-        targets, zero = counted["labels"], torch.zeros((), device=self.device)
-        torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
-        for number, batch in enumerate(batches):
+        totals = agreed.tolist()
+        counted = dict(zip(LABELS, totals, strict=False))
+        targets = counted["labels"]
+        sums: dict[str, torch.Tensor] = {}
+        self._forget_unused_gradients()
+        self._set_rates(step)
+        for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
+            torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
             losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
-            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), zero)
+            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), _zero(losses))
+            # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
+            share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
             self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
             for name, total in losses.items():
-                self._sums[name] = self._sums.get(name, 0) + total.detach().double()
-            rate = learning_rate(self.config, step)
-            for group in self.deepspeed.optimizer.param_groups:
-                group["lr"] = rate
+                sums[name] = sums.get(name, 0) + total.detach().double()
             self.deepspeed.step()
-        self._counts.update({name: counted.get(name, targets) for name in losses})
-        return asked > 0
+        reduced = torch.stack(list(sums.values()))
+        dist.all_reduce(reduced)
+        of_step = dict(zip(sums, reduced.tolist(), strict=True))
+        applied = self.deepspeed.was_step_applied()
+        if applied:
+            self._sums.update(of_step)
+            self._counts.update({name: counted.get(name, targets) for name in of_step})
+        loss = sum(total / max(counted.get(name, targets), 1) for name, total in of_step.items())
+        return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -72,22 +96,18 @@ class Engine:
             self.deepspeed.train()
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call, over all ranks, which must call it together.
+        """Metrics since the last call.
 
-        train/loss: mean per target token, nats. train/NAME_loss: what a family adds to it, as the gradient has it
-        ("embedding_loss", "next_sentence_loss"). train/gradient_norm: L2 norm of the last step's gradient before
-        clipping, infinite if that step was skipped. train/skipped_steps: steps not taken for a gradient that isn't
-        finite, since the start of this process.
+        train/loss: mean per target token, nats, over the steps that weren't skipped; not a number if all were.
+        train/NAME_loss: what a family adds to it, as the gradient has it ("embedding_loss", "next_sentence_loss").
+        train/gradient_norm: L2 norm of the last step's gradient before clipping, infinite if that step was skipped.
         """
-        names = sorted(self._sums)
-        totals = torch.stack([self._sums[name] for name in names])
-        dist.all_reduce(totals)
-        means = {name: total / max(self._counts[name], 1) for name, total in zip(names, totals.tolist(), strict=True)}
+        names = sorted(self._sums) or ["labels"]
+        means = {name: self._sums[name] / self._counts[name] if self._counts[name] else math.nan for name in names}
         metrics = {
             **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
             "train/learning_rate": float(self.deepspeed.optimizer.param_groups[0]["lr"]),
             "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
-            "train/skipped_steps": float(self.deepspeed.skipped_steps),
         }
         self._sums.clear()
         self._counts.clear()
@@ -97,6 +117,17 @@ class Engine:
         """Ends DeepSpeed's threads and hooks, once all ranks are through."""
         dist.barrier()
         self.deepspeed.destroy()
+
+    def _set_rates(self, step: int) -> None:
+        rate = learning_rate(self.config, step)
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _forget_unused_gradients(self) -> None:
+        """Stage 3 would take the last step's gradient again for a parameter that this step doesn't use."""
+        buffer = getattr(self.deepspeed.optimizer, "grad_partitions_flat_buffer", None)
+        if buffer is not None:
+            buffer.zero_()
 
     def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
@@ -108,6 +139,10 @@ def _counts(batch: Batch) -> torch.Tensor:
     return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
 
 
-def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{rank}".encode(), digest_size=8).digest()
+def _zero(losses: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.zeros((), device=next(iter(losses.values())).device)
+
+
+def _dropout_seed(seed: int, step: int, first: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{first}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

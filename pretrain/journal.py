@@ -1,12 +1,14 @@
 """What a run writes down and prints: run directory, tracker and console, on rank 0; the other ranks are silent."""
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.errors import UserError
+from data_pipeline.loading.stream import changes
 from pretrain import environment, status
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.index import directory_of
@@ -14,6 +16,9 @@ from pretrain.evaluation.validation_loss import describe
 from pretrain.setup import Setup
 from pretrain.status import Status
 from pretrain.tracking import DatasetInfo, Tracker
+
+if TYPE_CHECKING:
+    from pretrain.checkpoint.save import Saved
 
 
 class Journal:
@@ -30,7 +35,7 @@ class Journal:
     @staticmethod
     def nothing_left(setup: Setup) -> None:
         if setup.cut.rank == 0:
-            done = f"{setup.first_step} of {setup.config.run.max_steps} steps"
+            done = f"{setup.standing.step} of {setup.config.run.max_steps} steps"
             print(f"{setup.directory} is finished: {done}. Next: pretrain export {setup.directory} OUT")
 
     def announce(self, parameters: int) -> None:
@@ -38,7 +43,7 @@ class Journal:
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
             f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "
-            f"steps {self.setup.first_step} to {config.run.max_steps}"
+            f"steps {self.setup.standing.step} to {config.run.max_steps}"
         )
         if self.setup.initial_weights and not self.setup.resume:
             self._print(f"starts from the weights in {self.setup.initial_weights}")
@@ -54,13 +59,27 @@ class Journal:
             self._print(
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
                 f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
-                f"{left:.0f} s left"
+                f"{_skipped(metrics)}{left:.0f} s left"
             )
         for line in describe(self.setup.validation, metrics):
             self._print(f"step {step}  {line}")
 
-    def saved(self, path: object) -> None:
-        self._print(f"saved {path}")
+    def saved(self, saved: "Saved") -> None:
+        if self._tracker is None:
+            return
+        times = {
+            "stall_seconds": saved.stall_seconds,
+            "write_seconds": saved.write_seconds,
+            "gigabytes": saved.gigabytes,
+        }
+        self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
+        self._print(
+            f"saved {saved.directory}: {saved.gigabytes:.3g} GB, training stood still for {saved.stall_seconds:.2f} s "
+            f"of the {saved.write_seconds:.2f} s it took"
+        )
+
+    def warn(self, line: str) -> None:
+        self._print(f"warning: {line}")
 
     def finish(self, step: int, finished: bool) -> None:
         """Ends the run: it has `finished`, or stopped on request after `step` steps."""
@@ -87,6 +106,10 @@ class Journal:
             print(line, flush=True)
 
 
+def _skipped(metrics: dict[str, float]) -> str:
+    return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
+
+
 def _open_directory(setup: Setup) -> int:
     """Makes the run directory ready; returns the number of this attempt."""
     run = setup.directory
@@ -100,6 +123,9 @@ def _open_directory(setup: Setup) -> int:
     config = run / CONFIG
     attempt = status.read(run).attempt + 1
     if config.exists() and config.read_text() != resolved:
+        old, new = (OmegaConf.to_container(OmegaConf.create(text)) for text in (config.read_text(), resolved))
+        for change in changes(old, new):
+            print(f"changed since the last start: {change}", flush=True)
         config.rename(run / f"config.before-attempt-{attempt}.yaml")
     write_bytes(config, resolved.encode())
     write_json(run / "environment.json", environment.describe(setup.cut.ranks))

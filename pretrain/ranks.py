@@ -38,6 +38,11 @@ def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
+def communication_device() -> torch.device:
+    """Where tensors must lie that ranks exchange."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
 def _environment_of_one_process() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")  # sums of a matrix product in one order, wherever its operands lie
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")

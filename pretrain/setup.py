@@ -1,17 +1,19 @@
 """What a run file means: its corpora, the model's vocabulary, the cut of its batches; checked before all else."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.stream import Progress, Skipped, Stream, differences
+from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
+from pretrain.standing import Standing, position_after
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,6 @@ class Setup:
         return Path(self.config.run.directory)
 
     @property
-    def first_step(self) -> int:
-        """Steps that are done already."""
-        return checkpoint_index.read(self.resume).step if self.resume else 0
-
-    @property
     def initial_weights(self) -> Path | None:
         """The checkpoint that the run starts, or started, from; None: from new weights."""
         return _checkpoint(Path(self.model.init_from)) if self.model.init_from else None
@@ -45,13 +42,16 @@ class Setup:
         return _stream(self.config, self.training)
 
     @property
-    def progress(self) -> Progress:
-        """How far it was consumed before this process."""
+    def standing(self) -> Standing:
+        """Where the run stands before this process."""
         if self.resume is None:
-            return Progress.at(self.stream, 0, [])
-        index = checkpoint_index.read(self.resume)
-        skipped = [Skipped(**one) for one in index.skipped]
-        return Progress(index.position, index.consumed, skipped, index.identity["data"])
+            return Standing()
+        standing = Standing.of(checkpoint_index.read(self.resume))
+        return replace(standing, position=position_after(self.directory, standing))
+
+    def accumulation(self, step: int) -> int:
+        """Micro-batches of each rank in step `step`."""
+        return self.config.batch.rows(step) // self.cut.rows(1)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -59,8 +59,11 @@ class Setup:
         return identity(self.config, self.model, self.training)
 
 
-def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
-    """Opens and checks all that `config` names. Raises UserError with every problem found, one line each."""
+def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None) -> Setup:
+    """Opens and checks all that `config` names, and that it may go on from the checkpoint `resume`.
+
+    Raises UserError with every problem found, one line each.
+    """
     cache = Path(config.data.cache.directory) if config.data.cache.directory else None
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
@@ -69,10 +72,8 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation])
-    resume = checkpoint_index.latest(Path(config.run.directory))
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
-        problems += _change_of_ranks(resume, config, ranks)
     elif model.init_from is not None:
         problems += _other_than_init(model, Path(model.init_from), training[0])
     if problems:
@@ -86,6 +87,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
         "model": model.model_dump(),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
+        "optimizer": config.optimizer.name,
     }
 
 
@@ -103,15 +105,20 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 
 
 def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
-    total = config.batch.global_batch_size
-    if total % ranks:
-        return None, [f"batch.global_batch_size: {total} rows can't be shared evenly by {ranks} ranks"]
-    share = total // ranks
-    micro = config.batch.micro_batch_size
-    micro = micro if isinstance(micro, int) else share
+    batch = config.batch
+    sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
+    sizes["batch.global_batch_size"] = batch.global_batch_size
+    problems = [
+        f"{key}: {rows} rows can't be shared evenly by {ranks} ranks" for key, rows in sizes.items() if rows % ranks
+    ]
+    if problems:
+        return None, problems
+    share = math.gcd(*sizes.values()) // ranks  # of every step's rows, a rank's share is a multiple of it
+    micro = batch.micro_batch_size if isinstance(batch.micro_batch_size, int) else share
     if share % micro:
-        return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows"]
-    return Cut(rank, ranks, micro, share // micro), []
+        of_ramp = " in each step of the ramp-up" if batch.ramp_up else ""
+        return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows{of_ramp}"]
+    return Cut(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
 
 
 def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
@@ -232,16 +239,3 @@ def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> li
             told = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
             problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {told}")
     return list(dict.fromkeys(problems))  # a corpus may be trained on and held out from
-
-
-def _change_of_ranks(resume: Path, config: RunConfig, ranks: int) -> list[str]:
-    index = checkpoint_index.read(resume)
-    problems = []
-    if index.world_size != ranks:
-        problems.append(f"{resume}: written by {index.world_size} ranks; resume it with as many, not {ranks}")
-    if index.zero_stage != config.zero_stage:
-        key = "deepspeed.zero_optimization.stage"
-        problems.append(
-            f"{resume}: written at ZeRO stage {index.zero_stage}; set {key} to that, not {config.zero_stage}"
-        )
-    return problems

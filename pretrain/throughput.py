@@ -45,8 +45,8 @@ def _measured_peak(dtype: torch.dtype, size: int = 1024, repetitions: int = 10) 
 class Meter:
     """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
 
-    def __init__(self, tokens_per_step: int, flops_per_step: float, peak: float):
-        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak
+    def __init__(self, tokens_per_row: int, flops_per_row: float, peak: float):
+        self._tokens, self._flops, self._peak = tokens_per_row, flops_per_row, peak
         self.restart()
 
     @classmethod
@@ -55,28 +55,27 @@ class Meter:
         config = setup.config
         objective = config.data.objective or setup.training[0].objective
         lengths = objective.shape
-        rows = config.batch.global_batch_size
-        flops = model.flops(*lengths) * rows
-        return cls(sum(lengths) * rows, flops, peak_flops(config.precision) * setup.cut.ranks)
+        return cls(sum(lengths), model.flops(*lengths), peak_flops(config.precision) * setup.cut.ranks)
 
     def restart(self) -> None:
         """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
         self._started = time.perf_counter()
-        self._steps = 0
+        self._steps = self._rows = 0
         self._waited = 0.0
 
-    def step(self, waited: float) -> None:
-        """Counts a step that waited `waited` seconds for its data."""
+    def step(self, waited: float, rows: int) -> None:
+        """Counts a step of so many rows that waited `waited` seconds for its data."""
         self._steps += 1
+        self._rows += rows
         self._waited += waited
 
     def take(self) -> dict[str, float]:
         """Metrics since the last restart, which this is again."""
         seconds = time.perf_counter() - self._started
         metrics = {
-            "train/tokens_per_second": self._steps * self._tokens / seconds,
+            "train/tokens_per_second": self._rows * self._tokens / seconds,
             "train/steps_per_second": self._steps / seconds,
-            "train/mfu": self._steps * self._flops / seconds / self._peak,
+            "train/mfu": self._rows * self._flops / seconds / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
         }
         self.restart()

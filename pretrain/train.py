@@ -2,74 +2,197 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_pipeline.command import STOPPED
+from data_pipeline.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
 from pretrain import status
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
 from pretrain.construction import construct
 from pretrain.journal import Journal
-from pretrain.ranks import joined
+from pretrain.ranks import communication_device, joined
 from pretrain.setup import Setup, prepare
+from pretrain.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.throughput import Meter
+
+if TYPE_CHECKING:
+    from pretrain.checkpoint.save import Saved
 
 
 def train(config: RunConfig, stop_at_step: int | None = None) -> int:
     """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
     with joined(config.run.cpu_threads) as (rank, ranks):
-        setup = prepare(config, rank, ranks)
-        if setup.first_step >= config.run.max_steps:
-            Journal.nothing_left(setup)
-            return 0
-        with Journal(setup) as journal:
-            return _train(setup, journal, stop_at_step)
+        return train_on(rank, ranks, config, stop_at_step)
 
 
-def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
-    from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
-    from pretrain.checkpoint.save import save
-    from pretrain.engine import Engine
-    from pretrain.evaluation.hooks import run_hooks
+def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None) -> int:
+    """`train`, by processes that have joined one another."""
+    resume = newest_verified(Path(config.run.directory), rank, ranks, communication_device())
+    setup = prepare(config, rank, ranks, resume)
+    if setup.standing.step >= config.run.max_steps:
+        Journal.nothing_left(setup)
+        return 0
+    with Journal(setup) as journal:
+        return Training(setup, journal, stop_at_step).run()
 
-    config, cut = setup.config, setup.cut
-    model = construct(setup)
-    journal.announce(model.num_parameters())
-    meter = Meter.of(setup, model)
-    engine = Engine(model, config, cut)
-    if setup.resume:
-        restore(engine, setup.resume)
-    batches = TrainingBatches(setup.stream, cut, setup.progress)
-    deadline = time.monotonic() + config.run.max_hours * 3600 if config.run.max_hours else float("inf")
 
-    first = step = setup.first_step
-    stopping = False
-    steps = on_device(
-        batches.loader(config.run.max_steps - first, config.data.workers, config.data.prefetch), engine.device
-    )
-    meter.restart()
-    for waited, step_batches in _timed(steps):
-        stop = step + 1 == stop_at_step or time.monotonic() > deadline or status.stop_requested(setup.directory)
-        stopping = engine.step(step, step_batches, stop)
-        step += 1
-        meter.step(waited)
-        last = step == config.run.max_steps
-        if step % config.tracking.log_every_steps == 0 or last or stopping:
-            journal.log(step, {**engine.take_metrics(), **meter.take()})
-        if metrics := run_hooks(engine, setup, step, last):
-            journal.log(step, metrics)
-            meter.restart()
-        if step % config.checkpoint.every_steps == 0 or last or stopping:
-            progress = Progress.at(setup.stream, batches.position(step - first), batches.skipped)
-            journal.saved(save(engine, setup, step, progress))
-            meter.restart()
-        if stopping:
-            break
-    engine.close()
-    finished = step == config.run.max_steps
-    journal.finish(step, finished)
-    return 0 if finished else STOPPED
+class End(Enum):
+    """Why a stretch of steps ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    SPIKED = "spiked"
+
+
+class Training:
+    """A run from where it stands to its end, or to a request to stop. All ranks do the same at the same steps."""
+
+    def __init__(self, setup: Setup, journal: Journal, stop_at_step: int | None):
+        from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
+        from pretrain.checkpoint.save import Saver
+        from pretrain.engine import Engine
+
+        self.setup, self.config, self.journal = setup, setup.config, journal
+        self.stop_at_step = stop_at_step
+        hours = self.config.run.max_hours
+        self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
+        model = construct(setup)
+        journal.announce(model.num_parameters())
+        self.meter = Meter.of(setup, model)
+        self.engine = Engine(model, self.config, setup.cut)
+        if setup.resume:
+            restore(self.engine, setup.resume)
+        self.saver = Saver(self.engine, setup)
+        self.standing = self.sound = setup.standing  # now, and after the last step that was applied
+
+    def run(self) -> int:
+        while (end := self._stretch()) is End.SPIKED:
+            self._rewind()
+        self._saved(self.saver.wait(), last=True)
+        self.engine.close()
+        self.journal.finish(self.standing.step, end is End.FINISHED)
+        return 0 if end is End.FINISHED else STOPPED
+
+    def _stretch(self) -> End:
+        """Steps from where the run stands, as many as go in one piece."""
+        from pretrain.evaluation.hooks import run_hooks
+
+        config, setup, stream = self.config, self.setup, self.setup.stream
+        start = self.standing
+        batches = TrainingBatches(stream, setup.cut, Progress.at(stream, start.position, start.skipped))
+        accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
+        loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
+        self.meter.restart()
+        for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
+            before = self.standing
+            requests = (self._stop_wanted(before.step + 1), self.saver.failed)
+            outcome = self.engine.step(before.step, before.position, step_batches, requests)
+            stopping, save_failed = outcome.requests
+            rows = setup.cut.rows(len(step_batches))
+            health = before.health.after(outcome.loss, outcome.applied, config.faults.spikes)
+            self.standing = Standing(before.step + 1, before.position + rows, batches.skipped, health)
+            self._saved(self.saver.wait() if save_failed else self.saver.done())
+            if outcome.applied:
+                self.sound = self.standing
+            else:
+                self._skipped()
+            if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
+                return End.SPIKED
+            step, last = self.standing.step, self.standing.step == config.run.max_steps
+            self.meter.step(waited, rows)
+            if step % config.tracking.log_every_steps == 0 or last or stopping:
+                counts = {
+                    "train/skipped_steps": health.skipped,
+                    "train/spikes": health.spikes,
+                    "train/rows": before.position + rows,
+                }
+                self.journal.log(step, {**self.engine.take_metrics(), **self.meter.take(), **counts})
+            if metrics := run_hooks(self.engine, setup, step, last):
+                self.journal.log(step, metrics)
+                self.meter.restart()
+            if step % config.checkpoint.every_steps == 0 or last or stopping:
+                self._saved(self.saver.start(self.standing))
+            if stopping and not last:
+                return End.STOPPED
+        return End.FINISHED
+
+    def _stop_wanted(self, step: int) -> bool:
+        asked = status.stop_requested(self.setup.directory)
+        return asked or step == self.stop_at_step or time.monotonic() > self.deadline
+
+    def _saved(self, saved: "Saved | None", last: bool = False) -> None:
+        """Tells of a checkpoint that is through. Raises FailedError where it failed and that ends the run."""
+        if saved is None:
+            return
+        if saved.error is None:
+            self.journal.saved(saved)
+        elif last or self.config.checkpoint.on_failure == "stop":
+            raise FailedError(saved.error)
+        else:
+            self.journal.warn(f"{saved.error}; training goes on (checkpoint.on_failure)")
+
+    def _skipped(self) -> None:
+        """Tells of a skipped step. Raises FailedError after too many in a row, with the state before them saved."""
+        health, most = self.standing.health, self.config.faults.max_skipped_steps
+        told = f"step {self.standing.step}: the loss or its gradient isn't finite"
+        self.journal.warn(f"{told}; step skipped ({health.in_a_row} in a row, {health.skipped} in all)")
+        if health.in_a_row < most:
+            return
+        self._saved(self.saver.wait())
+        run, sound = self.setup.directory, self.sound
+        if sound.step:
+            kept = checkpoint_index.directory_of(run, sound.step)
+            self.saver.start(sound)
+            self._saved(self.saver.wait(), last=True)
+            told += f"; the state before, after step {sound.step}, is in {kept}"
+        raise FailedError(f"{told}, for {most} steps in a row (faults.max_skipped_steps)")
+
+    def _spiked(self, before: Standing, loss: float) -> bool:
+        """Tells of a spike; whether the run is to go back before it."""
+        spikes, run = self.config.faults.spikes, self.setup.directory
+        assert spikes is not None
+        recent = before.health.recent
+        told = (
+            f"step {self.standing.step}: loss {loss:.4f} is a spike: {sum(recent) / len(recent):.4f} on average before"
+        )
+        if spikes.action == "warn":
+            self.journal.warn(told)
+            return False
+        self._saved(self.saver.wait())
+        if checkpoint_index.latest(run) is None or len(rewinds(run)) >= spikes.max_rewinds:
+            why = (
+                "no checkpoint to go back to yet"
+                if checkpoint_index.latest(run) is None
+                else "faults.spikes.max_rewinds"
+            )
+            self.journal.warn(f"{told}; not rewound ({why})")
+            return False
+        self.journal.warn(told)
+        self.spike_loss = loss
+        return True
+
+    def _rewind(self) -> None:
+        """Back to the latest checkpoint, and on from there with the rows that follow the offending ones."""
+        from pretrain.checkpoint.restore import restore
+
+        run, spiked = self.setup.directory, self.standing
+        back = checkpoint_index.latest(run)
+        assert back is not None
+        there = Standing.of(checkpoint_index.read(back))
+        restore(self.engine, back)
+        if self.setup.cut.rank == 0:
+            add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, self.spike_loss))
+        self.standing = self.sound = replace(there, position=spiked.position, skipped=spiked.skipped)
+        passed = spiked.position - there.position
+        self.journal.warn(f"back at step {there.step}; {passed} rows are passed over, up to {spiked.position}")
 
 
 def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:

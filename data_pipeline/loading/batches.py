@@ -1,6 +1,6 @@
 """Batches for one rank: the same global batches for every number of ranks and workers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ class Made:
 
 
 class TrainingBatches(Dataset):
-    """Micro-batches of one rank, by number: the number-th after `start`.
+    """Micro-batches of one rank, each by the position of its first row.
 
     Position p of a stream is a row for good. A step takes the next G positions, of a global batch of G rows, each rank
     a stretch of them. So what was consumed is one number, and the rest may be cut in any other way.
@@ -66,30 +66,26 @@ class TrainingBatches(Dataset):
         """A worker process makes readers and caches of its own."""
         return type(self), self._arguments
 
-    def __getitem__(self, number: int) -> Made:
+    def __getitem__(self, first: int) -> Made:
         known = [len(reader.damaged) for reader in self._readers]
-        batch = self._batch(self.positions(number))
+        batch = self._batch(np.arange(first, first + self._cut.micro_batch))
         return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
-    def loader(self, steps: int, workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
-        """The micro-batches of each of so many steps from `start` on."""
-        accumulation = self._cut.accumulation
-        made = items(self, range(steps * accumulation), workers, prefetch)
-        for _ in range(steps):
+    def loader(self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
+        """The micro-batches of each step from `start` on: of so many steps, or one for each of these accumulations."""
+        accumulations = [self._cut.accumulation] * steps if isinstance(steps, int) else steps
+        made = items(self, self._firsts(accumulations), workers, prefetch)
+        for accumulation in accumulations:
             step = [next(made) for _ in range(accumulation)]
             for one in (one for micro in step for one in micro.skipped):
                 self._skipped[one.corpus, one.shard, one.offset] = one
             yield [micro.batch for micro in step]
 
-    def positions(self, number: int) -> np.ndarray:
-        """(rows,) positions in the stream of the number-th micro-batch after `start`."""
-        step, micro = divmod(number, self._cut.accumulation)
-        first = self.position(step) + (self._cut.rank * self._cut.accumulation + micro) * self._cut.micro_batch
-        return np.arange(first, first + self._cut.micro_batch)
-
-    def position(self, steps: int) -> int:
-        """Rows consumed after so many steps from `start` on."""
-        return self._start.position + steps * self._cut.global_batch
+    def _firsts(self, accumulations: Sequence[int]) -> Iterator[int]:
+        position = self._start.position
+        for accumulation in accumulations:
+            yield from self._cut.firsts(position, accumulation)
+            position += self._cut.rows(accumulation)
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -14,4 +14,13 @@ class Cut:
 
     @property
     def global_batch(self) -> int:
-        return self.ranks * self.accumulation * self.micro_batch
+        return self.rows(self.accumulation)
+
+    def rows(self, accumulation: int) -> int:
+        """Rows of a step of so many micro-batches on each rank."""
+        return self.ranks * accumulation * self.micro_batch
+
+    def firsts(self, position: int, accumulation: int) -> list[int]:
+        """Where this rank's micro-batches begin in the stream, in a step of so many that begins at `position`."""
+        begin = position + self.rank * accumulation * self.micro_batch
+        return [begin + micro * self.micro_batch for micro in range(accumulation)]

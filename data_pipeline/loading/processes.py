@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +39,7 @@ class _Guarded(Dataset):
             return _Made(None, error)
 
 
-def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iterator[Any]:
+def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int) -> Iterator[Any]:
     """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` of them ahead.
 
     Raises what making an item raised, and FailedError where a worker process died.
@@ -56,9 +56,11 @@ def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iter
             pin_memory=torch.cuda.is_available(),
         )
     )
-    for _ in numbers:
+    while True:
         try:
             one = next(made)
+        except StopIteration:
+            return
         except RuntimeError as error:
             raise FailedError(_death(error)) from None
         if one.error is not None:

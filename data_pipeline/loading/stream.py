@@ -95,12 +95,18 @@ class Progress:
 
 def differences(there: Any, here: Any) -> list[str]:
     """One line for each key of two nested values that differs: "corpora.0.weight is 1.0 there, 2.0 here"."""
+    return [f"{key} is {old!r} there, {new!r} here" for key, old, new in _changed(there, here)]
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """The same as what has changed: "run.max_steps: 8 → 9"."""
+    return [f"{key}: {old!r} → {new!r}" for key, old, new in _changed(before, now)]
+
+
+def _changed(there: Any, here: Any) -> list[tuple[str, Any, Any]]:
     old, new = flat(there), flat(here)
-    return [
-        f"{key} is {old.get(key)!r} there, {new.get(key)!r} here"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
+    keys = sorted(old.keys() | new.keys())
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

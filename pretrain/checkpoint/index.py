@@ -1,7 +1,7 @@
 """What a checkpoint directory says of itself: index.json, written last. Reads no tensors."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ INDEX = "index.json"
 class Index:
     """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
 
-    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, tokenizer, corpora, seed;
-    `config_fingerprint`: sha256 of the resolved run file.
+    `skipped`: damaged blocks whose rows counted for nothing. `health`: what pretrain.health keeps. `identity`: model,
+    tokenizer, corpora, seed, optimizer; `config_fingerprint`: sha256 of the resolved run file.
     """
 
     step: int
@@ -31,11 +31,12 @@ class Index:
     world_size: int
     zero_stage: int
     files: dict[str, dict[str, Any]]
+    health: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """One line for each key in which the checkpoint is of another run than `identity`."""
-        saved = {**self.identity, "model": _with_defaults(self.identity["model"])}
+        saved = {**identity, **self.identity, "model": _with_defaults(self.identity["model"])}
         found = differences(saved, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
@@ -58,14 +59,22 @@ def read(directory: Path) -> Index:
         raise FailedError(f"{directory / INDEX}: damaged: not an index of this format") from None
 
 
-def verify(directory: Path, index: Index) -> None:
-    """Raises FailedError naming the first file that isn't as the index says."""
-    for name, expected in index.files.items():
+def verify(directory: Path, index: Index, share: slice = slice(None)) -> None:
+    """Raises FailedError naming the first file that isn't as the index says. `share`: of the files, by name."""
+    missing_or_short(directory, index)
+    for name in sorted(index.files)[share]:
+        if sha256(directory / name) != index.files[name]["sha256"]:
+            raise FailedError(f"{directory / name}: damaged: its checksum differs from {INDEX}'s")
+
+
+def missing_or_short(directory: Path, index: Index) -> None:
+    """Raises FailedError naming the first file that isn't there, or not as long as the index says."""
+    for name, expected in sorted(index.files.items()):
         path = directory / name
         if not path.exists():
             raise FailedError(f"{path}: missing from the checkpoint")
-        if path.stat().st_size != expected["bytes"] or sha256(path) != expected["sha256"]:
-            raise FailedError(f"{path}: damaged: its checksum differs from {INDEX}'s")
+        if path.stat().st_size != expected["bytes"]:
+            raise FailedError(f"{path}: damaged: {path.stat().st_size} bytes, {INDEX} says {expected['bytes']}")
 
 
 def directory_of(run: Path, step: int) -> Path:
@@ -79,6 +88,18 @@ def latest(run: Path) -> Path | None:
     except FileNotFoundError:
         return None
     return run / "checkpoints" / name
+
+
+def candidates(run: Path) -> list[Path]:
+    """What the run could go on from: the checkpoint that `latest` names, then those before it, newest first."""
+    named = latest(run)
+    if named is None:
+        return []
+    try:
+        step = int(named.name.removeprefix("step-"))
+    except ValueError:
+        raise FailedError(f"{run / 'checkpoints' / 'latest'}: names no checkpoint: {named.name!r}") from None
+    return [named, *(directory_of(run, before) for before in reversed(all_steps(run)) if before < step)]
 
 
 def set_latest(run: Path, step: int) -> None:

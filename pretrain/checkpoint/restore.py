@@ -1,4 +1,4 @@
-"""Restoring a run from a checkpoint."""
+"""Restoring a run from a checkpoint, whichever ZeRO stage and number of ranks wrote it."""
 
 from pathlib import Path
 
@@ -6,15 +6,17 @@ import torch
 
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine import Engine
-from pretrain.optimizers.fragments import fragments, optimizer_state
+from pretrain.optimizers.fragments import fragments, optimizer_state, update_parameters
 
 
 def restore(engine: Engine, directory: Path) -> None:
-    """Puts fp32 parameters and optimizer state into an engine whose model already has the checkpoint's weights."""
-    stored = StoredTensors(directory)
-    owned = fragments(engine.deepspeed)
+    """Puts a checkpoint's parameters and optimizer state into an engine; all ranks call it together.
+
+    Each rank reads what it owns. The files have been verified before.
+    """
+    stored = StoredTensors(directory, verified=True)
     state = optimizer_state(engine.deepspeed)
-    for fragment in owned:
+    for fragment in fragments(engine.deepspeed):
         fragment.of(fragment.flat.data).copy_(stored.read(PARAMETER, fragment.name, fragment.start, fragment.size))
         slots = state.setdefault(fragment.flat, {})
         for name, value in stored.scalars(fragment.name).items():
@@ -23,3 +25,4 @@ def restore(engine: Engine, directory: Path) -> None:
             if name not in slots:
                 slots[name] = torch.zeros_like(fragment.flat.data)
             fragment.of(slots[name]).copy_(stored.read(name, fragment.name, fragment.start, fragment.size))
+    update_parameters(engine.deepspeed)

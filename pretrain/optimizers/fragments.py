@@ -50,6 +50,20 @@ def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
     return engine.optimizer.optimizer.state
 
 
+def update_parameters(engine: DeepSpeedEngine) -> None:
+    """Makes the parameters that the model computes with follow the fp32 ones; all ranks call it together."""
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps: theirs is shared out too
+    for group in range(len(optimizer.fp16_groups)):
+        optimizer._prepare_sub_group(group, set())
+        optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        optimizer._release_sub_group(group, set())
+    optimizer.checkpoint_event_epilogue()
+
+
 def _stages_1_and_2(engine: DeepSpeedEngine, flats: list[Tensor], names: dict[int, str]) -> Iterator[Fragment]:
     for parameter in engine.module.parameters():
         mapping = parameter._hp_mapping

@@ -32,15 +32,16 @@ def stream_of(*corpora: Path, **changes) -> Stream:
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
     """(corpus, epoch, row) of every sample of so many steps, put together from all ranks, and where they end."""
     cuts = [Cut(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
-    of_ranks = [TrainingBatches(stream, cut, start) for cut in cuts]
+    begins = [start.position + step * cuts[0].global_batch for step in range(steps)]
     positions = [
-        rank.positions(step * accumulation + micro)
-        for step in range(steps)
-        for rank in of_ranks
-        for micro in range(accumulation)
+        np.arange(first, first + micro_batch)
+        for begin in begins
+        for cut in cuts
+        for first in cut.firsts(begin, accumulation)
     ]
-    ids = np.stack(of_ranks[0].row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
-    return ids.tolist(), Progress.at(stream, of_ranks[0].position(steps), [])
+    batches = TrainingBatches(stream, cuts[0], start)
+    ids = np.stack(batches.row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
+    return ids.tolist(), Progress.at(stream, start.position + steps * cuts[0].global_batch, [])
 
 
 parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))

@@ -1,0 +1,57 @@
+"""Where a run stands between two steps: what a checkpoint keeps besides tensors."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from data_pipeline.atomic import write_json
+from data_pipeline.loading.stream import Skipped
+from pretrain.checkpoint.index import Index
+from pretrain.health import Health
+
+REWINDS = "rewinds.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """`step`: steps done; `position`: rows consumed over all corpora; `skipped`: damaged blocks met on the way."""
+
+    step: int = 0
+    position: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    health: Health = field(default_factory=Health)
+
+    @classmethod
+    def of(cls, index: Index) -> "Standing":
+        """Where the run stood when a checkpoint was written."""
+        health = {**index.health, "recent": tuple(index.health.get("recent", ()))}
+        return cls(index.step, index.position, [Skipped(**one) for one in index.skipped], Health(**health))
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """After a spike of the loss: from the checkpoint of `step`, at `position`, the run went on with row `to`."""
+
+    step: int
+    position: int
+    to: int
+    spike_step: int
+    loss: float
+
+
+def rewinds(run: Path) -> list[Rewind]:
+    """Those of a run so far, the last one at the end."""
+    try:
+        return [Rewind(**one) for one in json.loads((run / REWINDS).read_text())]
+    except FileNotFoundError:
+        return []
+
+
+def add_rewind(run: Path, rewind: Rewind) -> None:
+    write_json(run / REWINDS, [asdict(one) for one in [*rewinds(run), rewind]])
+
+
+def position_after(run: Path, standing: Standing) -> int:
+    """The next row's position: behind the offending ones where the run was taken back to this very standing."""
+    places = [one.to for one in rewinds(run) if (one.step, one.position) == (standing.step, standing.position)]
+    return places[-1] if places else standing.position

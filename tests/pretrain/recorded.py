@@ -1,0 +1,66 @@
+"""Which rows the steps of a run took, written down by its ranks, and which ones they should have taken."""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.stream import Stream
+
+
+def digests(batch: Batch) -> list[str]:
+    """One for each row of a batch."""
+    rows = zip(batch["encoder_input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+    return [hashlib.blake2b(repr(row).encode(), digest_size=8).hexdigest() for row in rows]
+
+
+def record_steps(engine: type) -> None:
+    """Has each step of an Engine append to the file of its process in RECORDED_ROWS, before it is taken."""
+    take_step = engine.step
+    path = Path(os.environ["RECORDED_ROWS"]) / f"{time.time_ns()}-{os.getpid()}.jsonl"
+
+    def step(self: Any, step: int, position: int, batches: list[Batch], *arguments: Any) -> Any:
+        rows = [digest for batch in batches for digest in digests(batch)]
+        with path.open("a") as file:
+            file.write(json.dumps({"step": step, "rank": self.cut.rank, "ranks": self.cut.ranks, "rows": rows}) + "\n")
+        return take_step(self, step, position, batches, *arguments)
+
+    engine.step = step
+
+
+def recorded_rows(folder: Path) -> dict[int, list[str]]:
+    """Digests of the rows of each step, from the ranks of the last attempt that took it."""
+    steps: dict[int, dict[int, list[str]]] = {}
+    worlds: dict[int, int] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.name.split("-")[0])):
+        for line in path.read_text().splitlines():
+            try:
+                one = json.loads(line)
+            except ValueError:
+                continue  # its writer was killed
+            step, ranks = one["step"], one["ranks"]
+            if worlds.get(step) != ranks:
+                worlds[step], steps[step] = ranks, {}
+            steps[step][one["rank"]] = one["rows"]
+    return {
+        step: [digest for rank in range(worlds[step]) for digest in steps[step].get(rank, [])] for step in sorted(steps)
+    }
+
+
+def scheduled_rows(stream: Stream, rows_per_step: int, steps: int) -> dict[int, list[str]]:
+    """Digests of the rows that each step should take."""
+    batches = TrainingBatches(stream, Cut(0, 1, rows_per_step, 1))
+    return {step: digests(loaded[0]) for step, loaded in enumerate(batches.loader(steps, 0))}
+
+
+def largest_relative_difference(found: dict[int, float], wanted: dict[int, float]) -> float:
+    """Of losses by step; infinite where a step is missing."""
+    if found.keys() != wanted.keys():
+        return float("inf")
+    return float(np.max([abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted]))
