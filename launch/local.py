@@ -36,7 +36,8 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
     ]
     if stop_at_step:
         command += ["--stop-at-step", str(stop_at_step)]
-    return supervise(command, _environment(gpus, ranks), Path(config.run.directory))
+    run, dead_rank_seconds = Path(config.run.directory), config.faults.dead_rank_seconds
+    return supervise(command, _environment(gpus, ranks), run, ranks, dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

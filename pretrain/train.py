@@ -1,5 +1,6 @@
 """Training: build everything, loop, done."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 
@@ -7,23 +8,28 @@ from data_pipeline.command import STOPPED
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
-from pretrain import status
+from pretrain import status, stop_signals, watchdog
 from pretrain.config import RunConfig
 from pretrain.construction import construct
 from pretrain.journal import Journal
 from pretrain.ranks import joined
 from pretrain.setup import Setup, prepare
 from pretrain.throughput import Meter
+from pretrain.watchdog import watching
 
 
 def train(config: RunConfig, stop_at_step: int | None = None) -> int:
     """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
-    with joined(config.run.cpu_threads) as (rank, ranks):
+    hang_seconds = config.faults.hang_seconds
+    with (
+        watching(int(os.environ.get("RANK", "0")), hang_seconds),
+        joined(config.run.cpu_threads, hang_seconds) as (rank, ranks),
+    ):
         setup = prepare(config, rank, ranks)
         if setup.first_step >= config.run.max_steps:
             Journal.nothing_left(setup)
             return 0
-        with Journal(setup) as journal:
+        with Journal(setup) as journal, stop_signals.caught():
             return _train(setup, journal, stop_at_step)
 
 
@@ -51,8 +57,10 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
     meter.restart()
     for waited, step_batches in _timed(steps):
         stop = step + 1 == stop_at_step or time.monotonic() > deadline or status.stop_requested(setup.directory)
+        stop = stop or stop_signals.received()
         stopping = engine.step(step, step_batches, stop)
         step += 1
+        watchdog.alive()
         meter.step(waited)
         last = step == config.run.max_steps
         if step % config.tracking.log_every_steps == 0 or last or stopping:

@@ -52,6 +52,7 @@ def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iter
             num_workers=workers,
             multiprocessing_context="forkserver" if workers else None,
             prefetch_factor=prefetch if workers else None,
+            worker_init_fn=_leave_signals_to_the_rank,
             generator=torch.Generator(),  # its own: the global generator is not touched
             pin_memory=torch.cuda.is_available(),
         )
@@ -64,6 +65,12 @@ def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iter
         if one.error is not None:
             raise one.error
         yield one.item
+
+
+def _leave_signals_to_the_rank(worker: int) -> None:
+    """Ctrl-C and a scheduler's warning reach all processes; a run that stops on them still needs its batches."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _death(error: RuntimeError) -> str:

@@ -21,6 +21,7 @@ from data_pipeline.atomic import fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
 from data_pipeline.loading.stream import Progress, Skipped
 from data_pipeline.safetensors_file import os_errors
+from pretrain import watchdog
 from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.index import Index, directory_of
@@ -132,6 +133,7 @@ def _agree(error: OSError | None, final: Path) -> None:
     """Raises on every rank if any rank has an error: nobody waits for a rank that gave up."""
     failed = torch.tensor([int(error is not None)], device=_communication_device())
     dist.all_reduce(failed)
+    watchdog.alive()
     if int(failed):
         why = error.strerror if error is not None else "another rank failed"
         raise FailedError(f"{final}: can't be saved: {why}; the checkpoint before it is untouched")
