@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.errors import UserError
-from pretrain import environment, lock, rank_logs, status
+from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.index import directory_of
 from pretrain.evaluation.validation_loss import describe
@@ -33,6 +33,7 @@ class Journal:
         dist.broadcast_object_list(told)
         if told[0] is not None:
             raise told[0]
+        watchdog.alive()
 
     @staticmethod
     def nothing_left(setup: Setup) -> None:

@@ -55,6 +55,7 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
         batches.loader(config.run.max_steps - first, config.data.workers, config.data.prefetch), engine.device
     )
     meter.restart()
+    watchdog.alive()
     for waited, step_batches in _timed(steps):
         stop = step + 1 == stop_at_step or time.monotonic() > deadline or status.stop_requested(setup.directory)
         stop = stop or stop_signals.received()
