@@ -7,6 +7,7 @@ from pathlib import Path
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
 from launch.supervise import supervise
+from pretrain import lock
 from pretrain.config import RunConfig
 from pretrain.hardware import count_gpus, free_port, threads_per_rank
 from pretrain.setup import prepare
@@ -19,6 +20,7 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         raise UserError(f"--ranks: {ranks}, but this machine has {gpus} GPUs")
     ranks = ranks or gpus or 1
     config = load(path, overrides, RunConfig)
+    lock.check(Path(config.run.directory))
     prepare(config, 0, ranks)  # every problem is told here, once, and not by each rank
     command = [
         str(Path(sys.executable).with_name("deepspeed")),

@@ -12,7 +12,7 @@ from data_pipeline.command import STOPPED
 from launch.follow import Follower
 from launch.rank_processes import RankProcesses
 from launch.session import Session
-from pretrain import lock, rank_logs, status
+from pretrain import rank_logs, status
 from pretrain.stop_signals import STOP_SIGNALS, tell
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -26,7 +26,6 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
     rank has ended, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
     """
-    lock.check(run)
     before = status.read(run)
     logs = rank_logs.new_directory(run)
     status.clear_stop(run)  # asked of an attempt that is over

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from data_pipeline.command import STOPPED
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
-from pretrain import status, stop_signals, watchdog
+from pretrain import lock, status, stop_signals, watchdog
 from pretrain.config import RunConfig
 from pretrain.construction import construct
 from pretrain.journal import Journal
@@ -20,6 +21,7 @@ from pretrain.watchdog import watching
 
 def train(config: RunConfig, stop_at_step: int | None = None) -> int:
     """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
+    lock.check(Path(config.run.directory))  # before anything there is read, while another run may write it
     hang_seconds = config.faults.hang_seconds
     with (
         watching(int(os.environ.get("RANK", "0")), hang_seconds),
