@@ -11,6 +11,8 @@ import psutil
 from pretrain.stop_signals import STOP_SIGNALS
 
 _SECONDS_TO_DIE = 10.0
+# DeepSpeed's launcher would die of a signal and leave its ranks behind; the ranks set handlers of their own.
+_DEAF = f"trap '' {' '.join(number.name.removeprefix('SIG') for number in STOP_SIGNALS)}; exec \"$@\""
 
 
 class Session:
@@ -18,11 +20,9 @@ class Session:
 
     def __init__(self, command: list[str], environment: dict[str, str]):
         lifeline, self._held = os.pipe()
-        # DeepSpeed's launcher dies of these and leaves its ranks behind; the ranks set handlers of their own
-        previous = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-        self.launcher = subprocess.Popen(command, env=environment, stdin=lifeline, start_new_session=True)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        self.launcher = subprocess.Popen(
+            ["sh", "-c", _DEAF, "sh", *command], env=environment, stdin=lifeline, start_new_session=True
+        )
         _kill_when_closed(lifeline, self.launcher.pid)
         os.close(lifeline)
 

@@ -29,15 +29,16 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     before = status.read(run)
     logs = rank_logs.new_directory(run)
     status.clear_stop(run)  # asked of an attempt that is over
-    with _stop_requests(run) as signals, Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session:
+    with (
+        _stop_requests(run) as signals,
+        Follower(rank_logs.log_of(logs, 0)),
+        Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session,
+    ):
         processes = RankProcesses(session.launcher.pid, ranks)
-        output = Follower(rank_logs.log_of(logs, 0))
         while len(signals) < 2 and _goes_on(session, processes, dead_rank_seconds, stopping=bool(signals)):
             processes.wait(_SECONDS_BETWEEN_LOOKS)
-            output.show()
+        processes.wait(0)
         launcher_code = session.launcher.poll()
-        session.end()
-        output.show()
     now = status.read(run)
     if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -40,9 +41,10 @@ def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, 
         if rank == 0 or rank_logs.supervised():
             raise
         raise SystemExit(error.exit_code) from None
-    except BaseException:
+    except Exception:
         rank_logs.note_failure(rank)
-        raise
+        traceback.print_exc()  # now: to leave a group whose other ranks are dead may take long
+        raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
 

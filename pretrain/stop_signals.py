@@ -3,23 +3,16 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _received: list[int] = []
 
 
-@contextlib.contextmanager
-def caught() -> Iterator[None]:
-    """Within the block, signals are only taken note of: no step and no save is torn, however many there are."""
-    previous = {number: signal.signal(number, _on_signal) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        _received.clear()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def catch() -> None:
+    """From here on signals are only taken note of: no step and no save is torn, however many there are."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _on_signal)
 
 
 def received() -> bool:

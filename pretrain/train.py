@@ -31,7 +31,8 @@ def train(config: RunConfig, stop_at_step: int | None = None) -> int:
         if setup.first_step >= config.run.max_steps:
             Journal.nothing_left(setup)
             return 0
-        with Journal(setup) as journal, stop_signals.caught():
+        with Journal(setup) as journal:
+            stop_signals.catch()
             return _train(setup, journal, stop_at_step)
 
 
