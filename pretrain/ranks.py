@@ -33,6 +33,8 @@ def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, 
     timeout = timedelta(seconds=hang_seconds + 2 * watchdog.GRACE)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; leaves 69 MB a rank in /dev/shm
     deepspeed.init_distributed(timeout=timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
     try:
         yield rank, dist.get_world_size()

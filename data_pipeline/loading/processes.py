@@ -1,5 +1,6 @@
 """Items of a dataset by number, made here or ahead of time by worker processes; one that dies is named."""
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterator
@@ -44,19 +45,20 @@ def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iter
 
     Raises what making an item raised, and FailedError where a worker process died.
     """
-    made = iter(
-        DataLoader(
-            _Guarded(dataset),
-            batch_size=None,
-            sampler=numbers,
-            num_workers=workers,
-            multiprocessing_context="forkserver" if workers else None,
-            prefetch_factor=prefetch if workers else None,
-            worker_init_fn=_leave_signals_to_the_rank,
-            generator=torch.Generator(),  # its own: the global generator is not touched
-            pin_memory=torch.cuda.is_available(),
+    with _deaf_to_warnings():
+        made = iter(
+            DataLoader(
+                _Guarded(dataset),
+                batch_size=None,
+                sampler=numbers,
+                num_workers=workers,
+                multiprocessing_context="forkserver" if workers else None,
+                prefetch_factor=prefetch if workers else None,
+                worker_init_fn=_ignore_ctrl_c,
+                generator=torch.Generator(),  # its own: the global generator is not touched
+                pin_memory=torch.cuda.is_available(),
+            )
         )
-    )
     for _ in numbers:
         try:
             one = next(made)
@@ -67,10 +69,20 @@ def items(dataset: Dataset, numbers: range, workers: int, prefetch: int) -> Iter
         yield one.item
 
 
-def _leave_signals_to_the_rank(worker: int) -> None:
-    """Ctrl-C and a scheduler's warning reach all processes; a run that stops on them still needs its batches."""
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+@contextlib.contextmanager
+def _deaf_to_warnings() -> Iterator[None]:
+    """Processes started within the block never get SIGUSR1, which a scheduler sends to all: the run stops on it, and
+    needs its loader until then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignore_ctrl_c(worker: int) -> None:
+    """A terminal sends it to the workers as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _death(error: RuntimeError) -> str:
