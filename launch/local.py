@@ -7,6 +7,7 @@ from pathlib import Path
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
 from launch.supervise import supervise
+from pretrain import lock
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.hardware import count_gpus, free_port, threads_per_rank
@@ -20,9 +21,9 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         raise UserError(f"--ranks: {ranks}, but this machine has {gpus} GPUs")
     ranks = ranks or gpus or 1
     config = load(path, overrides, RunConfig)
-    prepare(
-        config, 0, ranks, newest(Path(config.run.directory))
-    )  # every problem is told here, once, and not by each rank
+    lock.check(Path(config.run.directory))
+    resume = newest(Path(config.run.directory))
+    prepare(config, 0, ranks, resume)  # every problem is told here, once, and not by each rank
     command = [
         str(Path(sys.executable).with_name("deepspeed")),
         "--num_gpus",  # which for DeepSpeed also means CPU ranks
@@ -39,7 +40,8 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
     ]
     if stop_at_step:
         command += ["--stop-at-step", str(stop_at_step)]
-    return supervise(command, _environment(gpus, ranks), Path(config.run.directory))
+    run, dead_rank_seconds = Path(config.run.directory), config.faults.dead_rank_seconds
+    return supervise(command, _environment(gpus, ranks), run, ranks, dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

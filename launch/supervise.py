@@ -1,74 +1,104 @@
 """Watches over a launcher and its ranks. DeepSpeed's launcher forwards no signals and can leave ranks behind."""
 
-import os
+import contextlib
 import signal
-import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from data_pipeline.command import STOPPED
-from pretrain import status
+from launch.follow import Follower
+from launch.rank_processes import RankProcesses
+from launch.session import Session
+from pretrain import rank_logs, status
+from pretrain.stop_signals import STOP_SIGNALS, tell
 
-_SECONDS_TO_END = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.2
+_LAST_LINES = 20
+_REFUSED = 2
 
 
-def supervise(command: list[str], environment: dict[str, str], run: Path) -> int:
-    """Runs `command` until it ends; returns 0 finished, 75 stopped after saving, or its own exit code.
+def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+    """Runs `command` until it ends; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
 
-    The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. No
-    process of the run outlives this function.
+    The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
+    rank has ended, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
     """
     before = status.read(run)
-    # a session of its own: Ctrl-C in the terminal reaches the supervisor alone
-    launcher = subprocess.Popen(command, env={**environment, status.SUPERVISED: "1"}, start_new_session=True)
-    signals = 0
+    logs = rank_logs.new_directory(run)
+    status.clear_stop(run)  # asked of an attempt that is over
+    with (
+        _stop_requests(run) as signals,
+        Follower(rank_logs.log_of(logs, 0)),
+        Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session,
+    ):
+        processes = RankProcesses(session.launcher.pid, ranks)
+        while len(signals) < 2 and _goes_on(session, processes, dead_rank_seconds, stopping=bool(signals)):
+            processes.wait(_SECONDS_BETWEEN_LOOKS)
+        processes.wait(0)
+        launcher_code = session.launcher.poll()
+    now = status.read(run)
+    if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
+        return STOPPED if now.state == "stopped" else 0
+    if launcher_code == 0 and now == before and now.state == "finished":
+        return 0  # there was nothing left to do
+    if len(signals) < 2:
+        _tell(processes, logs)
+    return _REFUSED if _REFUSED in processes.ended.values() else 1
+
+
+def _goes_on(session: Session, processes: RankProcesses, dead_rank_seconds: float, stopping: bool) -> bool:
+    if session.launcher.poll() is not None:  # killed by someone, it leaves its ranks behind
+        return processes.running and stopping
+    return processes.first_end is None or time.monotonic() < processes.first_end + dead_rank_seconds
+
+
+@contextlib.contextmanager
+def _stop_requests(run: Path) -> Iterator[list[int]]:
+    """The signals that come in within the block; the first of them becomes a request to stop."""
+    signals: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1:
-            print(f"{signal.Signals(number).name}: saving and stopping; once more ends the run at once", flush=True)
+        signals.append(number)
+        if len(signals) == 1:
             status.request_stop(run)
-        else:
-            _end(launcher)
+            tell(number, "saving and stopping; once more ends the run at once")
 
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    previous = {number: signal.signal(number, on_signal) for number in caught}
+    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
-        code = launcher.wait()
+        yield signals
     finally:
-        _end(launcher)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    now = status.read(run)
-    if now.attempt > before.attempt and now.state in ("stopped", "finished"):
-        return STOPPED if now.state == "stopped" else 0
-    if code == 0 and now == before and now.state == "finished":
-        return 0  # there was nothing left to do
-    return code if code > 0 else 1
 
 
-def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """Ends every process of the launcher's session: first asked, then killed."""
-    for number, patience in ((signal.SIGTERM, _SECONDS_TO_END), (signal.SIGKILL, _SECONDS_TO_END)):
-        processes = _session(launcher.pid)
-        for process in processes:
-            try:
-                process.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
-        if not psutil.wait_procs(processes, timeout=patience)[1]:
-            return
+def _tell(processes: RankProcesses, logs: Path) -> None:
+    """Says on stderr which rank failed, and what it wrote last."""
+    rank = _to_blame(processes, logs)
+    if rank is None:
+        print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
+        return
+    if processes.ended.get(rank) == _REFUSED:
+        return  # the rank has said why, in one line
+    log = rank_logs.log_of(logs, rank)
+    print(f"rank {rank} {_manner(processes.ended.get(rank))}; its log: {log}", file=sys.stderr)
+    if rank:  # what rank 0 wrote has been shown
+        for line in rank_logs.last_lines(log, _LAST_LINES):
+            print(f"  {line}", file=sys.stderr)
 
 
-def _session(leader: int) -> list[psutil.Process]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                members.append(process)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return members
+def _to_blame(processes: RankProcesses, logs: Path) -> int | None:
+    """The rank that ended first, if it was killed; else the one that failed first, which may take longer to end."""
+    first = next(iter(processes.ended), None)
+    if first is None or (processes.ended[first] or 0) < 0:
+        return first
+    failed = rank_logs.failed_first(logs)
+    return first if failed is None else failed
+
+
+def _manner(code: int | None) -> str:
+    if code is None:
+        return "has ended"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

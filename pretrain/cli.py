@@ -1,6 +1,5 @@
 """The command `pretrain`: shards to a trained model."""
 
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from data_pipeline.command import run_command
 from data_pipeline.config_file import check, load
 from data_pipeline.errors import UserError
-from pretrain.status import SUPERVISED
+from pretrain import rank_logs
 
 if TYPE_CHECKING:
     from pretrain.trained import TrainedModel
@@ -41,6 +40,7 @@ def train(
     ] = None,
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
+    rank_logs.redirect()
     from pretrain.config import RunConfig
 
     settings = load(config, overrides or [], RunConfig)
@@ -48,7 +48,7 @@ def train(
 
     code = run(settings, stop_at_step)
     # a supervisor reads RUN/status.json; the launcher between would take any other code for a crash
-    raise typer.Exit(0 if os.environ.get(SUPERVISED) else code)
+    raise typer.Exit(0 if rank_logs.supervised() else code)
 
 
 @app.command()

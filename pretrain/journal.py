@@ -1,15 +1,18 @@
 """What a run writes down and prints: run directory, tracker and console, on rank 0; the other ranks are silent."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
-from data_pipeline.errors import UserError
+from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.stream import changes
-from pretrain import environment, status
+from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.index import directory_of
 from pretrain.evaluation.validation_loss import describe
@@ -27,10 +30,18 @@ class Journal:
     def __init__(self, setup: Setup):
         self.setup = setup
         self._tracker: Tracker | None = None
+        told: list[UserError | None] = [None]
         if setup.cut.rank == 0:
-            attempt = _open_directory(setup)
-            self._tracker = _tracker(setup, attempt)
-        dist.barrier()
+            try:
+                with _failing_as_told(setup.directory):
+                    attempt, self._lock = _open_directory(setup)
+                    self._tracker = _tracker(setup, attempt)
+            except UserError as error:
+                told = [error]
+        dist.broadcast_object_list(told)
+        if told[0] is not None:
+            raise told[0]
+        watchdog.alive()
 
     @staticmethod
     def nothing_left(setup: Setup) -> None:
@@ -82,10 +93,14 @@ class Journal:
         self._print(f"warning: {line}")
 
     def finish(self, step: int, finished: bool) -> None:
-        """Ends the run: it has `finished`, or stopped on request after `step` steps."""
-        if self._tracker is None:
-            return
-        self._tracker.close("FINISHED" if finished else "KILLED")
+        """Ends the run: it has `finished`, or stopped on request after `step` steps. All ranks leave together."""
+        if self._tracker is not None:
+            with _failing_as_told(self.setup.directory):
+                self._end(self._tracker, step, finished)
+        dist.barrier()
+
+    def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
+        tracker.close("FINISHED" if finished else "KILLED")
         run = self.setup.directory
         status.clear_stop(run)
         status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step))
@@ -103,25 +118,38 @@ class Journal:
 
     def _print(self, line: str) -> None:
         if self.setup.cut.rank == 0:
-            print(line, flush=True)
+            with contextlib.suppress(OSError):  # a log on a full disk ends no run
+                print(line, flush=True)
+
+
+@contextlib.contextmanager
+def _failing_as_told(directory: Path) -> Iterator[None]:
+    """Raises FailedError for what the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
 def _skipped(metrics: dict[str, float]) -> str:
     return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
 
 
-def _open_directory(setup: Setup) -> int:
-    """Makes the run directory ready; returns the number of this attempt."""
+def _open_directory(setup: Setup) -> tuple[int, TextIO]:
+    """Makes the run directory ready; returns the number of this attempt, and the lock on the directory."""
     run = setup.directory
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+    locked = lock.take(run)
     remove_leftovers(run)
-    status.clear_stop(run)  # asked of an attempt that is over
+    supervised = rank_logs.supervised()
+    if not supervised:  # a supervisor has done so before it took requests itself
+        status.clear_stop(run)  # asked of an attempt that is over
     resolved = OmegaConf.to_yaml(OmegaConf.create(setup.config.model_dump(mode="json")))
     config = run / CONFIG
-    attempt = status.read(run).attempt + 1
+    attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
     if config.exists() and config.read_text() != resolved:
         old, new = (OmegaConf.to_container(OmegaConf.create(text)) for text in (config.read_text(), resolved))
         for change in changes(old, new):
@@ -130,7 +158,7 @@ def _open_directory(setup: Setup) -> int:
     write_bytes(config, resolved.encode())
     write_json(run / "environment.json", environment.describe(setup.cut.ranks))
     status.write(run, Status("running", attempt))
-    return attempt
+    return attempt, locked
 
 
 def _tracker(setup: Setup, attempt: int) -> Tracker:

@@ -2,21 +2,24 @@
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
+from pretrain import rank_logs, watchdog
 from pretrain.hardware import free_port, threads_per_rank
 
 
 @contextlib.contextmanager
-def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
+def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, int]]:
     """(rank, ranks) of this process, for as long as the block lasts.
 
-    An error that is the user's to mend is met by every rank; rank 0 alone tells it. Without destroying the process
-    group, gloo ranks may abort at exit.
+    An error that is the user's to mend is met by every rank; rank 0 alone tells it, or each in
+    its own log. Without destroying the process group, gloo ranks may abort at exit.
     """
     _environment_of_one_process()
     if not torch.cuda.is_available():
@@ -26,14 +29,24 @@ def joined(cpu_threads: int | None = None) -> Iterator[tuple[int, int]]:
     from pretrain.deepspeed_config import quiet_deepspeed
 
     quiet_deepspeed()
-    deepspeed.init_distributed()
+    # longer than the watchdog takes, which knows more to say
+    timeout = timedelta(seconds=hang_seconds + 2 * watchdog.GRACE)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; leaves 69 MB a rank in /dev/shm
+    deepspeed.init_distributed(timeout=timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
     try:
         yield rank, dist.get_world_size()
     except UserError as error:
-        if rank == 0:
+        rank_logs.note_failure(rank)
+        if rank == 0 or rank_logs.supervised():
             raise
         raise SystemExit(error.exit_code) from None
+    except Exception:
+        rank_logs.note_failure(rank)
+        traceback.print_exc()  # now: to leave a group whose other ranks are dead may take long
+        raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
 

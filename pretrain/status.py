@@ -8,7 +8,6 @@ from typing import Literal
 from data_pipeline.atomic import write_json
 
 STATUS, STOP = "status.json", "stop"
-SUPERVISED = "PRETRAIN_SUPERVISED"  # set in the environment of ranks under a supervisor
 
 
 @dataclass(frozen=True)

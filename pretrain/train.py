@@ -1,5 +1,6 @@
 """Training: build everything, loop, done."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from data_pipeline.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
-from pretrain import status
+from pretrain import lock, status, stop_signals, watchdog
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
@@ -22,6 +23,7 @@ from pretrain.ranks import communication_device, joined
 from pretrain.setup import Setup, prepare
 from pretrain.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.throughput import Meter
+from pretrain.watchdog import watching
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -29,7 +31,12 @@ if TYPE_CHECKING:
 
 def train(config: RunConfig, stop_at_step: int | None = None) -> int:
     """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
-    with joined(config.run.cpu_threads) as (rank, ranks):
+    lock.check(Path(config.run.directory))  # before anything there is read, while another run may write it
+    hang_seconds = config.faults.hang_seconds
+    with (
+        watching(int(os.environ.get("RANK", "0")), hang_seconds),
+        joined(config.run.cpu_threads, hang_seconds) as (rank, ranks),
+    ):
         return train_on(rank, ranks, config, stop_at_step)
 
 
@@ -41,6 +48,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         Journal.nothing_left(setup)
         return 0
     with Journal(setup) as journal:
+        stop_signals.catch()
         return Training(setup, journal, stop_at_step).run()
 
 
@@ -77,6 +85,7 @@ class Training:
         while (end := self._stretch()) is End.SPIKED:
             self._rewind()
         self._saved(self.saver.wait(), last=True)
+        watchdog.alive()
         self.engine.close()
         self.journal.finish(self.standing.step, end is End.FINISHED)
         return 0 if end is End.FINISHED else STOPPED
@@ -91,10 +100,12 @@ class Training:
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
         self.meter.restart()
+        watchdog.alive()
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
             before = self.standing
             requests = (self._stop_wanted(before.step + 1), self.saver.failed)
             outcome = self.engine.step(before.step, before.position, step_batches, requests)
+            watchdog.alive()
             stopping, save_failed = outcome.requests
             rows = setup.cut.rows(len(step_batches))
             health = before.health.after(outcome.loss, outcome.applied, config.faults.spikes)
@@ -125,7 +136,7 @@ class Training:
         return End.FINISHED
 
     def _stop_wanted(self, step: int) -> bool:
-        asked = status.stop_requested(self.setup.directory)
+        asked = stop_signals.received() or status.stop_requested(self.setup.directory)
         return asked or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:

@@ -1,5 +1,6 @@
 """Items of a dataset by number, made here or ahead of time by worker processes; one that dies is named."""
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -44,18 +45,20 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
 
     Raises what making an item raised, and FailedError where a worker process died.
     """
-    made = iter(
-        DataLoader(
-            _Guarded(dataset),
-            batch_size=None,
-            sampler=numbers,
-            num_workers=workers,
-            multiprocessing_context="forkserver" if workers else None,
-            prefetch_factor=prefetch if workers else None,
-            generator=torch.Generator(),  # its own: the global generator is not touched
-            pin_memory=torch.cuda.is_available(),
+    with _deaf_to_warnings():
+        made = iter(
+            DataLoader(
+                _Guarded(dataset),
+                batch_size=None,
+                sampler=numbers,
+                num_workers=workers,
+                multiprocessing_context="forkserver" if workers else None,
+                prefetch_factor=prefetch if workers else None,
+                worker_init_fn=_ignore_ctrl_c,
+                generator=torch.Generator(),  # its own: the global generator is not touched
+                pin_memory=torch.cuda.is_available(),
+            )
         )
-    )
     while True:
         try:
             one = next(made)
@@ -66,6 +69,22 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
         if one.error is not None:
             raise one.error
         yield one.item
+
+
+@contextlib.contextmanager
+def _deaf_to_warnings() -> Iterator[None]:
+    """Processes started within the block never get SIGUSR1, which a scheduler sends to all: the run stops on it, and
+    needs its loader until then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignore_ctrl_c(worker: int) -> None:
+    """A terminal sends it to the workers as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _death(error: RuntimeError) -> str:

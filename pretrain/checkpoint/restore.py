@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from pretrain import watchdog
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine import Engine
 from pretrain.optimizers.fragments import fragments, optimizer_state, update_parameters
@@ -17,6 +18,7 @@ def restore(engine: Engine, directory: Path) -> None:
     stored = StoredTensors(directory, verified=True)
     state = optimizer_state(engine.deepspeed)
     for fragment in fragments(engine.deepspeed):
+        watchdog.alive()
         fragment.of(fragment.flat.data).copy_(stored.read(PARAMETER, fragment.name, fragment.start, fragment.size))
         slots = state.setdefault(fragment.flat, {})
         for name, value in stored.scalars(fragment.name).items():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED, validation_batches
 from data_pipeline.vocabulary import Vocabulary
+from pretrain import watchdog
 from pretrain.setup import Setup
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, floa
     counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=engine.device)
     data = setup.config.data
     for batch in validation_batches(corpus, setup.cut, data.objective, data.on_damage == "skip"):
+        watchdog.alive()
         every = engine.losses(batch)
         losses = every["labels"].double()
         labels = batch["labels"].to(engine.device)

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mlflow
@@ -29,54 +27,7 @@ from pretrain.models import T5Config
 from pretrain.setup import prepare
 from pretrain.trained import TrainedModel
 from tests.conftest import run, write_corpus_file
-
-MODEL = {
-    "family": "t5",
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_heads": 4,
-    "num_encoder_layers": 1,
-    "num_decoder_layers": 1,
-    "dropout_rate": 0.1,
-}
-
-
-def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8},
-        "model": MODEL,
-        "data": {
-            "train": [{"corpus": str(corpus)}],
-            "validation": [{"corpus": str(corpus)}],
-            "lanes": 8,
-            "workers": 0,
-        },
-        "batch": {"global_batch_size": 16, "micro_batch_size": 4},
-        "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5},
-        "schedule": {"name": "cosine", "warmup_steps": 3},
-        "precision": "fp32",
-        "deepspeed": {"zero_optimization": {"stage": stage}},
-        "checkpoint": {"every_steps": 4, "keep_last": 2},
-        "evaluation": [{"hook": "validation_loss", "every_steps": 8}],
-        "tracking": {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1},
-        **changes,
-    }
-    path = folder / "run.yaml"
-    path.write_text(json.dumps(config))
-    return path
-
-
-def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    if ranks == 1:
-        return run("pretrain", "train", path, *arguments)
-    return run("launch", "local", path, "--ranks", str(ranks), *arguments)
-
-
-def losses(path: Path) -> dict[int, float]:
-    rows = read_metrics(path.parent / "run")
-    return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
+from tests.pretrain.runs import MODEL, losses, run_file, train
 
 
 @pytest.fixture(scope="module")
@@ -283,59 +234,6 @@ def test_blanks_are_filled(reference, small_corpus):
     done = run("pretrain", "generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("blanks ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
-
-
-def test_sigterm_to_the_launcher_saves_and_stops_with_75_and_leaves_no_process(small_corpus, tmp_path):
-    settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 100_000}
-    path = run_file(tmp_path, small_corpus, run=settings)
-    program = [str(Path(sys.executable).with_name("launch")), "local", str(path), "--ranks", "2"]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("step 5/"):
-            process.send_signal(signal.SIGTERM)
-            break
-    rest = process.communicate(timeout=120)[0]
-    assert process.returncode == 75
-    assert "stopped on request" in rest
-    latest = (tmp_path / "run/checkpoints/latest").read_text().strip()
-    assert max(losses(path)) == int(latest.removeprefix("step-"))
-    assert not (tmp_path / "run/stop").exists()
-    assert _processes_of(tmp_path) == []
-
-
-def test_a_killed_rank_fails_the_launch_and_leaves_no_process(small_corpus, tmp_path):
-    settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 100_000}
-    path = run_file(tmp_path, small_corpus, run=settings)
-    program = [str(Path(sys.executable).with_name("launch")), "local", str(path), "--ranks", "2"]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("step 2/"):
-            ranks = [
-                pid
-                for pid, command in _processes_of(tmp_path)
-                if "\0pretrain\0train" in command and "launch" not in command
-            ]
-            os.kill(ranks[-1], signal.SIGKILL)
-            break
-    process.communicate(timeout=120)
-    assert process.returncode not in (0, 75)
-    assert _processes_of(tmp_path) == []
-
-
-def _processes_of(folder: Path) -> list[tuple[int, str]]:
-    """(pid, command line) of the processes that name a file in `folder`."""
-    time.sleep(0.2)
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_text()
-        except OSError:
-            continue
-        if str(folder) in command and entry.name != str(os.getpid()):
-            found.append((int(entry.name), command))
-    return found
 
 
 def refused(path: Path, *overrides: str, ranks: int = 1) -> str:

@@ -1,0 +1,63 @@
+"""A launcher and all that it starts: one session of processes, none of which outlives the process that made it."""
+
+import fcntl
+import os
+import signal
+import subprocess
+from types import TracebackType
+
+import psutil
+
+from pretrain.stop_signals import STOP_SIGNALS
+
+_SECONDS_TO_DIE = 10.0
+# DeepSpeed's launcher would die of a signal and leave its ranks behind; the ranks set handlers of their own.
+_DEAF = f"trap '' {' '.join(number.name.removeprefix('SIG') for number in STOP_SIGNALS)}; exec \"$@\""
+
+
+class Session:
+    """Runs `command` in a session of its own, so that Ctrl-C in the terminal doesn't reach it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]):
+        lifeline, self._held = os.pipe()
+        self.launcher = subprocess.Popen(
+            ["sh", "-c", _DEAF, "sh", *command], env=environment, stdin=lifeline, start_new_session=True
+        )
+        _kill_when_closed(lifeline, self.launcher.pid)
+        os.close(lifeline)
+
+    def end(self) -> None:
+        """Kills every process of the session."""
+        members = self._members()
+        for process in members:
+            process.kill()
+        psutil.wait_procs(members, timeout=_SECONDS_TO_DIE)
+        self.launcher.wait()
+
+    def _members(self) -> list[psutil.Process]:
+        members = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.launcher.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return members
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end()
+        os.close(self._held)
+
+
+def _kill_when_closed(pipe: int, group: int) -> None:
+    """Has the kernel kill the process `group` once the other end of `pipe` is closed, by whatever death.
+
+    The group's processes share `pipe` as their stdin. Signal-driven I/O needs no thread in any of them, so it ends also
+    those that are stopped or hang in native code.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,0 +1,75 @@
+"""RUN/logs/attempt-0001/rank-00000.log: all that a rank under a supervisor writes, a crash's last words included."""
+
+import contextlib
+import os
+from collections import deque
+from pathlib import Path
+
+from data_pipeline.errors import UserError
+from pretrain import status
+
+SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
+_LOGS, _ATTEMPT, _FAILED_FIRST = "logs", "attempt-", "failed-first"
+
+
+def next_attempt(run: Path) -> int:
+    """The number of the start that comes next, from 1; also starts that failed before they trained count."""
+    return 1 + max([status.read(run).attempt, *map(attempt, (run / _LOGS).glob(f"{_ATTEMPT}*"))])
+
+
+def new_directory(run: Path) -> Path:
+    """Makes the directory of a new attempt's logs."""
+    directory = run / _LOGS / f"{_ATTEMPT}{next_attempt(run):04d}"
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:  # of another start at the same moment
+        return new_directory(run)
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+    return directory
+
+
+def attempt(directory: Path) -> int:
+    return int(directory.name.removeprefix(_ATTEMPT))
+
+
+def supervised() -> Path | None:
+    """The directory of this attempt's logs; None without a supervisor."""
+    directory = os.environ.get(SUPERVISED)
+    return Path(directory) if directory else None
+
+
+def log_of(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.log"
+
+
+def redirect() -> None:
+    """Under a supervisor, what this process and those it starts write from here on goes into its rank's log."""
+    if directory := supervised():
+        # the descriptors themselves, not sys.stderr: native code writes there as well
+        log = os.open(log_of(directory, int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+
+def note_failure(rank: int) -> None:
+    """Remembers the first rank to fail: the failures of the others follow from it, but they may end earlier."""
+    if directory := supervised():
+        with contextlib.suppress(OSError), (directory / _FAILED_FIRST).open("x") as file:
+            file.write(str(rank))
+
+
+def failed_first(directory: Path) -> int | None:
+    try:
+        return int((directory / _FAILED_FIRST).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def last_lines(log: Path, number: int) -> list[str]:
+    try:
+        with log.open(errors="replace") as lines:
+            return list(deque((line.rstrip("\n") for line in lines), number))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,32 @@
+"""A signal to one rank asks the whole run to save and stop."""
+
+import contextlib
+import os
+import signal
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_received: list[int] = []
+
+
+def catch() -> None:
+    """From here on signals are only taken note of: no step and no save is torn, however many there are."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _on_signal)
+
+
+def received() -> bool:
+    """Whether this rank was asked to stop. The ranks agree on it with their next step."""
+    return bool(_received)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if not _received:
+        tell(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
+    _received.append(number)
+
+
+def tell(number: int, what: str) -> None:
+    """Says on stderr `what` a signal does. Not by print: the handler may have interrupted one."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())

@@ -1,0 +1,305 @@
+"""Runs that are signalled, killed, stopped or hang: real processes, real signals."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pretrain.checkpoint import index as checkpoint_index
+from tests.conftest import run
+from tests.pretrain.runs import losses, run_file
+
+FAILING_RANK = """
+import os, sys, threading, time
+
+def fail(*_):
+    raise ValueError("on purpose")
+
+def once_there():
+    while not hasattr(sys.modules.get("pretrain.engine"), "Engine"):
+        time.sleep(0.1)
+    sys.modules["pretrain.engine"].Engine.step = fail
+
+if os.environ.get("RANK") == "1":
+    threading.Thread(target=once_there, daemon=True).start()
+"""
+
+
+class Started:
+    """A command of this project in the background, followed through what it prints."""
+
+    def __init__(self, folder: Path, *command: str | Path):
+        name, *arguments = map(str, command)
+        self._errors = folder / "stderr"
+        self._folder = folder
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [str(Path(sys.executable).with_name(name)), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def until(self, start: str) -> None:
+        """Reads on to a line with this `start`."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return
+        raise AssertionError(self.stderr)
+
+    def end(self, within: float) -> int:
+        """The exit code, when the command has ended and left no process behind."""
+        began = time.monotonic()
+        self.rest = self.process.communicate(timeout=within)[0]
+        self.seconds = time.monotonic() - began
+        assert self.others() == []
+        return self.process.returncode
+
+    @property
+    def stderr(self) -> str:
+        return self._errors.read_text()
+
+    def others(self) -> list[psutil.Process]:
+        """Every process of the run but the started one itself; known by a name that all of them have in common."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marked = process.environ().get("RUN_UNDER_TEST") == str(self._folder)
+                if marked and process.status() != psutil.STATUS_ZOMBIE and process.pid != self.process.pid:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def named(self, name: str) -> psutil.Process:
+        """`deepspeed`, the `launch` process that it starts, or "rank N"."""
+        for process in self.others():
+            command = process.cmdline()
+            rank = process.environ().get("RANK")
+            if name == "deepspeed" and any(part.endswith("bin/deepspeed") for part in command):
+                return process
+            if name == "launch" and "deepspeed.launcher.launch" in command:
+                return process
+            if name == f"rank {rank}" and "pretrain" in command:
+                return process
+        raise AssertionError(f"no {name}")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def started(folder) -> Iterator[list[Started]]:
+    """What a test has started; ended with it."""
+    all_started: list[Started] = []
+    yield all_started
+    for one in all_started:
+        for process in [*one.others(), one.process]:
+            process.kill()
+        one.process.wait()
+
+
+def endless(folder: Path, corpus: Path, **changes: object) -> Path:
+    settings = {"name": "test", "directory": str(folder / "run"), "max_steps": 1_000_000, "cpu_threads": 1}
+    return run_file(folder, corpus, **{"run": settings, "evaluation": [], **changes})
+
+
+def launched(started: list[Started], path: Path, *overrides: str) -> Started:
+    """A run of two ranks that has done two steps."""
+    one = Started(path.parent, "launch", "local", path, "--ranks", "2", *overrides)
+    started.append(one)
+    one.until("step ")
+    one.until("step ")
+    return one
+
+
+def log(folder: Path, attempt: int, rank: int) -> str:
+    return (folder / f"run/logs/attempt-{attempt:04d}/rank-{rank:05d}.log").read_text()
+
+
+def is_whole(folder: Path) -> None:
+    """The latest checkpoint has what its index says, and the last step that was logged."""
+    checkpoint = checkpoint_index.latest(folder / "run")
+    assert checkpoint
+    index = checkpoint_index.read(checkpoint)
+    assert index.step == max(losses(folder / "run.yaml"))
+    for name, file in index.files.items():
+        assert (checkpoint / name).stat().st_size == file["bytes"]
+
+
+def test_sigterm_to_the_supervisor_saves_and_stops_with_75(small_corpus, folder, started):
+    """Every step ends in a save here, so most signals come in the middle of one."""
+    path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
+    one = launched(started, path)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end(within=60) == 75, one.stderr
+    assert "stopped on request" in one.rest
+    assert not (folder / "run/stop").exists()
+    is_whole(folder)
+
+
+def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folder, started):
+    """DeepSpeed's two processes would die of it, and so would the loader's workers."""
+    one = launched(started, endless(folder, small_corpus), "data.workers=1")
+    for process in [one.process, *one.others()]:
+        process.send_signal(signal.SIGUSR1)
+    assert one.end(within=60) == 75, one.stderr
+    is_whole(folder)
+
+
+def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(small_corpus, folder, started):
+    path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
+    one = launched(started, path)
+    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} trains here already"
+    for refused in (run("launch", "local", path, "--ranks", "2"), run("pretrain", "train", path)):
+        assert refused.returncode == 2
+        assert [line for line in refused.stderr.splitlines() if "error" in line] == [
+            f"error: run.directory: {folder}/run: {holder}"
+        ]
+    assert not (folder / "run/logs/attempt-0002").exists()
+    rank = one.named("rank 1")
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        rank.send_signal(number)
+        time.sleep(0.03)
+    assert one.end(within=60) == 75, one.stderr
+    is_whole(folder)
+    assert "stopped on request" in log(folder, 1, 0)
+    assert "SIGUSR1: saving and stopping" in log(folder, 1, 1)
+    assert "step 2/" not in log(folder, 1, 1)
+
+
+def test_a_second_signal_to_the_supervisor_ends_at_once(small_corpus, folder, started):
+    """Also ranks that can't obey the first."""
+    one = launched(started, endless(folder, small_corpus))
+    one.named("rank 0").suspend()
+    one.process.send_signal(signal.SIGUSR1)
+    time.sleep(1)
+    assert one.process.poll() is None
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.end(within=10) == 1
+
+
+def test_no_process_outlives_a_killed_supervisor_and_the_run_can_go_on(small_corpus, folder, started):
+    """Neither a stopped rank nor the loader's workers; the lock dies with them."""
+    path = endless(folder, small_corpus, checkpoint={"every_steps": 2, "keep_last": 2})
+    one = launched(started, path, "data.workers=1")
+    assert len(one.others()) >= 6  # deepspeed, launch, two ranks, two workers
+    one.named("rank 1").suspend()
+    one.process.kill()
+    one.end(within=10)
+
+    one = launched(started, path)
+    one.named("deepspeed").kill()
+    assert one.end(within=10) == 1
+    assert "the launcher ended before its ranks" in one.stderr
+
+    one = launched(started, path)
+    one.named("launch").kill()
+    assert one.end(within=10) == 1
+    assert json.loads((folder / "run/status.json").read_text())["attempt"] == 3
+
+
+def test_a_killed_rank_ends_the_run_in_time_though_the_others_hang(small_corpus, folder, started):
+    one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=3")
+    one.named("rank 0").suspend()
+    one.named("rank 1").kill()
+    assert one.end(within=15) == 1
+    assert one.seconds < 6
+    assert f"rank 1 was killed by SIGKILL; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
+
+
+def test_a_crash_in_native_code_is_told_with_its_stacks(small_corpus, folder, started):
+    one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=10")
+    one.named("rank 1").send_signal(signal.SIGSEGV)
+    assert one.end(within=30) == 1
+    assert "rank 1 was killed by SIGSEGV" in one.stderr
+    assert "Fatal Python error: Segmentation fault" in log(folder, 1, 1)
+    assert "pretrain/train.py" in one.stderr  # from the last lines of its log
+    assert "Fatal Python error" not in one.rest
+
+
+def test_a_rank_that_raises_is_told_with_its_last_lines(small_corpus, folder, started, monkeypatch):
+    """The others fail after it, when their collectives miss it."""
+    (folder / "sitecustomize.py").write_text(FAILING_RANK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    one = Started(folder, "launch", "local", endless(folder, small_corpus), "--ranks", "2")
+    started.append(one)
+    assert one.end(within=90) == 1
+    assert "rank 1 ended with exit code 1" in one.stderr
+    assert "ValueError: on purpose" in one.stderr
+    assert "ValueError: on purpose" not in one.rest
+
+
+def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small_corpus, folder, started):
+    one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=12", "faults.dead_rank_seconds=3")
+    one.named("rank 1").suspend()
+    assert one.end(within=30) == 1
+    assert "rank 0: nothing done for 12 s (faults.hang_seconds); all stacks follow" in one.rest
+    assert "all_reduce" in one.rest.partition("all stacks follow")[2]
+    assert "rank 0 ended with exit code 1" in one.stderr
+
+
+def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started):
+    """Its shard has become a FIFO, whose open waits for a writer as a file on a dead network mount does."""
+    shutil.copytree(small_corpus, folder / "corpus")
+    evaluation = [{"hook": "validation_loss", "every_steps": 20}]
+    one = Started(
+        folder,
+        "pretrain",
+        "train",
+        endless(folder, folder / "corpus", evaluation=evaluation),
+        "faults.hang_seconds=12",
+    )
+    started.append(one)
+    one.until("step 2/")
+    for shard in (folder / "corpus/shards/validation").iterdir():
+        shard.unlink()
+        os.mkfifo(shard)
+    assert one.end(within=60) == 1
+    assert "rank 0: nothing done for 12 s (faults.hang_seconds); all stacks follow" in one.stderr
+    assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
+
+
+def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
+    code = (
+        "import ctypes; from pretrain import watchdog; watchdog.GRACE = 1\n"
+        "with watchdog.watching(0, 1): ctypes.PyDLL(None).sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "Timeout (0:00:0" in done.stderr
+    assert 'File "<string>", line 2 in <module>' in done.stderr
+
+
+def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder, started):
+    """A terminal sends it to all processes, and here more than once."""
+    path = endless(folder, small_corpus)
+    one = Started(folder, "pretrain", "train", path, "data.workers=2")
+    started.append(one)
+    one.until("step 2/")
+    for _ in range(3):
+        os.killpg(one.process.pid, signal.SIGINT)
+        time.sleep(0.05)
+    assert one.end(within=60) == 75, one.stderr
+    assert "SIGINT: saving and stopping after this step" in one.stderr
+    is_whole(folder)
+
+
+def test_a_run_stops_after_its_hours(small_corpus, folder):
+    done = run("pretrain", "train", endless(folder, small_corpus), "run.max_hours=0.0002")
+    assert done.returncode == 75, done.stderr
+    is_whole(folder)

@@ -1,0 +1,56 @@
+"""Run files, runs as users start them, and what they leave."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from pretrain.metric_log import read_metrics
+from tests.conftest import run
+
+MODEL = {
+    "family": "t5",
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "dropout_rate": 0.1,
+}
+
+
+def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8},
+        "model": MODEL,
+        "data": {
+            "train": [{"corpus": str(corpus)}],
+            "validation": [{"corpus": str(corpus)}],
+            "lanes": 8,
+            "workers": 0,
+        },
+        "batch": {"global_batch_size": 16, "micro_batch_size": 4},
+        "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5},
+        "schedule": {"name": "cosine", "warmup_steps": 3},
+        "precision": "fp32",
+        "deepspeed": {"zero_optimization": {"stage": stage}},
+        "checkpoint": {"every_steps": 4, "keep_last": 2},
+        "evaluation": [{"hook": "validation_loss", "every_steps": 8}],
+        "tracking": {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1},
+        **changes,
+    }
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if ranks == 1:
+        return run("pretrain", "train", path, *arguments)
+    return run("launch", "local", path, "--ranks", str(ranks), *arguments)
+
+
+def losses(path: Path) -> dict[int, float]:
+    rows = read_metrics(path.parent / "run")
+    return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
