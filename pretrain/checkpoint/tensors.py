@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from data_pipeline.errors import FailedError
@@ -86,10 +86,16 @@ class StoredTensors:
         for piece_start, piece_size, file in self._pieces.get(name, []):
             first, last = max(start, piece_start), min(start + size, piece_start + piece_size)
             if first < last:
-                with safe_open(self.directory / file, "pt") as tensors:
-                    piece = tensors.get_slice(f"{state}/{name}")[first - piece_start : last - piece_start]
+                piece = self._slice(file, f"{state}/{name}", slice(first - piece_start, last - piece_start))
                 out[first - start : last - start] = piece
                 filled += last - first
         if filled != size:
             raise FailedError(f"{self.directory}: holds {filled} of {size} elements of {state}/{name}")
         return out
+
+    def _slice(self, file: str, tensor: str, elements: slice) -> Tensor:
+        try:
+            with safe_open(self.directory / file, "pt") as tensors:
+                return tensors.get_slice(tensor)[elements]
+        except SafetensorError as error:
+            raise FailedError(f"{self.directory / file}: damaged: {error}") from None

@@ -58,9 +58,7 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
         return
     optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps: theirs is shared out too
     for group in range(len(optimizer.fp16_groups)):
-        optimizer._prepare_sub_group(group, set())
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
-        optimizer._release_sub_group(group, set())
     optimizer.checkpoint_event_epilogue()
 
 

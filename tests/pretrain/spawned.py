@@ -29,5 +29,5 @@ def _rank(rank: int, ranks: int, port: int, folder: str, function: Callable[...,
     }
     from pretrain.ranks import joined
 
-    with joined(cpu_threads=1):
+    with joined(cpu_threads=1, hang_seconds=120):
         torch.save(function(rank, ranks, *arguments), Path(folder) / f"{rank}.pt")

@@ -1,0 +1,215 @@
+"""Checkpoints: complete or absent, on any ranks and stage, with what a disk and a vandal can do to them."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.errors import FailedError
+from data_pipeline.loading.stream import Stream
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.config import RunConfig
+from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
+from tests.pretrain.runs import losses, run_file, train
+from tests.pretrain.spawned import on_ranks
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1},
+}
+STEPS = 12
+
+
+def run_config(folder: Path, corpus: Path, optimizer: str, stage: int) -> dict[str, Any]:
+    path = run_file(
+        folder / optimizer,
+        corpus,
+        stage,
+        run={"name": optimizer, "directory": str(folder / optimizer / "run"), "max_steps": STEPS},
+        batch={"global_batch_size": 16, "micro_batch_size": 2},
+        optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
+        checkpoint={"every_steps": 3, "keep_last": 9},
+        evaluation=[],
+        tracking={"mlflow": None, "log_every_steps": 1},
+    )
+    return json.loads(path.read_text())
+
+
+def segment(rank: int, ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[int]:
+    """Trains with every optimizer up to step `stop`; returns the exit codes."""
+    from pretrain.engine import Engine
+    from pretrain.train import train_on
+    from tests.pretrain.recorded import record_steps
+
+    take_step, codes = Engine.step, []
+    for optimizer in OPTIMIZERS:
+        settings = RunConfig.model_validate(run_config(folder, corpus, optimizer, stage))
+        os.environ["RECORDED_ROWS"] = str(folder / optimizer)
+        Engine.step = take_step
+        record_steps(Engine)
+        codes.append(train_on(rank, ranks, settings, stop))
+    return codes
+
+
+@pytest.fixture(scope="module")
+def whole(small_corpus, tmp_path_factory) -> Path:
+    """Uninterrupted runs of one rank at stage 1, one with each optimizer."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert on_ranks(1, segment, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
+    return folder
+
+
+def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
+    """1 → 2 → 4 → 2 ranks, stage 1 → 3 → 2 → 1, with every optimizer: the same rows, the same losses to rounding."""
+    for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
+        codes = on_ranks(ranks, segment, tmp_path, small_corpus, stage, stop)
+        assert codes == [[0 if stop == STEPS else 75] * len(OPTIMIZERS)] * ranks
+    schedule = scheduled_rows(Stream([open_corpus(small_corpus)], [1.0], 0, 8), 16, STEPS)
+    for optimizer in OPTIMIZERS:
+        assert recorded_rows(tmp_path / optimizer) == schedule
+        found, wanted = (losses(folder / optimizer / "run.yaml") for folder in (tmp_path, whole))
+        assert largest_relative_difference(found, wanted) < 1e-5, optimizer
+        ours, theirs = (
+            StoredTensors(folder / optimizer / f"run/checkpoints/step-{STEPS:08d}") for folder in (tmp_path, whole)
+        )
+        for name in theirs.shapes:
+            difference = (ours.whole(PARAMETER, name) - theirs.whole(PARAMETER, name)).norm()
+            assert difference <= 1e-4 * theirs.whole(PARAMETER, name).norm(), (optimizer, name)
+
+
+@pytest.fixture
+def finished(whole, tmp_path) -> Path:
+    """The run file of a copy of the finished AdamW run, which has four checkpoints; in another place than it was."""
+    shutil.copytree(whole / "adamw", tmp_path / "adamw")
+    path = tmp_path / "adamw/run.yaml"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "run": {**content["run"], "directory": str(tmp_path / "adamw/run")}}))
+    return path
+
+
+def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
+    """Of the latest a bit, of the one before a file: the run goes on from the one before that, and says so."""
+    checkpoints = finished.parent / "run/checkpoints"
+    tensors = checkpoints / "step-00000012/rank-00000.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-5] ^= 1
+    tensors.write_bytes(content)
+    (checkpoints / "step-00000009/rank-00000.json").unlink()
+    done = train(finished, 1)
+    assert done.returncode == 0, done.stderr
+    assert f"{tensors}: damaged: its checksum differs from index.json's" in done.stderr
+    assert "step-00000009/rank-00000.json: missing" in done.stderr
+    assert "steps 6 to 12" in done.stdout
+    assert losses(finished) == losses(whole / "adamw/run.yaml")
+
+
+def test_without_any_sound_checkpoint_nothing_is_begun_anew(finished):
+    checkpoints = finished.parent / "run/checkpoints"
+    for index in checkpoints.glob("*/index.json"):
+        index.write_text("{}")
+    done = train(finished, 1)
+    assert done.returncode == 1
+    assert "no checkpoint is sound; nothing was changed" in done.stderr
+    assert len(list(checkpoints.glob("step-*"))) == 4
+
+
+def test_no_pickle_is_read(finished):
+    """Neither one that lies there nor one under the name of a file that is read."""
+
+    class Planted:
+        def __reduce__(self):
+            return Path.touch, (finished.parent / "planted",)
+
+    latest = checkpoint_index.latest(finished.parent / "run")
+    for name in ("pytorch_model.bin", "mp_rank_00_model_states.pt"):
+        (latest / name).write_bytes(pickle.dumps(Planted()))
+    assert train(finished, 1).returncode == 0
+    tensors = latest / "rank-00000.safetensors"
+    tensors.write_bytes(pickle.dumps(Planted()))
+    index = json.loads((latest / "index.json").read_text())
+    index["files"][tensors.name] = {
+        "bytes": tensors.stat().st_size,
+        "sha256": checkpoint_index.sha256(tensors),
+    }
+    (latest / "index.json").write_text(json.dumps(index))
+    with pytest.raises(FailedError, match=r"rank-00000\.safetensors: damaged"):
+        StoredTensors(latest).whole(PARAMETER, "embedding.weight")
+    assert not (finished.parent / "planted").exists()
+
+
+def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finished):
+    changed = (
+        "run.max_steps=13",
+        "schedule.warmup_steps=2",
+        "optimizer.learning_rate=1e-4",
+        "deepspeed.zero_optimization.stage=3",
+        "checkpoint.keep_last=2",
+    )
+    done = train(finished, 1, *changed)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("changed since the last start: ")]
+    assert len(told) == 5
+    assert "changed since the last start: run.max_steps: 12 → 13" in told
+    assert "steps 12 to 13" in done.stdout
+    for change, expected in (
+        ("model.d_ff=128", "model.d_ff is 64 there, 128 here"),
+        ("run.seed=1", "data.seed is 0 there, 1 here"),
+        ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer is 'adamw' there, 'adafactor' here"),
+    ):
+        refused = train(finished, 1, "run.max_steps=14", change)
+        assert refused.returncode == 2
+        assert expected in refused.stderr
+
+
+def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
+    """Set back to step 6, of four; then a save after every step."""
+    checkpoints = finished.parent / "run/checkpoints"
+    (checkpoints / "latest").write_text("step-00000006\n")
+    settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
+    stopped = train(finished, 1, *settings, "--stop-at-step", "8")
+    assert stopped.returncode == 75, stopped.stderr
+    kept = sorted(path.name for path in checkpoints.glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (3, 6, 7, 8, 9, 12)]
+    assert train(finished, 1, *settings).returncode == 0
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == [
+        f"step-{step:08d}" for step in (3, 6, 9, 11, 12)
+    ]
+    assert not list(checkpoints.glob(".*"))
+
+
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size=64m tmpfs {disk}
+cp -r {run} {disk}/run
+head -c $(($(df --output=avail -k {disk} | tail -1) - 300))k /dev/zero > {disk}/filler
+{python} -m pretrain train {file} run.directory={disk}/run run.max_steps=18 {override} || echo "exit code $?"
+ls -A {disk}/run/checkpoints
+"""
+
+
+@pytest.mark.parametrize("policy", ["go_on", "stop"])
+def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp_path, policy):
+    """On a file system of its own, with room for the log and none for a checkpoint."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = FULL_DISK.format(
+        disk=disk,
+        run=finished.parent / "run",
+        python=sys.executable,
+        file=finished,
+        override=f"checkpoint.on_failure={policy}",
+    )
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    done = subprocess.run([*unshare, "bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert "No space left on device" in done.stdout + done.stderr, done.stderr
+    assert "the checkpoint before it is untouched" in done.stdout + done.stderr
+    assert "exit code 1" in done.stdout  # the last save has failed as well
+    assert "step-00000012\n" in done.stdout
+    assert ("step 18/18" in done.stdout) == (policy == "go_on")
