@@ -1,0 +1,169 @@
+"""Runs in trouble: gradients that stay non-finite, losses that jump; and runs whose batches grow."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.errors import FailedError
+from data_pipeline.loading.stream import Stream
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.config import RunConfig
+from pretrain.metric_log import read_metrics
+from tests.pretrain.recorded import digests, scheduled_rows
+from tests.pretrain.runs import run_file
+from tests.pretrain.spawned import on_ranks
+
+ROWS = 16
+
+
+def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfig:
+    path = run_file(
+        folder,
+        corpus,
+        run={"name": "test", "directory": str(folder / "run"), "max_steps": steps},
+        batch={"global_batch_size": ROWS, "micro_batch_size": 4, **changes.pop("batch", {})},
+        schedule={"name": "constant"},
+        optimizer={"name": "adamw", "learning_rate": 1e-4},
+        evaluation=[],
+        tracking={"mlflow": None, "log_every_steps": 1},
+        **changes,
+    )
+    return RunConfig.model_validate(json.loads(path.read_text()))
+
+
+def train_with(config: RunConfig, rank: int, ranks: int, spoil: Any = None, stop: int | None = None) -> Any:
+    """(exit code or error, the row digests of each step in the order they were taken) of a run whose losses are
+    `spoil(loss, position of the step)`."""
+    from pretrain.engine import Engine
+    from pretrain.train import train_on
+
+    take_step, taken = Engine.step, []
+
+    def step(engine: Any, step: int, position: int, batches: list, *arguments: Any) -> Any:
+        taken.append((step, [digest for batch in batches for digest in digests(batch)]))
+        hook = engine.deepspeed.module.register_forward_hook(
+            lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
+        )
+        try:
+            return take_step(engine, step, position, batches, *arguments)
+        finally:
+            hook.remove()
+
+    Engine.step = step
+    try:
+        return train_on(rank, ranks, config, stop), taken
+    except FailedError as error:
+        return str(error), taken
+    finally:
+        Engine.step = take_step
+
+
+def in_trouble(rank: int, ranks: int, folder: Path, corpus: Path) -> dict[str, Any]:
+    def spike_at(first: int, last: int) -> Any:
+        return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
+
+    spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
+    poisoned = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3})
+    spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
+    hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
+    ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
+    growing = settings(folder / "growing", corpus, 6, batch={"global_batch_size": 32, **ramp})
+    return {
+        "poisoned": train_with(poisoned, rank, ranks, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
+        "healed": train_with(poisoned, rank, ranks),
+        "spiking": train_with(spiking, rank, ranks, spike_at(192, 208)),
+        "hopeless": train_with(hopeless, rank, ranks, spike_at(192, 10**9)),
+        "growing": train_with(growing, rank, ranks, stop=3),
+        "grown": train_with(growing, rank, ranks),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("trouble")
+
+
+@pytest.fixture(scope="module")
+def told(folder, small_corpus) -> list[dict[str, Any]]:
+    """What each of two ranks has to tell."""
+    return on_ranks(2, in_trouble, folder, small_corpus)
+
+
+@pytest.fixture(scope="module")
+def schedule(small_corpus) -> list[list[str]]:
+    """Digests of the rows of each step of 16."""
+    stream = Stream([open_corpus(small_corpus)], [1.0], 0, 8)
+    return list(scheduled_rows(stream, ROWS, 24).values())
+
+
+def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list[str]]]:
+    """(step, rows of both ranks) in the order of the steps taken."""
+    ours, theirs = (of_rank[name][1] for of_rank in told)
+    assert [step for step, _ in ours] == [step for step, _ in theirs]
+    return [(step, rows + others) for (step, rows), (_, others) in zip(ours, theirs, strict=True)]
+
+
+def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(folder, told, schedule):
+    """From step 7 on; the checkpoint is of 6 steps, and what follows it is trained when the trouble is over."""
+    run = folder / "poisoned/run"
+    for of_rank in told:
+        error, taken = of_rank["poisoned"]
+        assert "step 9: the loss or its gradient isn't finite" in error
+        assert f"after step 6, is in {run}/checkpoints/step-00000006" in error
+        assert "3 steps in a row (faults.max_skipped_steps)" in error
+        assert len(taken) == 9
+        assert of_rank["healed"][0] == 0
+    assert taken_by_both(told, "healed") == [(step, schedule[step]) for step in range(6, 12)]
+    kept = checkpoint_index.read(run / "checkpoints/step-00000006")
+    assert (kept.step, kept.position, kept.health["skipped"]) == (6, 96, 0)
+    rows = {row.step: row for row in read_metrics(run)}
+    assert rows[12].metrics["train/skipped_steps"] == 0
+
+
+def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, schedule):
+    """Step 13 takes the rows of step 14, and so on."""
+    taken = taken_by_both(told, "spiking")
+    expected = [(step, schedule[step]) for step in range(13)]
+    expected += [(step, schedule[step + 1]) for step in range(12, 16)]
+    assert taken == expected
+    run = folder / "spiking/run"
+    (rewind,) = json.loads((run / "rewinds.json").read_text())
+    assert (rewind["step"], rewind["position"], rewind["to"], rewind["spike_step"]) == (12, 192, 208, 13)
+    assert checkpoint_index.read(run / "checkpoints/step-00000016").position == 17 * ROWS
+
+
+def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(folder, told, small_corpus, schedule):
+    """Its latest checkpoint is of before the spike still."""
+    run = folder / "spiking/run"
+    before = {row.step: row.metrics["train/loss"] for row in read_metrics(run) if "train/loss" in row.metrics}
+    (run / "checkpoints/latest").write_text("step-00000012\n")
+    ((code, taken),) = on_ranks(1, go_on, folder / "spiking", small_corpus)
+    assert code == 0
+    assert taken == [(step, schedule[step + 1]) for step in range(12, 16)]
+    after = {row.step: row.metrics["train/loss"] for row in read_metrics(run) if "train/loss" in row.metrics}
+    assert after == pytest.approx(before, rel=1e-6)
+
+
+def go_on(rank: int, ranks: int, folder: Path, corpus: Path) -> Any:
+    return train_with(settings(folder, corpus, 16), rank, ranks)
+
+
+def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
+    taken = taken_by_both(told, "hopeless")
+    assert [step for step, _ in taken] == [*range(13), 12, 12, 13, 14, 15]
+    rows = {row.step: row.metrics for row in read_metrics(folder / "hopeless/run")}
+    assert len(json.loads((folder / "hopeless/run/rewinds.json").read_text())) == 2
+    assert rows[16]["train/spikes"] == 4
+
+
+def test_growing_batches_take_the_rows_in_their_order(folder, told, schedule):
+    """2 steps of 8 rows, 1 of 16, 3 of 32; stopped and resumed in between."""
+    assert {of_rank["growing"][0] for of_rank in told} == {75}
+    assert {of_rank["grown"][0] for of_rank in told} == {0}
+    taken = taken_by_both(told, "growing") + taken_by_both(told, "grown")
+    assert [len(rows) for _, rows in taken] == [8, 8, 16, 32, 32, 32]
+    assert [row for _, rows in taken for row in rows] == [row for rows in schedule[:8] for row in rows]
+    assert checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006").position == 128
