@@ -14,10 +14,9 @@ from torch import nn
 
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
+from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.deepspeed_config import deepspeed_config
-from pretrain.optimizers.adamw import adamw
-from pretrain.optimizers.schedules import learning_rate
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -29,9 +28,10 @@ class Engine:
         self.config, self.cut = config, cut
         self.deepspeed, *_ = deepspeed.initialize(
             model=model,
-            optimizer=adamw(model, config.optimizer),
+            optimizer=optimizers.build(model, config.optimizer),
             config=deepspeed_config(config, cut),
         )
+        optimizers.attach(self.deepspeed)
         self.device = self.deepspeed.device
         self._sums: dict[str, torch.Tensor] = {}  # of this rank's losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over, on all ranks
@@ -55,9 +55,7 @@ class Engine:
             self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
             for name, total in losses.items():
                 self._sums[name] = self._sums.get(name, 0) + total.detach().double()
-            rate = learning_rate(self.config, step)
-            for group in self.deepspeed.optimizer.param_groups:
-                group["lr"] = rate
+            optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
             self.deepspeed.step()
         self._counts.update({name: counted.get(name, targets) for name in losses})
         return asked > 0

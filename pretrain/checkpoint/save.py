@@ -2,7 +2,9 @@
 
 Each rank writes what it owns, by parameter name and offset: `rank-00000.safetensors` with a tensor "STATE/NAME" for
 each fragment (STATE is "parameter" or the optimizer's own name for it, as "exp_avg"), and `rank-00000.json` with where
-the fragments belong. Nothing is pickled. A checkpoint appears under its name when every rank's files are on disk.
+the fragments belong. What an optimizer keeps of a parameter in another shape, as means of rows, is written whole by the
+rank that has the parameter's first element. Nothing is pickled. A checkpoint appears under its name when every rank's
+files are on disk.
 """
 
 import json
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,7 +29,8 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.index import Index, directory_of
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.engine import Engine
-from pretrain.optimizers.fragments import Fragment, fragments, optimizer_state
+from pretrain.optimizers import factored_state
+from pretrain.optimizers.fragments import fragments, optimizer_state
 from pretrain.setup import Setup
 
 
@@ -40,9 +44,7 @@ def save(engine: Engine, setup: Setup, step: int, progress: Progress) -> Path:
     if rank == 0:
         error = _attempt(lambda: _begin(temporary, setup))
     _agree(error, final)
-    error = _attempt(
-        lambda: _write_rank(temporary, rank, fragments(engine.deepspeed), optimizer_state(engine.deepspeed))
-    )
+    error = _attempt(lambda: _write_rank(temporary, rank, engine.deepspeed))
     _agree(error, final)
     if rank == 0:
         error = _attempt(lambda: _complete(temporary, final, setup, step, progress))
@@ -56,22 +58,27 @@ def _begin(temporary: Path, setup: Setup) -> None:
     shutil.copyfile(setup.directory / CONFIG, temporary / CONFIG)
 
 
-def _write_rank(directory: Path, rank: int, owned: list[Fragment], state: dict[Tensor, dict[str, Tensor]]) -> None:
+def _write_rank(directory: Path, rank: int, engine: DeepSpeedEngine) -> None:
+    state, factored = optimizer_state(engine), factored_state(engine)
     tensors: dict[str, Tensor] = {}
-    table: dict[str, Any] = {"states": [], "fragments": {}}
-    for fragment in owned:
+    table: dict[str, Any] = {"fragments": {}}
+    for fragment in fragments(engine):
         slots = state.get(fragment.flat, {})
         elementwise = [name for name, value in slots.items() if value.dim()]
-        table["states"] = elementwise
+        whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
         table["fragments"][fragment.name] = {
             "start": fragment.start,
             "size": fragment.size,
             "shape": fragment.shape,
             "scalars": {name: float(value) for name, value in slots.items() if not value.dim()},
+            "states": elementwise,
+            "whole": list(whole),
         }
         tensors[f"{PARAMETER}/{fragment.name}"] = fragment.of(fragment.flat.data).cpu()
         for name in elementwise:
             tensors[f"{name}/{fragment.name}"] = fragment.of(slots[name]).cpu()
+        for name, value in whole.items():
+            tensors[f"{name}/{fragment.name}"] = value.cpu()
     path = directory / f"{rank_file(rank)}.safetensors"
     with os_errors():
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
