@@ -1,4 +1,4 @@
-"""What a run file may say under `optimizer:` and `schedule:`, one class for each kind. No torch: the launcher reads it."""
+"""What a run file may say under `optimizer:` and `schedule:`, a class for each kind. No torch here."""
 
 from typing import Annotated, Literal, Self
 

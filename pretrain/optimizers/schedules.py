@@ -22,10 +22,9 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return peak * count / warmup
     if isinstance(schedule, ConstantSchedule):
         return peak
+    begin, shape = warmup, str(schedule.name)
     if isinstance(schedule, WarmupStableDecaySchedule):
         begin, shape = config.run.max_steps - schedule.decay_steps, schedule.decay_shape
-    else:
-        begin, shape = warmup, schedule.name
     progress = min(1.0, max(0, count - begin) / max(1, config.run.max_steps - begin))
     final = schedule.final_learning_rate
     return final + (peak - final) * _REMAINING[shape](progress)
