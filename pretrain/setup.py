@@ -84,6 +84,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
     return {
         "model": model.model_dump(),
+        "optimizer": config.optimizer.name,
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
     }

@@ -7,6 +7,7 @@ contiguous fragment of a parameter.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,6 +55,12 @@ class Flat:
 
     tensor: Tensor
     fragments: list[Fragment]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(parameters,) elements of each whole parameter."""
+        sizes = [torch.Size(fragment.shape).numel() for fragment in self.fragments]
+        return torch.tensor(sizes, device=self.tensor.device)
 
     def pieces(self, values: Tensor) -> list[Tensor]:
         """(size,) of each parameter, of `values` laid out as the tensor."""

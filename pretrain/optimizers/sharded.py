@@ -73,8 +73,7 @@ def sums_of_squares(flat: Flat, values: Tensor) -> Tensor:
 
 def root_mean_squares(flat: Flat, sums: Tensor) -> Tensor:
     """(parameters,) from the sums of squares over whole parameters."""
-    sizes = [torch.Size(fragment.shape).numel() for fragment in flat.fragments]
-    return (sums / torch.tensor(sizes, device=sums.device)).sqrt()
+    return (sums / flat.sizes).sqrt()
 
 
 def subtract(flat: Flat, values: Tensor, update: Tensor, factors: Tensor) -> None:
