@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -15,6 +14,7 @@ from pydantic import (
 from data_pipeline.config_file import Section
 from data_pipeline.objectives import AnyObjective
 from pretrain.models.config import AnyModelConfig
+from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):
@@ -104,25 +104,6 @@ class ComputeSection(Section):
     activation_checkpointing: bool = False
 
 
-class OptimizerSection(Section):
-    """AdamW (Loshchilov and Hutter 2019). Weight decay spares norms: it is for matrices alone."""
-
-    name: Literal["adamw"] = "adamw"
-    learning_rate: PositiveFloat
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    gradient_clipping: NonNegativeFloat = 1.0  # largest norm of the whole gradient; 0: none
-
-
-class ScheduleSection(Section):
-    """Over run.max_steps; see pretrain/optimizers/schedules.py."""
-
-    name: Literal["cosine", "inverse_square_root", "constant"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
-    final_learning_rate: NonNegativeFloat = 0.0
-
-
 class CheckpointSection(Section):
     """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th.
 
@@ -179,8 +160,8 @@ class RunConfig(Section):
     model: AnyModelConfig
     data: DataSection
     batch: BatchSection
-    optimizer: OptimizerSection
-    schedule: ScheduleSection = ScheduleSection()
+    optimizer: AnyOptimizer
+    schedule: AnySchedule = CosineSchedule()
     precision: Literal["bf16", "fp32"] = "bf16"
     deepspeed: dict[str, Any] = {"zero_optimization": {"stage": 2}}
     compute: ComputeSection = ComputeSection()
@@ -216,6 +197,12 @@ class RunConfig(Section):
     def _validation_has_data(self) -> "RunConfig":
         if self.evaluation and not self.data.validation:
             raise ValueError("evaluation: data.validation names no corpus")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "RunConfig":
+        if problems := self.schedule.problems(self.run.max_steps):
+            raise ValueError("; ".join(f"schedule: {problem}" for problem in problems))
         return self
 
 

@@ -20,6 +20,7 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.gradient_clipping,
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # optimizers here step on the CPU too
         "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
         "steps_per_print": 2**62,
     }

@@ -16,10 +16,9 @@ from torch import nn
 
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
+from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.deepspeed_config import deepspeed_config
-from pretrain.optimizers.adamw import adamw
-from pretrain.optimizers.schedules import learning_rate
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -43,10 +42,12 @@ class Engine:
         self.config, self.cut = config, cut
         self.deepspeed, *_ = deepspeed.initialize(
             model=model,
-            optimizer=adamw(model, config.optimizer),
+            optimizer=optimizers.build(model, config.optimizer),
             config=deepspeed_config(config, cut),
         )
+        optimizers.attach(self.deepspeed)
         self.device = self.deepspeed.device
+        self._rate = 0.0  # of the last step
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 
@@ -64,7 +65,7 @@ class Engine:
         targets = counted["labels"]
         sums: dict[str, torch.Tensor] = {}
         self._forget_unused_gradients()
-        self._set_rates(step)
+        self._rate = optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
@@ -106,7 +107,7 @@ class Engine:
         means = {name: self._sums[name] / self._counts[name] if self._counts[name] else math.nan for name in names}
         metrics = {
             **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
-            "train/learning_rate": float(self.deepspeed.optimizer.param_groups[0]["lr"]),
+            "train/learning_rate": self._rate,
             "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
         }
         self._sums.clear()
@@ -117,11 +118,6 @@ class Engine:
         """Ends DeepSpeed's threads and hooks, once all ranks are through."""
         dist.barrier()
         self.deepspeed.destroy()
-
-    def _set_rates(self, step: int) -> None:
-        rate = learning_rate(self.config, step)
-        for group in self.deepspeed.optimizer.param_groups:
-            group["lr"] = rate
 
     def _forget_unused_gradients(self) -> None:
         """Stage 3 would take the last step's gradient again for a parameter that this step doesn't use."""

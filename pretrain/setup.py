@@ -85,9 +85,9 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
     return {
         "model": model.model_dump(),
+        "optimizer": config.optimizer.name,
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
-        "optimizer": config.optimizer.name,
     }
 
 

@@ -10,7 +10,7 @@ from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.stream import differences
 from pretrain.models import FAMILIES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INDEX = "index.json"
 
 

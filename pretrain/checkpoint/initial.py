@@ -38,10 +38,17 @@ def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: To
         file = partial / f"{rank_file(0)}.safetensors"
         save_file({f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}, file)
         fragments = {
-            name: {"start": 0, "size": state[name].numel(), "shape": list(state[name].shape), "scalars": {}}
+            name: {
+                "start": 0,
+                "size": state[name].numel(),
+                "shape": list(state[name].shape),
+                "scalars": {},
+                "states": [],
+                "whole": [],
+            }
             for name in names
         }
-        file.with_suffix(".json").write_text(json.dumps({"states": [], "fragments": fragments}))
+        file.with_suffix(".json").write_text(json.dumps({"fragments": fragments}))
         files = sorted(path for path in partial.rglob("*") if path.is_file())
         for path in files:
             flush(path)

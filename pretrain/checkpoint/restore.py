@@ -7,6 +7,7 @@ import torch
 from pretrain import watchdog
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine import Engine
+from pretrain.optimizers import set_factored_state
 from pretrain.optimizers.fragments import fragments, optimizer_state, update_parameters
 
 
@@ -23,8 +24,9 @@ def restore(engine: Engine, directory: Path) -> None:
         slots = state.setdefault(fragment.flat, {})
         for name, value in stored.scalars(fragment.name).items():
             slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.flat.device)
-        for name in stored.states():
+        for name in stored.states(fragment.name):
             if name not in slots:
                 slots[name] = torch.zeros_like(fragment.flat.data)
             fragment.of(slots[name]).copy_(stored.read(name, fragment.name, fragment.start, fragment.size))
+    set_factored_state(engine.deepspeed, stored.factored_state())
     update_parameters(engine.deepspeed)

@@ -2,7 +2,9 @@
 
 Each rank writes what it owns, by parameter name and offset: `rank-00000.safetensors` with a tensor "STATE/NAME" for
 each fragment (STATE is "parameter" or the optimizer's own name for it, as "exp_avg"), and then `rank-00000.json` with
-where the fragments belong. Nothing is pickled. A checkpoint appears under its name when every rank's files are on disk.
+where the fragments belong. What an optimizer keeps of a parameter in another shape, as means of rows, is written whole
+by the rank that has the parameter's first element. Nothing is pickled. A checkpoint appears under its name when every
+rank's files are on disk.
 
 Training waits only until its state is copied. A thread of each rank writes the copy; that of rank 0 sees by the others'
 .json files that they are done. Ranks tell one another of a failure where they meet anyway, between two steps.
@@ -32,6 +34,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.index import Index, directory_of
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.engine import Engine
+from pretrain.optimizers import factored_state
 from pretrain.optimizers.fragments import fragments, optimizer_state
 from pretrain.setup import Setup
 from pretrain.standing import Standing
@@ -149,11 +152,8 @@ class _Writing(threading.Thread):
     def run(self) -> None:
         started = time.perf_counter()
         try:
-            try:
-                self._write_part()
-            finally:
-                self._tensors.clear()
-                self.written.set()
+            self._write_part()
+            self.written.set()
             if self.setup.cut.rank == 0:
                 self._complete()
         except (OSError, FailedError) as error:
@@ -162,6 +162,7 @@ class _Writing(threading.Thread):
             self.error = repr(error)
             raise
         finally:
+            self._tensors.clear()
             self.written.set()
             if self.error is not None:
                 shutil.rmtree(self.temporary, ignore_errors=True)
@@ -175,6 +176,7 @@ class _Writing(threading.Thread):
             save_file(self._tensors, path)
         flush(path)
         self._table["file"] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        self._tensors.clear()
         write_json(self.temporary / f"{name}.json", self._table)
 
     def _complete(self) -> None:
@@ -224,21 +226,25 @@ class _Writing(threading.Thread):
 def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors by "STATE/NAME" in host memory, where they belong) of what this rank owns."""
     tensors: dict[str, Tensor] = {}
-    table: dict[str, Any] = {"states": [], "fragments": {}}
-    state = optimizer_state(engine.deepspeed)
+    table: dict[str, Any] = {"fragments": {}}
+    state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)
     for fragment in fragments(engine.deepspeed):
         slots = state.get(fragment.flat, {})
         elementwise = [name for name, value in slots.items() if value.dim()]
-        table["states"] = elementwise
+        whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
         table["fragments"][fragment.name] = {
             "start": fragment.start,
             "size": fragment.size,
             "shape": fragment.shape,
             "scalars": {name: float(value) for name, value in slots.items() if not value.dim()},
+            "states": elementwise,
+            "whole": list(whole),
         }
         tensors[f"{PARAMETER}/{fragment.name}"] = _on_host(fragment.of(fragment.flat.data))
         for name in elementwise:
             tensors[f"{name}/{fragment.name}"] = _on_host(fragment.of(slots[name]))
+        for name, value in whole.items():
+            tensors[f"{name}/{fragment.name}"] = _on_host(value)
     return tensors, table
 
 

@@ -54,26 +54,37 @@ class StoredTensors:
         self._pieces: dict[str, list[tuple[int, int, str]]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._scalars: dict[str, dict[str, float]] = {}
-        self._states: list[str] = []
+        self._states: dict[str, list[str]] = {}
+        self._whole: dict[str, tuple[str, list[str]]] = {}
         for rank in range(self.index.world_size):
             table = json.loads((directory / f"{rank_file(rank)}.json").read_text())
-            self._states = table["states"] or self._states
+            file = f"{rank_file(rank)}.safetensors"
             for name, piece in table["fragments"].items():
-                place = (piece["start"], piece["size"], f"{rank_file(rank)}.safetensors")
-                self._pieces.setdefault(name, []).append(place)
+                self._pieces.setdefault(name, []).append((piece["start"], piece["size"], file))
                 self._shapes[name] = tuple(piece["shape"])
                 self._scalars[name] = piece["scalars"]
+                self._states[name] = piece["states"]
+                if piece["whole"]:
+                    self._whole[name] = (file, piece["whole"])
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
-    def states(self) -> list[str]:
-        """Names of the optimizer's element-wise states; none before the first step."""
-        return self._states
+    def states(self, name: str) -> list[str]:
+        """What the optimizer's element-wise states of a parameter are called; none before the first step."""
+        return self._states[name]
 
     def scalars(self, name: str) -> dict[str, float]:
         return self._scalars[name]
+
+    def factored_state(self) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps in another shape than the parameters', by parameter and its own name."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, (file, states) in self._whole.items():
+            with safe_open(self.directory / file, "pt") as tensors:
+                found[name] = {state: tensors.get_tensor(f"{state}/{name}") for state in states}
+        return found
 
     def whole(self, state: str, name: str) -> Tensor:
         shape = self._shapes[name]

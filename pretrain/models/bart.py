@@ -43,7 +43,7 @@ class LogitsHead(Linear):
         self.register_buffer("final_logits_bias", torch.zeros(rows))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.final_logits_bias)
+        return F.linear(x, self.weight, self.final_logits_bias.to(x.dtype))  # DeepSpeed leaves buffers in fp32
 
 
 class Bart(Transformer):

@@ -1,20 +1,11 @@
-"""AdamW with weight decay for matrices alone."""
+"""AdamW (Loshchilov and Hutter 2019): each element by itself, so torch's own needs to know nothing of ZeRO."""
 
-from torch import nn
+from typing import Any
+
 from torch.optim import AdamW
 
-from pretrain.config import OptimizerSection
+from pretrain.optimizers.config import AdamWConfig
 
 
-def adamw(model: nn.Module, config: OptimizerSection) -> AdamW:
-    """AdamW over `model`'s parameters; vectors (norms) are not decayed. Its rate is set before each step."""
-    parameters = list(model.parameters())
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    vectors = [parameter for parameter in parameters if parameter.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    if config.weight_decay == 0:  # one group: fewer collectives
-        groups = [{"params": parameters, "weight_decay": 0.0}]
+def adamw(groups: list[dict[str, Any]], config: AdamWConfig) -> AdamW:
     return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

@@ -7,6 +7,8 @@ contiguous fragment of a parameter.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -30,19 +32,55 @@ class Fragment:
         """This fragment (size,) of a tensor laid out as `flat`: the fp32 parameters or an optimizer state."""
         return flat.narrow(0, self.offset, self.size)
 
+    def blocks(self, flat: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
+        """The same of a matrix as rectangles, three at most, with the rows and columns where each lies.
 
-def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
-    """The fragments on this rank, in the order of the parameters."""
+        Elements 2 … 8 of a matrix (4, 3) → (1, 1) at [0:1, 2:3], (2, 3) at [1:3, 0:3]
+        """
+        piece, width, done = self.of(flat), self.shape[1], 0
+        while done < self.size:
+            row, column = divmod(self.start + done, width)
+            left = self.size - done
+            whole = column == 0 and left >= width
+            rows, columns = (left // width, width) if whole else (1, min(left, width - column))
+            block = piece.narrow(0, done, rows * columns).view(rows, columns)
+            yield block, slice(row, row + rows), slice(column, column + columns)
+            done += rows * columns
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A tensor that an optimizer steps, and what lies in it: a fragment of each parameter of which any rank has one in
+    its tensor of the same group, in the same order on all ranks; of size 0 where this rank has none."""
+
+    tensor: Tensor
+    fragments: list[Fragment]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(parameters,) elements of each whole parameter."""
+        sizes = [torch.Size(fragment.shape).numel() for fragment in self.fragments]
+        return torch.tensor(sizes, device=self.tensor.device)
+
+    def pieces(self, values: Tensor) -> list[Tensor]:
+        """(size,) of each parameter, of `values` laid out as the tensor."""
+        return [fragment.of(values) for fragment in self.fragments]
+
+
+def flats(engine: DeepSpeedEngine) -> list[Flat]:
+    """What the engine's optimizer steps on this rank, in the order of its steps."""
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         return list(_stage_3(optimizer, names))
-    flats = (
-        optimizer.fp32_groups_flat_partition
-        if isinstance(optimizer, BF16_Optimizer)
-        else optimizer.single_partition_of_fp32_groups
-    )
-    return list(_stages_1_and_2(engine, flats, names))
+    if isinstance(optimizer, BF16_Optimizer):
+        return list(_stages_1_and_2(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, names))
+    return list(_stages_1_and_2(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, names))
+
+
+def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
+    """All that this rank has."""
+    return [fragment for flat in flats(engine) for fragment in flat.fragments if fragment.size]
 
 
 def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
@@ -62,22 +100,26 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
     optimizer.checkpoint_event_epilogue()
 
 
-def _stages_1_and_2(engine: DeepSpeedEngine, flats: list[Tensor], names: dict[int, str]) -> Iterator[Fragment]:
-    for parameter in engine.module.parameters():
-        mapping = parameter._hp_mapping
-        if mapping is not None:  # some of it lies in this rank's partition
-            there, here = mapping.lp_fragment_address, mapping.hp_fragment_address
-            flat = flats[mapping.param_group_index]
-            yield Fragment(names[id(parameter)], tuple(parameter.shape), there.start, here.numel, flat, here.start)
+def _stages_1_and_2(groups: list[list[Any]], tensors: list[Tensor], names: dict[int, str]) -> Iterator[Flat]:
+    for parameters, tensor in zip(groups, tensors, strict=True):
+        found = []
+        for parameter in parameters:
+            start = size = offset = 0
+            if parameter._hp_mapping is not None:  # some of it lies in this rank's partition
+                there, here = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
+                start, size, offset = there.start, here.numel, here.start
+            found.append(Fragment(names[id(parameter)], tuple(parameter.shape), start, size, tensor, offset))
+        yield Flat(tensor, found)
 
 
-def _stage_3(optimizer: DeepSpeedZeroOptimizer_Stage3, names: dict[int, str]) -> Iterator[Fragment]:
+def _stage_3(optimizer: DeepSpeedZeroOptimizer_Stage3, names: dict[int, str]) -> Iterator[Flat]:
     rank = torch.distributed.get_rank(optimizer.dp_process_group)
-    for parameters, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-        offset = 0
+    for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        found, offset = [], 0
         for parameter in parameters:
             share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
-            size = min(share, parameter.ds_numel - rank * share)
-            if size > 0:
-                yield Fragment(names[id(parameter)], tuple(parameter.ds_shape), rank * share, size, flat, offset)
+            start = min(rank * share, parameter.ds_numel)
+            size = min(share, parameter.ds_numel - start)
+            found.append(Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, size, tensor, offset))
             offset += share
+        yield Flat(tensor, found)

@@ -23,6 +23,9 @@ from tests.pretrain.spawned import on_ranks
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1},
+    "adamw_scale": {"learning_rate": 1e-2},
+    "adafactor": {"learning_rate": 1e-2, "min_dim_size_to_factor": 16},
+    "muon": {"learning_rate": 1e-3, "newton_schulz_dtype": "fp32"},
 }
 STEPS = 12
 

@@ -1,0 +1,39 @@
+"""AdamWScale, nanoT5's optimizer (Nawrot 2023, section 3): AdamW with steps relative to the size of each tensor."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.optimizers.config import AdamWScaleConfig
+from pretrain.optimizers.fragments import Flat
+from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
+
+
+class AdamWScale(Sharded):
+    """Step t with gradient g, for each tensor p with moments m and v:
+
+        p ← (1 − rate · decay) (p − rate · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · max(least_rms, RMS(p)) · m / (√v + ε))
+
+    Weight decay is not times the root mean square.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: AdamWScaleConfig):
+        super().__init__(groups, config)
+        self.config = config
+
+    def update(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+        if not state:
+            state["step"] = torch.zeros((), device=values.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+        beta1, beta2 = self.config.betas
+        state["step"] += 1
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        update = state["exp_avg_sq"].sqrt().add_(self.config.eps)
+        torch.div(state["exp_avg"], update, out=update)
+        step = state["step"].double()  # 1 − 0.999ᵗ has few digits in fp32
+        rate = group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)
+        sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, values)))
+        subtract(flat, values, update, rate * sizes.clamp(min=self.config.least_rms))
+        values.mul_(1 - group["lr"] * group["weight_decay"])

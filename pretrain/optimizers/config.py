@@ -1,0 +1,180 @@
+"""What a run file may say under `optimizer:` and `schedule:`, a class for each kind. No torch here."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from data_pipeline.config_file import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
+Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]
+
+
+class ParameterGroup(Section):
+    """Settings of its own for parameters whose kind or name is in `match`; names may have wildcards, as
+    "decoder.layers.*.feed_forward.*". Kinds: norms, biases, embeddings (of tokens, positions and token types, biases of
+    relative positions; an output matrix tied to them), output (one of its own), matrices (all others)."""
+
+    match: Annotated[list[str], Field(min_length=1)]
+    learning_rate: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.learning_rate is None and self.weight_decay is None:
+            raise ValueError("gives neither learning_rate nor weight_decay")
+        return self
+
+
+NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0)
+
+
+class OptimizerConfig(Section):
+    """`learning_rate`: the schedule's peak. `weight_decay` is decoupled: a step takes rate · decay · parameter.
+    `gradient_clipping`: largest L2 norm of the whole gradient; 0: none. A parameter belongs to the first of `groups`
+    that matches it; what none matches has the values here."""
+
+    name: str
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+    gradient_clipping: NonNegativeFloat = 1.0
+    groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
+
+    def algorithm(self, kind: Kind) -> str:
+        """What updates the parameters of a kind."""
+        return self.name
+
+    def rate(self, kind: Kind) -> float:
+        """The peak of the learning rate of a kind that no group gives another."""
+        return self.learning_rate
+
+
+class AdamWConfig(OptimizerConfig):
+    """Loshchilov and Hutter 2019."""
+
+    name: Literal["adamw"] = "adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+
+
+class AdamWScaleConfig(OptimizerConfig):
+    """nanoT5's (Nawrot 2023): AdamW whose step is times the root mean square of each tensor, at least `least_rms`."""
+
+    name: Literal["adamw_scale"] = "adamw_scale"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-6
+    least_rms: PositiveFloat = 1e-3
+
+
+class AdafactorConfig(OptimizerConfig):
+    """Shazeer and Stern 2018, as T5 has it: no momentum. Second moments decay by 1 − t^−`decay_rate`; an update's root
+    mean square is at most `clipping_threshold` (null: any). `eps`: least squared gradient, and least root mean square
+    of a parameter, by which steps are multiplied (`multiply_by_parameter_scale`). A matrix with fewer rows or columns
+    than `min_dim_size_to_factor` keeps the second moment of each element."""
+
+    name: Literal["adafactor"] = "adafactor"
+    decay_rate: PositiveFloat = 0.8
+    clipping_threshold: PositiveFloat | None = 1.0
+    eps: tuple[PositiveFloat, PositiveFloat] = (1e-30, 1e-3)
+    min_dim_size_to_factor: PositiveInt = 128
+    multiply_by_parameter_scale: bool = True
+
+
+class MuonConfig(OptimizerConfig):
+    """Jordan et al. 2024, for matrices; AdamW for every other kind, with `betas`, `eps` and `adamw_learning_rate`.
+
+    `adjust_lr_fn`: match_rms_adamw takes 0.2 · √(larger dimension) of an orthogonal update (Liu et al. 2025), so that
+    one learning rate suits both (`adamw_learning_rate: null`); original takes √(rows / columns) where that exceeds 1.
+    `newton_schulz_dtype`: in which an update is made orthogonal.
+    """
+
+    name: Literal["muon"] = "muon"
+    momentum: Decay = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    newton_schulz_dtype: Literal["bf16", "fp32"] = "bf16"
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    adamw_learning_rate: PositiveFloat | None = None
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+
+    @model_validator(mode="after")
+    def _rates_suit(self) -> Self:
+        if self.adjust_lr_fn == "original" and self.adamw_learning_rate is None:
+            raise ValueError("adjust_lr_fn: original needs an adamw_learning_rate: Muon's suits matrices alone")
+        return self
+
+    def algorithm(self, kind: Kind) -> str:
+        return "muon" if kind == "matrices" else "adamw"
+
+    def rate(self, kind: Kind) -> float:
+        return self.learning_rate if kind == "matrices" else self.adamw_learning_rate or self.learning_rate
+
+
+class Schedule(Section):
+    """Over run.max_steps; formulas in pretrain/optimizers/schedules.py."""
+
+    name: str
+    warmup_steps: NonNegativeInt = 0
+
+    def problems(self, max_steps: int) -> list[str]:
+        """What doesn't fit into a run of so many steps."""
+        return []
+
+
+class CosineSchedule(Schedule):
+    name: Literal["cosine"] = "cosine"
+    final_learning_rate: NonNegativeFloat = 0.0
+
+
+class LinearSchedule(Schedule):
+    name: Literal["linear"] = "linear"
+    final_learning_rate: NonNegativeFloat = 0.0
+
+
+class WarmupStableDecaySchedule(Schedule):
+    """Flat until `decay_steps` before the end (Hu et al. 2024), then down along a line or, with
+    `decay_shape: one_minus_sqrt`, by 1 − √progress (Hägele et al. 2024)."""
+
+    name: Literal["warmup_stable_decay"] = "warmup_stable_decay"
+    decay_steps: PositiveInt
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    final_learning_rate: NonNegativeFloat = 0.0
+
+    def problems(self, max_steps: int) -> list[str]:
+        if self.warmup_steps + self.decay_steps <= max_steps:
+            return []
+        return [f"{self.warmup_steps} warmup_steps and {self.decay_steps} decay_steps exceed run.max_steps {max_steps}"]
+
+
+class InverseSquareRootSchedule(Schedule):
+    name: Literal["inverse_square_root"] = "inverse_square_root"
+
+
+class ConstantSchedule(Schedule):
+    name: Literal["constant"] = "constant"
+
+
+def _called(name: str) -> BeforeValidator:
+    """Gives a section without a name this one."""
+    return BeforeValidator(lambda given: {"name": name, **given} if isinstance(given, dict) else given)
+
+
+AnyOptimizer = Annotated[
+    AdamWConfig | AdamWScaleConfig | AdafactorConfig | MuonConfig,
+    Field(discriminator="name"),
+    _called("adamw"),
+]
+AnySchedule = Annotated[
+    CosineSchedule | LinearSchedule | WarmupStableDecaySchedule | InverseSquareRootSchedule | ConstantSchedule,
+    Field(discriminator="name"),
+    _called("cosine"),
+]

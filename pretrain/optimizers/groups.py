@@ -1,0 +1,97 @@
+"""Which parameters share which settings.
+
+Kinds follow from the modules that parameters belong to, never from their dimensions: a parameter that ZeRO-3 has
+partitioned has none.
+"""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+from torch import nn
+from torch.nn import Parameter
+
+from data_pipeline.errors import UserError
+from pretrain.models.layers import RMSNorm
+from pretrain.models.positions import RelativePositionBias
+from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Kind, OptimizerConfig, ParameterGroup
+
+_NORMS = (RMSNorm, nn.LayerNorm)
+_TABLES = (nn.Embedding, RelativePositionBias)
+
+
+def kinds(model: nn.Module) -> dict[str, Kind]:
+    """The kind of each parameter, by name; a tied matrix is an embedding."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    of_modules = {
+        id(parameter): _kind(path, module, own)
+        for path, module in reversed(list(model.named_modules()))  # where two share one, the first has the last word
+        for own, parameter in module.named_parameters(recurse=False)
+    }
+    return {name: of_modules[parameter] for parameter, name in names.items()}
+
+
+def _kind(path: str, module: nn.Module, own: str) -> Kind:
+    if isinstance(module, _NORMS):
+        return "norms"
+    if isinstance(module, _TABLES):
+        return "embeddings"
+    if isinstance(module, nn.Linear):
+        if own == "bias":
+            return "biases"
+        return "output" if path == "lm_head" else "matrices"
+    raise TypeError(f"{path}.{own}: of what kind is a parameter of {type(module).__name__}?")
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Groups for an optimizer: named `params`, `lr`, `base_rate` (the schedule's peak for them), `weight_decay`, and
+    the `algorithm` that updates them. Raises UserError with every problem of `config.groups`, one line each.
+
+    Equal settings make one group, since each group costs collectives. First comes the one with the settings of
+    `config` itself.
+    """
+    if found := problems(model, config):
+        raise UserError("\n".join(found))
+    parameters = dict(model.named_parameters())
+    merged: dict[tuple[str, float, float], list[tuple[str, Parameter]]] = {}
+    for name, kind, rule in _assigned(model, config):
+        rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)
+        decay = rule.weight_decay if rule and rule.weight_decay is not None else config.weight_decay
+        merged.setdefault((config.algorithm(kind), rate, decay), []).append((name, parameters[name]))
+    own = (config.name, config.learning_rate, config.weight_decay)
+    return [
+        {"params": merged[settings], "lr": rate, "base_rate": rate, "weight_decay": decay, "algorithm": algorithm}
+        for settings in sorted(merged, key=lambda settings: settings != own)
+        for algorithm, rate, decay in [settings]
+    ]
+
+
+def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
+    """A line for each part of `config.groups` that no parameter of `model` falls under; it may be on the meta device.
+
+    The default may match nothing: T5 has no biases.
+    """
+    if config.groups == [NO_DECAY_OF_VECTORS]:
+        return []
+    left = kinds(model)
+    found = []
+    for number, rule in enumerate(config.groups):
+        taken: set[str] = set()
+        for place, pattern in enumerate(rule.match):
+            matched = {name for name, kind in left.items() if _matches(pattern, name, kind)}
+            if not matched:
+                told = f"{pattern!r} matches no parameter that is left; kinds are {', '.join(get_args(Kind))}"
+                found.append(f"optimizer.groups.{number}.match.{place}: {told}")
+            taken |= matched
+        left = {name: kind for name, kind in left.items() if name not in taken}
+    return found
+
+
+def _assigned(model: nn.Module, config: OptimizerConfig) -> Iterator[tuple[str, Kind, ParameterGroup | None]]:
+    for name, kind in kinds(model).items():
+        rules = (rule for rule in config.groups if any(_matches(pattern, name, kind) for pattern in rule.match))
+        yield name, kind, next(rules, None)
+
+
+def _matches(pattern: str, name: str, kind: Kind) -> bool:
+    return pattern == kind or fnmatchcase(name, pattern)

@@ -1,0 +1,168 @@
+"""Muon: momentum made orthogonal, for hidden matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from pretrain.optimizers.config import MuonConfig
+from pretrain.optimizers.fragments import Flat
+from pretrain.optimizers.sharded import Sharded
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
+
+
+class Muon(Sharded):
+    """Step with gradient g, for each matrix p with momentum m:
+
+        m ← m + (1 − momentum) (g − m)
+        p ← (1 − rate · decay) p − rate · size · orthogonal(m, or with Nesterov g + momentum (m − g))
+
+    where `size` makes up for the matrix's shape (`adjust_lr_fn`). AdamW steps what is no hidden matrix.
+
+    Momentum is sharded like the parameters. Each matrix is made orthogonal once, by a rank that gets its fragments and
+    sends back those of the result; matrices are dealt out over the ranks by their cost.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: MuonConfig):
+        super().__init__(groups, config)
+        self.config = config
+        self._deals: dict[int, _Deal] = {}
+
+    def update(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+        step = self._step_matrices if group["algorithm"] == "muon" else self._step_others
+        step(flat, values, gradient, state, group)
+
+    def _step_matrices(
+        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+    ) -> None:
+        config = self.config
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(values)
+        momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
+        direction = gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
+        updates = self._orthogonal(flat, direction)
+        values.mul_(1 - group["lr"] * group["weight_decay"])
+        for fragment, update in zip(flat.fragments, updates, strict=True):
+            rate = group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn)
+            fragment.of(values).add_(update.to(values.device), alpha=-rate)
+
+    def _step_others(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+        if not state:
+            state["step"] = torch.zeros((), device=values.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+        beta1, beta2 = self.config.betas
+        adamw(
+            [values],
+            [gradient],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            eps=self.config.eps,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+        )
+
+    def _orthogonal(self, flat: Flat, direction: Tensor) -> list[Tensor]:
+        """(size,) of each fragment of the matrices in `direction` (size,), once each matrix is made orthogonal."""
+        deal = self._deal(flat)
+        dtype = _DTYPES[self.config.newton_schulz_dtype]
+        pieces = [piece.to(device=self._device, dtype=dtype) for piece in flat.pieces(direction)]
+        sent = torch.cat([pieces[matrix] for matrix in deal.order])
+        received = self._exchange(sent, deal.to_others, deal.from_others)
+        fragments = received.split([deal.sizes[matrix][rank] for rank in range(deal.ranks) for matrix in deal.own])
+        for number, matrix in enumerate(deal.own):
+            of_ranks = fragments[number :: len(deal.own)]
+            whole = torch.cat(of_ranks).view(flat.fragments[matrix].shape)
+            done = orthogonal(whole, self.config.ns_steps).reshape(-1)
+            for fragment, result in zip(of_ranks, done.split(deal.sizes[matrix]), strict=True):
+                fragment.copy_(result)
+        returned = self._exchange(received, deal.from_others, deal.to_others)
+        results = returned.split([pieces[matrix].numel() for matrix in deal.order])
+        return [result for _, result in sorted(zip(deal.order, results, strict=True), key=lambda pair: pair[0])]
+
+    def _exchange(self, sent: Tensor, to_ranks: list[int], from_ranks: list[int]) -> Tensor:
+        """So many elements go to each rank, so many come from each, in the order of the ranks."""
+        if self._process_group is None:
+            return sent
+        received = sent.new_empty(sum(from_ranks))
+        dist.all_to_all_single(received, sent, from_ranks, to_ranks, group=self._process_group)
+        return received
+
+    def _deal(self, flat: Flat) -> "_Deal":
+        if id(flat.tensor) not in self._deals:
+            self._deals[id(flat.tensor)] = _Deal(flat, self._sizes(flat), self._rank)
+        return self._deals[id(flat.tensor)]
+
+    def _sizes(self, flat: Flat) -> list[list[int]]:
+        """How many elements of each parameter each rank has."""
+        own = torch.tensor([fragment.size for fragment in flat.fragments], device=self._device)
+        if self._process_group is None:
+            return own[:, None].tolist()
+        of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self._process_group))]
+        dist.all_gather(of_ranks, own, group=self._process_group)
+        return torch.stack(of_ranks, dim=1).tolist()
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._process_group is None else dist.get_rank(self._process_group)
+
+
+class _Deal:
+    """Which rank makes which matrix of a flat orthogonal. `own`: this one's. `order`: all, by their rank. `sizes`: how
+    many elements of each matrix each rank has."""
+
+    def __init__(self, flat: Flat, sizes: list[list[int]], rank: int):
+        self.sizes, self.ranks = sizes, len(sizes[0])
+        owned = dealt([_cost(fragment.shape) for fragment in flat.fragments], self.ranks)
+        self.own = owned[rank]
+        self.order = [matrix for matrices in owned for matrix in matrices]
+        self.to_others = [sum(sizes[matrix][rank] for matrix in matrices) for matrices in owned]
+        self.from_others = [sum(sizes[matrix][other] for matrix in self.own) for other in range(self.ranks)]
+
+
+def dealt(costs: list[float], hands: int) -> list[list[int]]:
+    """Positions in `costs` for each hand: the costliest first, each to the hand with the least so far."""
+    owned: list[list[int]] = [[] for _ in range(hands)]
+    loads = [0.0] * hands
+    for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
+        hand = loads.index(min(loads))
+        owned[hand].append(position)
+        loads[hand] += costs[position]
+    return owned
+
+
+def _cost(shape: tuple[int, ...]) -> float:
+    """Multiplications of one Newton–Schulz step."""
+    least, most = sorted(shape)
+    return least * least * (2.0 * most + least)
+
+
+def orthogonal(matrix: Tensor, steps: int) -> Tensor:
+    """(rows, columns) with the singular vectors of `matrix` and singular values of about 1, by Newton–Schulz."""
+    a, b, c = _QUINTIC
+    tall = matrix.size(0) > matrix.size(1)
+    x = matrix.mT if tall else matrix
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def size_of_update(shape: tuple[int, ...], adjust_lr_fn: str) -> float:
+    """What an orthogonal update of this shape is times, see `MuonConfig`."""
+    rows, columns = shape
+    if adjust_lr_fn == "original":
+        return math.sqrt(max(1.0, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))

@@ -1,0 +1,249 @@
+"""How far a sharded optimizer's steps are from the same optimizer's without sharding, as a table.
+
+    python -m tests.pretrain.exactness [--steps 20]
+
+Two small models of odd shapes, a T5 with tied embeddings and a BART, train on random batches under DeepSpeed, at each
+ZeRO stage on 1, 2 and 4 ranks, with clipping and two parameter groups. A plain loop on one process, without DeepSpeed,
+takes the same steps on the same batches. A figure is the largest relative L2 difference of a parameter at the end, over
+both models, all in fp32. In bf16 it is the largest relative difference of a step's loss; bf16 rounds by up to 2⁻⁹.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import Tensor, nn
+
+from data_pipeline.config_file import check
+from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.cut import Cut
+from pretrain import models, optimizers
+from pretrain.config import RunConfig
+from pretrain.hardware import free_port
+from pretrain.ranks import joined
+
+STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
+ROWS = 8  # of a global batch
+
+MODELS: dict[str, dict[str, Any]] = {
+    "t5": {
+        "family": "t5",
+        "vocab_size": 57,
+        "d_model": 20,
+        "d_kv": 6,
+        "d_ff": 26,
+        "num_heads": 3,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "tie_embeddings": True,
+    },
+    "bart": {
+        "family": "bart",
+        "vocab_size": 61,
+        "d_model": 18,
+        "d_ff": 26,
+        "num_heads": 3,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "max_positions": 15,
+        "dropout_rate": 0.0,
+    },
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"learning_rate": 3e-3},
+    "adamw_scale": {"learning_rate": 2e-2},
+    "adafactor": {"learning_rate": 2e-2, "min_dim_size_to_factor": 16},
+    "muon": {"learning_rate": 5e-3, "newton_schulz_dtype": "fp32"},
+}
+
+
+def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: str = "fp32", **zero: Any) -> RunConfig:
+    """A run file of this test; what it says of data and directories is not used."""
+    common = {"name": optimizer, "weight_decay": 0.1, "gradient_clipping": 0.5}
+    values = {
+        "run": {"name": "exactness", "directory": "", "max_steps": steps},
+        "model": MODELS[model],
+        "data": {"train": [{"corpus": ""}]},
+        "batch": {"global_batch_size": ROWS},
+        "optimizer": {**common, **OPTIMIZERS[optimizer]},
+        "schedule": {"name": "cosine", "warmup_steps": 3},
+        "precision": precision,
+        # at stage 3 several flat tensors for each group
+        "deepspeed": {"zero_optimization": {"stage": stage, "sub_group_size": 1000, **zero}},
+    }
+    return check(values, RunConfig, "exactness")
+
+
+def build(settings: RunConfig) -> nn.Module:
+    torch.manual_seed(0)
+    return models.build(settings.model)
+
+
+def global_batch(model: str, step: int) -> Batch:
+    """{"encoder_input_ids": (rows, 11), "labels": (rows, 7)}; the rows have 1 to 7 labels."""
+    draws = torch.Generator().manual_seed(step)
+    size = MODELS[model]["vocab_size"]
+    labels = torch.randint(3, size, (ROWS, 7), generator=draws)
+    lengths = torch.randint(1, 8, (ROWS, 1), generator=draws)
+    return {
+        "encoder_input_ids": torch.randint(3, size, (ROWS, 11), generator=draws),
+        "labels": torch.where(torch.arange(7) < lengths, labels, IGNORED),
+    }
+
+
+def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
+    """Trains in a plain loop; returns each step's loss."""
+    optimizer = optimizers.build(model, settings.optimizer)
+    losses = []
+    for step in range(settings.run.max_steps):
+        batch = global_batch(settings.model.family, step)
+        loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORED).sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.gradient_clipping)
+        optimizers.set_rates(optimizer, settings, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def cut(rank: int, ranks: int) -> Cut:
+    """Two micro-batches a rank."""
+    return Cut(rank, ranks, ROWS // ranks // 2, 2)
+
+
+def train(engine: Any, steps: range) -> list[float]:
+    """The same with the engine; all ranks call it together."""
+    losses = []
+    for step in steps:
+        micro = {
+            name: tensor.split(engine.cut.micro_batch)
+            for name, tensor in global_batch(engine.config.model.family, step).items()
+        }
+        first = engine.cut.rank * engine.cut.accumulation
+        own = [{name: parts[first + i] for name, parts in micro.items()} for i in range(engine.cut.accumulation)]
+        engine.step(step, own, False)
+        losses.append(engine.take_metrics()["train/loss"])
+    return losses
+
+
+def whole_parameters(engine: Any) -> dict[str, Tensor]:
+    """Of all ranks, which call it together."""
+    import deepspeed
+
+    module = engine.deepspeed.module
+    sharded = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
+        return {name: parameter.detach().float().clone() for name, parameter in module.named_parameters()}
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Relative L2. Without the biases of keys: softmax undoes them, their true gradient is zero, and what an optimizer
+    that normalises gradients makes of the rounding is arbitrary."""
+    return max(
+        ((found[name] - tensor).norm() / tensor.norm()).item()
+        for name, tensor in expected.items()
+        if not name.endswith(".k.bias")
+    )
+
+
+def on_ranks(ranks: int, function: Callable[..., None], *arguments: object) -> None:
+    """Runs `function(rank, ranks, *arguments)` in a process for each rank, joined by gloo, until all are done."""
+    torch.multiprocessing.spawn(_join, (ranks, free_port(), function, arguments), nprocs=ranks)
+
+
+def _join(rank: int, ranks: int, port: int, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
+    with joined(cpu_threads=1):
+        function(rank, ranks, *arguments)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell of the table, for one model."""
+
+    model: str
+    optimizer: str
+    stage: int
+    precision: str = "fp32"
+    offload: bool = False  # of the optimizer, to the CPU's memory
+
+
+def measure(ranks: int, cases: list[Case], steps: int) -> dict[Case, float]:
+    """The difference from a plain loop in fp32: of parameters, in bf16 of losses."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        on_ranks(ranks, _measure, cases, steps, folder)
+        found = json.loads((folder / "differences.json").read_text())
+    return dict(zip(cases, found, strict=True))
+
+
+def _measure(rank: int, ranks: int, cases: list[Case], steps: int, folder: Path) -> None:
+    from pretrain.engine import Engine
+
+    differences = []
+    for case in cases:
+        zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
+        settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
+        engine = Engine(build(settings), settings, cut(rank, ranks))
+        losses = train(engine, range(steps))
+        parameters = whole_parameters(engine)
+        engine.close()
+        if rank == 0:
+            expected, expected_losses = _expected(case.model, case.optimizer, steps)
+            if case.precision == "fp32":
+                differences.append(largest_difference(parameters, expected))
+            else:
+                pairs = zip(losses, expected_losses, strict=True)
+                differences.append(max(abs(one - other) / other for one, other in pairs))
+    if rank == 0:
+        (folder / "differences.json").write_text(json.dumps(differences))
+
+
+@cache
+def _expected(model: str, optimizer: str, steps: int) -> tuple[dict[str, Tensor], list[float]]:
+    settings = config(model, optimizer, steps)
+    whole = build(settings)
+    losses = unsharded(whole, settings)
+    return {name: parameter.detach() for name, parameter in whole.named_parameters()}, losses
+
+
+def all_cases() -> list[Case]:
+    return [
+        Case(model, optimizer, stage, precision)
+        for optimizer in OPTIMIZERS
+        for stage in STAGES
+        for precision in PRECISIONS
+        for model in MODELS
+    ]
+
+
+def table(of_ranks: dict[int, dict[Case, float]]) -> str:
+    columns = [(precision, ranks) for precision in PRECISIONS for ranks in of_ranks]
+    heads = [f"{precision} {ranks} ranks" for precision, ranks in columns]
+    lines = [f"{'optimizer':12}{'stage':>6}" + "".join(f"{head:>14}" for head in heads)]
+    for optimizer in OPTIMIZERS:
+        for stage in STAGES:
+            found = [
+                max(of_ranks[ranks][Case(model, optimizer, stage, precision)] for model in MODELS)
+                for precision, ranks in columns
+            ]
+            lines.append(f"{optimizer:12}{stage:6}" + "".join(f"{value:14.1e}" for value in found))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    steps = parser.parse_args().steps
+    print(table({ranks: measure(ranks, all_cases(), steps) for ranks in RANKS}))
