@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Removes what killed attempts left under `directory`. A writer still alive fails at its rename, harmlessly."""
-    for leftover in directory.rglob(f".*{TEMPORARY_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+    for leftover in list(directory.rglob(f".*{TEMPORARY_SUFFIX}")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:
