@@ -91,7 +91,7 @@ class Started:
                 return process
             if name == "launch" and "deepspeed.launcher.launch" in command:
                 return process
-            if name == f"rank {rank}" and "pretrain" in command:
+            if name == f"rank {rank}" and "pretrain" in command and "sh" not in command:
                 return process
         raise AssertionError(f"no {name}")
 
