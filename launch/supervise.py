@@ -64,8 +64,11 @@ def _stop_requests(run: Path) -> Iterator[list[int]]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         if len(signals) == 1:
-            status.request_stop(run)
             tell(number, "saving and stopping; once more ends the run at once")
+            try:
+                status.request_stop(run)
+            except OSError as error:  # no reason to end unsaved
+                tell(number, f"{run}/{status.STOP} can't be made: {error.strerror}; signal a rank instead")
 
     previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
