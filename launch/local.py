@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
+from launch.rank_processes import kept
 from launch.supervise import supervise
 from pretrain import lock
 from pretrain.checkpoint.choose import newest
@@ -24,6 +25,7 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
     lock.check(Path(config.run.directory))
     resume = newest(Path(config.run.directory))
     prepare(config, 0, ranks, resume)  # every problem is told here, once, and not by each rank
+    options = ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     command = [
         str(Path(sys.executable).with_name("deepspeed")),
         "--num_gpus",  # which for DeepSpeed also means CPU ranks
@@ -32,16 +34,11 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         str(free_port()),
         "--no_local_rank",
         "--quiet",
-        "--module",
-        "pretrain",
-        "train",
-        str(path),
-        *overrides,
+        "--no_python",
+        *kept([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options]),
     ]
-    if stop_at_step:
-        command += ["--stop-at-step", str(stop_at_step)]
     run, dead_rank_seconds = Path(config.run.directory), config.faults.dead_rank_seconds
-    return supervise(command, _environment(gpus, ranks), run, ranks, dead_rank_seconds)
+    return supervise(command, _environment(gpus, ranks), run, dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

@@ -26,6 +26,10 @@ class Session:
         _kill_when_closed(lifeline, self.launcher.pid)
         os.close(lifeline)
 
+    @property
+    def alive(self) -> bool:
+        return bool(self._members())
+
     def end(self) -> None:
         """Kills every process of the session."""
         members = self._members()

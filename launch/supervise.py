@@ -10,7 +10,7 @@ from types import FrameType
 
 from data_pipeline.command import STOPPED
 from launch.follow import Follower
-from launch.rank_processes import RankProcesses
+from launch.rank_processes import ended
 from launch.session import Session
 from pretrain import rank_logs, status
 from pretrain.stop_signals import STOP_SIGNALS, tell
@@ -20,7 +20,7 @@ _LAST_LINES = 20
 _REFUSED = 2
 
 
-def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+def supervise(command: list[str], environment: dict[str, str], run: Path, dead_rank_seconds: float) -> int:
     """Runs `command` until it ends; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
 
     The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
@@ -34,25 +34,26 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
         Follower(rank_logs.log_of(logs, 0)),
         Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session,
     ):
-        processes = RankProcesses(session.launcher.pid, ranks)
-        while len(signals) < 2 and _goes_on(session, processes, dead_rank_seconds, stopping=bool(signals)):
-            processes.wait(_SECONDS_BETWEEN_LOOKS)
-        processes.wait(0)
-        launcher_code = session.launcher.poll()
+        first_end = None
+        while len(signals) < 2 and _goes_on(session, first_end, dead_rank_seconds, stopping=bool(signals)):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if first_end is None and ended(logs):
+                first_end = time.monotonic()
+        codes, launcher_code = ended(logs), session.launcher.poll()
     now = status.read(run)
     if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
     if launcher_code == 0 and now == before and now.state == "finished":
         return 0  # there was nothing left to do
     if len(signals) < 2:
-        _tell(processes, logs)
-    return _REFUSED if _REFUSED in processes.ended.values() else 1
+        _tell(codes, logs)
+    return _REFUSED if _REFUSED in codes.values() else 1
 
 
-def _goes_on(session: Session, processes: RankProcesses, dead_rank_seconds: float, stopping: bool) -> bool:
+def _goes_on(session: Session, first_end: float | None, dead_rank_seconds: float, stopping: bool) -> bool:
     if session.launcher.poll() is not None:  # killed by someone, it leaves its ranks behind
-        return processes.running and stopping
-    return processes.first_end is None or time.monotonic() < processes.first_end + dead_rank_seconds
+        return stopping and session.alive
+    return first_end is None or time.monotonic() < first_end + dead_rank_seconds
 
 
 @contextlib.contextmanager
@@ -63,8 +64,11 @@ def _stop_requests(run: Path) -> Iterator[list[int]]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         if len(signals) == 1:
-            status.request_stop(run)
             tell(number, "saving and stopping; once more ends the run at once")
+            try:
+                status.request_stop(run)
+            except OSError as error:  # no reason to end unsaved
+                tell(number, f"{run}/{status.STOP} can't be made: {error.strerror}; signal a rank instead")
 
     previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
@@ -74,25 +78,26 @@ def _stop_requests(run: Path) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _tell(processes: RankProcesses, logs: Path) -> None:
+def _tell(codes: dict[int, int], logs: Path) -> None:
     """Says on stderr which rank failed, and what it wrote last."""
-    rank = _to_blame(processes, logs)
+    rank = _to_blame(codes, logs)
     if rank is None:
         print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
         return
-    if processes.ended.get(rank) == _REFUSED:
+    code = codes.get(rank)
+    if code == _REFUSED:
         return  # the rank has said why, in one line
     log = rank_logs.log_of(logs, rank)
-    print(f"rank {rank} {_manner(processes.ended.get(rank))}; its log: {log}", file=sys.stderr)
+    print(f"rank {rank} {_manner(code)}; its log: {log}", file=sys.stderr)
     if rank:  # what rank 0 wrote has been shown
         for line in rank_logs.last_lines(log, _LAST_LINES):
             print(f"  {line}", file=sys.stderr)
 
 
-def _to_blame(processes: RankProcesses, logs: Path) -> int | None:
+def _to_blame(codes: dict[int, int], logs: Path) -> int | None:
     """The rank that ended first, if it was killed; else the one that failed first, which may take longer to end."""
-    first = next(iter(processes.ended), None)
-    if first is None or (processes.ended[first] or 0) < 0:
+    first = next(iter(codes), None)
+    if first is not None and codes[first] < 0:
         return first
     failed = rank_logs.failed_first(logs)
     return first if failed is None else failed
@@ -100,5 +105,5 @@ def _to_blame(processes: RankProcesses, logs: Path) -> int | None:
 
 def _manner(code: int | None) -> str:
     if code is None:
-        return "has ended"
+        return "failed"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

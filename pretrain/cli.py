@@ -40,7 +40,6 @@ def train(
     ] = None,
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
-    rank_logs.redirect()
     from pretrain.config import RunConfig
 
     settings = load(config, overrides or [], RunConfig)

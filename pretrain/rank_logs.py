@@ -43,16 +43,6 @@ def log_of(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank:05d}.log"
 
 
-def redirect() -> None:
-    """Under a supervisor, what this process and those it starts write from here on goes into its rank's log."""
-    if directory := supervised():
-        # the descriptors themselves, not sys.stderr: native code writes there as well
-        log = os.open(log_of(directory, int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-
-
 def note_failure(rank: int) -> None:
     """Remembers the first rank to fail: the failures of the others follow from it, but they may end earlier."""
     if directory := supervised():

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from pretrain import rank_logs
+
 GRACE = 20.0  # seconds more for a thread of Python's to speak, before faulthandler does without any
 _last = time.monotonic()
 
@@ -45,4 +47,5 @@ def _watch(rank: int, seconds: float, done: threading.Event) -> None:
     told = f"rank {rank}: nothing done for {seconds:g} s (faults.hang_seconds); all stacks follow\n"
     os.write(2, told.encode())
     faulthandler.dump_traceback(2, all_threads=True)
+    rank_logs.note_failure(rank)
     os._exit(1)
