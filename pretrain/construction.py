@@ -9,6 +9,7 @@ from torch import nn
 from pretrain import models
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.deepspeed_config import deepspeed_config
+from pretrain.layerwise import prepare_layers
 from pretrain.models.model import Model
 from pretrain.setup import Setup
 
@@ -23,6 +24,7 @@ def construct(setup: Setup) -> Model:
         model = models.build(setup.model)
     if weights := setup.resume or setup.initial_weights:
         load_weights(model, weights)
+    prepare_layers(model, setup.config)
     return model
 
 

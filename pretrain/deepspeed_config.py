@@ -20,12 +20,16 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.gradient_clipping,
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
         decided["bf16"] = {"enabled": True}
-        decided["data_types"] = {"grad_accum_dtype": "fp32"}  # unset, they would be accumulated in bf16
+        decided["data_types"] = {
+            "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
+            "keep_in_fp32_modules": ["*"],  # all buffers; unset, stage 3 alone would have them in bf16
+        }
     return {**config.deepspeed, **decided}
 
 

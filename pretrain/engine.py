@@ -15,6 +15,7 @@ from torch import nn
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
+from pretrain.construction import broadcast_buffers
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
@@ -32,6 +33,7 @@ class Engine:
             optimizer=adamw(model, config.optimizer),
             config=deepspeed_config(config, cut),
         )
+        broadcast_buffers(self.deepspeed.module)
         self.device = self.deepspeed.device
         self._sums: dict[str, torch.Tensor] = {}  # of this rank's losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over, on all ranks

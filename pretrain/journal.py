@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.errors import UserError
+from data_pipeline.loading.cut import Cut
 from pretrain import environment, status
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.index import directory_of
@@ -33,8 +34,8 @@ class Journal:
             done = f"{setup.first_step} of {setup.config.run.max_steps} steps"
             print(f"{setup.directory} is finished: {done}. Next: pretrain export {setup.directory} OUT")
 
-    def announce(self, parameters: int) -> None:
-        config, cut = self.setup.config, self.setup.cut
+    def announce(self, parameters: int, cut: Cut) -> None:
+        config = self.setup.config
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
             f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "

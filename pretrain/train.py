@@ -32,15 +32,17 @@ def _train(setup: Setup, journal: Journal, stop_at_step: int | None) -> int:
     from pretrain.checkpoint.save import save
     from pretrain.engine import Engine
     from pretrain.evaluation.hooks import run_hooks
+    from pretrain.micro_batch import settled
 
-    config, cut = setup.config, setup.cut
+    config = setup.config
     model = construct(setup)
-    journal.announce(model.num_parameters())
     meter = Meter.of(setup, model)
-    engine = Engine(model, config, cut)
+    engine = Engine(model, config, setup.cut)
     if setup.resume:
         restore(engine, setup.resume)
-    batches = TrainingBatches(setup.stream, cut, setup.progress)
+    setup = settled(setup, engine)
+    journal.announce(model.num_parameters(), setup.cut)
+    batches = TrainingBatches(setup.stream, setup.cut, setup.progress)
     deadline = time.monotonic() + config.run.max_hours * 3600 if config.run.max_hours else float("inf")
 
     first = step = setup.first_step

@@ -1,5 +1,6 @@
 """Running a function on several ranks over gloo, each a process of its own."""
 
+import contextlib
 import os
 import pickle
 import traceback
@@ -17,12 +18,15 @@ _processes = mp.get_context("forkserver")
 _processes.set_forkserver_preload(["pretrain.engine"])
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240) -> list[Any]:
-    """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long."""
+def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240, joined: bool = True) -> list[Any]:
+    """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long.
+
+    `joined`: whether the ranks have a process group already, or `function` is to make one.
+    """
     port = free_port()
     pipes = [_processes.Pipe(duplex=False) for _ in range(ranks)]
     started = [
-        _processes.Process(target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments), daemon=True)
+        _processes.Process(target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True)
         for rank in range(ranks)
     ]
     try:
@@ -47,7 +51,13 @@ def _received(rank: int, receiver: Connection, seconds: float) -> Any:
 
 
 def _on_rank(
-    rank: int, ranks: int, port: int, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    ranks: int,
+    port: int,
+    sender: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    join: bool,
 ) -> None:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
@@ -55,7 +65,7 @@ def _on_rank(
     from pretrain.ranks import joined
 
     try:
-        with joined(cpu_threads=1):
+        with joined(cpu_threads=1) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException:
         result = False, traceback.format_exc()
