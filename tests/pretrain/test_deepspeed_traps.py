@@ -11,7 +11,7 @@ from data_pipeline.config_file import check
 from data_pipeline.errors import UserError
 from pretrain import deepspeed_keys
 from pretrain.config import RunConfig
-from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
 STAGE_3 = {"stage": 3}
@@ -166,21 +166,20 @@ def trained_with_unused_parameters(stage: int) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_parameter_unused_in_a_step_has_no_gradient_there(stage):
+def test_a_parameter_unused_in_a_step_has_no_gradient_there():
     """At stage 3 DeepSpeed would take that of the last step that had one."""
-    found = on_ranks(2, trained_with_unused_parameters, stage)[0]
     torch.manual_seed(0)
     model = SometimesUsed()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     for step in range(6):
         optimizer.zero_grad(set_to_none=False)
         model(**_all_rows(step))["labels"].mean().backward()
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         optimizer.step()
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(found[name], parameter, atol=1e-6), name
+    for stage, found in enumerate(on_ranks(2, each, trained_with_unused_parameters, [(1,), (2,), (3,)])[0], start=1):
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(found[name], parameter, atol=1e-6), (stage, name)
 
 
 def _all_rows(step: int) -> dict[str, torch.Tensor]:
@@ -200,10 +199,10 @@ def buffer_after_initialize(stage: int) -> list[float]:
     return [found.dtype == torch.float32, *found.tolist()]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_buffers_are_those_of_rank_0_and_keep_their_precision(stage):
+def test_buffers_are_those_of_rank_0_and_keep_their_precision():
     """DeepSpeed broadcasts parameters alone."""
-    assert on_ranks(2, buffer_after_initialize, stage) == [[True, *[torch.tensor(1 / 3).item()] * 9]] * 2
+    expected = [True, *[torch.tensor(1 / 3).item()] * 9]
+    assert on_ranks(2, each, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
 
 
 def gradient_norms(stage: int, own: bool) -> list[float]:
@@ -216,7 +215,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
         kept = told(config, cut)
         return {name: value for name, value in kept.items() if name not in ("data_types", "communication_data_type")}
 
-    engine_module.deepspeed_config = told if own else without
+    engine_module.deepspeed_config = told if own else without  # in a process of this test's own
     config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
     prepared = setup(config)
     engine = engine_module.Engine(construct(prepared), config, prepared.cut)
@@ -230,7 +229,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
 
 def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
     """DeepSpeed's default is bf16, and shows in the norm of the gradient; in fp32 all stages agree."""
-    norms = {stage: on_ranks(2, gradient_norms, stage, True)[0] for stage in (1, 2, 3)}
-    assert norms[1] == pytest.approx(norms[2], rel=1e-5)
-    assert norms[1] == pytest.approx(norms[3], rel=1e-5)
-    assert on_ranks(2, gradient_norms, 2, False)[0] != pytest.approx(norms[2], rel=1e-5)
+    *norms, default = on_ranks(2, each, gradient_norms, [(1, True), (2, True), (3, True), (2, False)])[0]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[2], rel=1e-5)
+    assert default != pytest.approx(norms[1], rel=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
 STEPS = 6
@@ -19,6 +19,8 @@ def trained(stage: int, model: dict, compute: dict, grow: int = 0) -> dict:
     from pretrain.construction import construct
     from pretrain.engine import Engine
 
+    torch._dynamo.reset()
+    counters.clear()
     layerwise.BACKEND = "aot_eager"  # what is traced, guarded and differentiated is alike; no kernels are made
     config = run_config(stage, model, optimizer={"learning_rate": 1e-2}, compute=compute)
     prepared = setup(config)
@@ -38,29 +40,39 @@ def trained(stage: int, model: dict, compute: dict, grow: int = 0) -> dict:
     return result
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_checkpointing_changes_no_bit(stage):
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def runs(request) -> dict[str, dict]:
+    """At one stage, what each way of computing gives."""
+    dropout = {"dropout_rate": 0.1}
+    cases = {
+        "plain": ({}, {}),
+        "plain with dropout": (dropout, {}),
+        "checkpointed with dropout": (dropout, CHECKPOINTED),
+        "compiled": ({}, COMPILED),
+        "compiled and checkpointed": ({}, COMPILED | CHECKPOINTED),
+    }
+    found = on_ranks(2, each, trained, [(request.param, *case) for case in cases.values()], seconds=500)[0]
+    return dict(zip(cases, found, strict=True))
+
+
+def test_checkpointing_changes_no_bit(runs):
     """With dropout: what is computed again draws the same."""
-    model = {"dropout_rate": 0.1}
-    plain, checkpointed = (on_ranks(2, trained, stage, model, compute)[0] for compute in ({}, CHECKPOINTED))
-    assert plain == checkpointed
+    assert runs["checkpointed with dropout"] == runs["plain with dropout"]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_compiled_layers_give_the_same_losses_and_are_compiled_once(stage):
+@pytest.mark.parametrize("way", ["compiled", "compiled and checkpointed"])
+def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, way):
     """Rows of every other step have padding: two kinds for each of encoder and decoder layers, four graphs."""
-    plain = on_ranks(2, trained, stage, {}, {})[0]
-    for compute in (COMPILED, COMPILED | CHECKPOINTED):
-        compiled = on_ranks(2, trained, stage, {}, compute)[0]
-        assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
-        assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
-        assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
-        assert compiled["graphs"] == [2, 4, 4, 4, 4, 4]
-        assert compiled["breaks"] == 0
-        assert compiled["names"] == plain["names"]
+    plain, compiled = runs["plain"], runs[way]
+    assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+    assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+    assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
+    assert compiled["graphs"] == [2, 4, 4, 4, 4, 4]
+    assert compiled["breaks"] == 0
+    assert compiled["names"] == plain["names"]
 
 
-def test_rows_of_ever_other_widths_are_not_compiled_ever_again():
+def test_rows_of_new_widths_are_not_compiled_every_time():
     """At stage 3. Both kinds of rows have come in two widths after four steps."""
     compiled = on_ranks(2, trained, 3, {}, COMPILED, 1)[0]
     assert compiled["graphs"][3:] == [compiled["graphs"][3]] * (STEPS - 3)
@@ -90,5 +102,5 @@ def held_for_backward(compute: dict) -> int:
 
 
 def test_checkpointed_layers_keep_their_inputs_alone():
-    plain, checkpointed = (on_ranks(1, held_for_backward, compute)[0] for compute in ({}, CHECKPOINTED))
+    plain, checkpointed = on_ranks(1, each, held_for_backward, [({},), (CHECKPOINTED,)])[0]
     assert checkpointed < 0.4 * plain
