@@ -11,6 +11,7 @@ from data_pipeline.loading.stream import Progress, Skipped, Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
+from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
 
 
@@ -65,6 +66,7 @@ def prepare(config: RunConfig, rank: int, ranks: int) -> Setup:
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = _cut(config, rank, ranks)
+    problems += device_problems(config)
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
