@@ -10,13 +10,14 @@ import argparse
 import multiprocessing as mp
 import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from omegaconf import OmegaConf
 
-from data_pipeline.config_file import load
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
@@ -29,23 +30,22 @@ ROOT = Path(__file__).parent.parent
 LARGE, SMALL = (ROOT / f"configs/models/{name}.yaml" for name in ("t5-v1.0-3b", "t5-v1.1-small"))
 
 
-def setup_of(model: Path, stage: int) -> Setup:
-    """A run of `model` in bf16 without a corpus."""
-    values = load_model(model) | {
+def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
+    """A run of `model` in bf16 without a corpus, one row on each rank."""
+    values = {
+        **OmegaConf.to_container(OmegaConf.load(model)),  # type: ignore[dict-item]
         "run": {"name": "memory", "directory": "none", "max_steps": 1},
         "data": {"train": [{"corpus": "none"}]},
-        "batch": {"global_batch_size": dist.get_world_size()},
+        "batch": {"global_batch_size": ranks},
         "optimizer": {"learning_rate": 1e-3},
         "deepspeed": {"zero_optimization": {"stage": stage}},
     }
-    config = RunConfig.model_validate(values)
+    return RunConfig.model_validate(values)
+
+
+def setup_of(model: Path, stage: int) -> Setup:
+    config = config_of(model, stage, dist.get_world_size())
     return Setup(config, [], [], config.model, Cut(dist.get_rank(), dist.get_world_size(), 1, 1), None)
-
-
-def load_model(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[return-value]
 
 
 def built(model: Path) -> dict[str, float]:
@@ -109,26 +109,22 @@ def _bytes(tensors: Any) -> float:
 
 def on_ranks(ranks: int, function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
     """What `function` returns on the rank that needs most, of so many gloo processes."""
-    context = mp.get_context("spawn")
-    results, port = context.SimpleQueue(), free_port()
-    processes = [
-        context.Process(target=_rank, args=(rank, ranks, port, results, function, arguments)) for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    found = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
+    port = free_port()
+    with ProcessPoolExecutor(ranks, mp.get_context("spawn")) as pool:  # breaks where a rank dies
+        started = [pool.submit(_rank, rank, ranks, port, function, arguments) for rank in range(ranks)]
+        found = [rank.result() for rank in started]
     return {key: max(one[key] for one in found) for key in found[0]}
 
 
-def _rank(rank: int, ranks: int, port: int, results: Any, function: Callable, arguments: tuple) -> None:
+def _rank(
+    rank: int, ranks: int, port: int, function: Callable[..., dict[str, float]], arguments: tuple[Any, ...]
+) -> dict[str, float]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
     from pretrain.ranks import joined
 
     with joined():
-        results.put(function(*arguments))
+        return function(*arguments)
 
 
 def main() -> None:
@@ -143,7 +139,7 @@ def main() -> None:
         for key in ("held", "share", "peak", "reckoned peak", "whole copy"):
             print(f"  {key:14} {found[key] / 1e6:8,.0f}")
     with torch.device("meta"):
-        parameters = models.build(RunConfig.model_validate(minimal(SMALL)).model).num_parameters()
+        parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
     print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; reckoned in brackets")
     print("stage   weights (bf16)   masters (fp32)   moments (fp32)   resident     peak")
     for stage in (1, 2, 3):
@@ -152,15 +148,6 @@ def main() -> None:
         reckoned["moments"] = 4 * parameters
         cells = "".join(f"{found[key] / 1e6:8,.0f} ({reckoned[key] / 1e6:5,.0f})" for key in reckoned)
         print(f"{stage:>5}  {cells}  {found['held'] / 1e6:9,.0f} {found['peak'] / 1e6:8,.0f}")
-
-
-def minimal(model: Path) -> dict[str, Any]:
-    return load_model(model) | {
-        "run": {"name": "memory", "directory": "none", "max_steps": 1},
-        "data": {"train": [{"corpus": "none"}]},
-        "batch": {"global_batch_size": 1},
-        "optimizer": {"learning_rate": 1e-3},
-    }
 
 
 if __name__ == "__main__":

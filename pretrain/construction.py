@@ -1,6 +1,7 @@
 """Building the model that a run trains."""
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from pretrain import models
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.layerwise import prepare_layers
+from pretrain.memory import freed_at_once
 from pretrain.models.model import Model
 from pretrain.setup import Setup
 
@@ -28,10 +30,12 @@ def construct(setup: Setup) -> Model:
     return model
 
 
-def _sharded(setup: Setup) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def _sharded(setup: Setup) -> Iterator[None]:
     import deepspeed
 
-    return deepspeed.zero.Init(config_dict_or_path=deepspeed_config(setup.config, setup.cut))
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(setup.config, setup.cut)):
+        yield
 
 
 def broadcast_buffers(model: nn.Module) -> None:

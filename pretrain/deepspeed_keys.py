@@ -14,7 +14,11 @@ def problems(given: dict[str, Any]) -> list[str]:
     found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
     found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
     if given.get("log_level") not in ("debug", "info"):
-        found += [f"{key}: goes to DeepSpeed's log, of which only errors are shown" + _SHOWN for key in given if key in NEEDS_LOG]
+        found += [
+            f"{key}: goes to DeepSpeed's log, of which only errors are shown" + _SHOWN
+            for key in given
+            if key in NEEDS_LOG
+        ]
     zero = given.get("zero_optimization", {})
     return found + (list(_zero_problems(zero)) if isinstance(zero, dict) else [f"{_ZERO}: expected keys and values"])
 

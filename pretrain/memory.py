@@ -1,12 +1,15 @@
 """Memory of this process: what is free for it, and the most that it takes during some work."""
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import torch
 
+_M_MMAP_THRESHOLD = -3  # malloc.h
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -51,3 +54,18 @@ def peak_resident(work: Callable[[], object]) -> int:
 def _status(name: str) -> int:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
+
+
+@contextlib.contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Gives blocks of a megabyte and more back to the system as soon as they are freed.
+
+    glibc keeps what is up to 32 MB for itself once such a block was freed. Where what lasts is allocated between what
+    doesn't, as shards between whole parameters, none of that is ever used again: a rank would hold twice a whole model.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)  # glibc's alone
+    mallopt(_M_MMAP_THRESHOLD, 2**20)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, 2**25)  # where it ends up by itself

@@ -34,7 +34,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _writable(parameter: nn.Parameter) -> Iterator[bool]:
-    """Whether this process is to fill `parameter`; while ZeRO-3 has it sharded, rank 0 alone does and all get theirs."""
+    """Whether this process is to fill `parameter`: always, or rank 0 for all where ZeRO-3 has it sharded."""
     if not hasattr(parameter, "ds_id"):
         yield True
         return

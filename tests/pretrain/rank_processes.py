@@ -18,7 +18,9 @@ _processes = mp.get_context("forkserver")
 _processes.set_forkserver_preload(["pretrain.engine"])
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240, joined: bool = True) -> list[Any]:
+def on_ranks(
+    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240, joined: bool = True
+) -> list[Any]:
     """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long.
 
     `joined`: whether the ranks have a process group already, or `function` is to make one.
@@ -26,7 +28,9 @@ def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, seconds:
     port = free_port()
     pipes = [_processes.Pipe(duplex=False) for _ in range(ranks)]
     started = [
-        _processes.Process(target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True)
+        _processes.Process(
+            target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True
+        )
         for rank in range(ranks)
     ]
     try:

@@ -25,10 +25,10 @@ T5 = {
 
 
 def run_config(stage: int = 2, model: dict[str, Any] | None = None, zero: dict[str, Any] | None = None, **changes: Any):
-    """A run file of `T5` with `model` changed, at ZeRO `stage` with the settings of `zero`."""
+    """A run file of `T5` with `model` changed, or of `model` where it names its family, at ZeRO `stage` with the settings of `zero`."""
     values = {
         "run": {"name": "test", "directory": "run", "max_steps": 100},
-        "model": {**T5, **(model or {})},
+        "model": model if model and "family" in model else {**T5, **(model or {})},
         "data": {"train": [{"corpus": "none"}]},
         "batch": {"global_batch_size": 8},
         "optimizer": {"learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1},

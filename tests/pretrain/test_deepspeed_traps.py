@@ -30,8 +30,14 @@ STAGE_3 = {"stage": 3}
         ({"activation_checkpointing": {}}, "activation_checkpointing: works for models that call DeepSpeed's own"),
         ({"elasticity": {}}, "elasticity: DeepSpeed has it no longer"),
         ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
-        ({"zero_optimization": {"round_robin_gradients": True}}, "zero_optimization.round_robin_gradients: DeepSpeed's"),
-        ({"zero_optimization": {"mics_shard_size": 2}}, "zero_optimization.mics_shard_size: DeepSpeed has it no longer"),
+        (
+            {"zero_optimization": {"round_robin_gradients": True}},
+            "zero_optimization.round_robin_gradients: DeepSpeed's",
+        ),
+        (
+            {"zero_optimization": {"mics_shard_size": 2}},
+            "zero_optimization.mics_shard_size: DeepSpeed has it no longer",
+        ),
         (
             {"zero_optimization": {"reduce_bucket_sise": 1}},
             "zero_optimization.reduce_bucket_sise: unknown key; nearest valid key: zero_optimization.reduce_bucket_size",

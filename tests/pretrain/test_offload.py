@@ -62,7 +62,12 @@ def losses(path: Path) -> list[float]:
 @pytest.mark.parametrize(("stage", "zero"), [(2, OPTIMIZER), (3, BOTH)])
 def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, zero):
     deepspeed = {"zero_optimization": {"stage": stage, **zero}}
-    settings = {"deepspeed": deepspeed, "precision": "bf16", "evaluation": [], "tracking": {"mlflow": None, "log_every_steps": 1}}
+    settings = {
+        "deepspeed": deepspeed,
+        "precision": "bf16",
+        "evaluation": [],
+        "tracking": {"mlflow": None, "log_every_steps": 1},
+    }
     whole = run_file(tmp_path / "whole", small_corpus, **settings)
     parts = run_file(tmp_path / "parts", small_corpus, **settings)
     assert on_ranks(2, train_file, whole, [], None, joined=False) == [0, 0]
