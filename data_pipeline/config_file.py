@@ -61,7 +61,8 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
         return schema.model_validate(values)
     except ValidationError as error:
         problems = [_describe(dict(problem), schema) for problem in error.errors()]
-        raise UserError("\n".join(f"{path}: {problem}" for problem in problems)) from None
+        lines = [line for problem in problems for line in problem.splitlines()]
+        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
@@ -115,7 +116,7 @@ def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
         return f"{key}: missing"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        return f"{key}: {message}" if key else message
+        return "\n".join(f"{key}: {line}" if key else line for line in message.splitlines())
     return f"{key}: {message[0].lower() + message[1:]}, got {problem['input']!r}"
 
 

@@ -13,6 +13,7 @@ from pydantic import (
 
 from data_pipeline.config_file import Section
 from data_pipeline.objectives import AnyObjective
+from pretrain import deepspeed_keys
 from pretrain.models.config import AnyModelConfig
 from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
@@ -177,20 +178,11 @@ class RunConfig(Section):
     @field_validator("deepspeed")
     @classmethod
     def _deepspeed_agrees(cls, given: dict[str, Any]) -> dict[str, Any]:
-        problems = [f"{key}: {why}" for key, why in _OWNED_BY_THE_RUN_FILE.items() if key in given]
         zero = given.setdefault("zero_optimization", {})
-        stage = zero.setdefault("stage", 2) if isinstance(zero, dict) else zero
-        if stage == 0 and not isinstance(stage, bool):
-            problems.append(
-                "zero_optimization.stage: 0 is refused: there DeepSpeed gives no gradient norm and doesn't skip a step "
-                "with a non-finite gradient; take 1, which costs nothing more, also on one rank"
-            )
-        elif stage not in (1, 2, 3):
-            problems.append(f"zero_optimization.stage: expected 1, 2 or 3, got {stage!r}")
-        elif zero.get("round_robin_gradients"):
-            problems.append("zero_optimization.round_robin_gradients: DeepSpeed's map of fragments is wrong with it")
-        if problems:
-            raise ValueError("; ".join(problems))
+        if isinstance(zero, dict):
+            zero.setdefault("stage", 2)
+        if found := deepspeed_keys.problems(given):
+            raise ValueError("\n".join(found))
         return given
 
     @model_validator(mode="after")
@@ -204,18 +196,3 @@ class RunConfig(Section):
         if problems := self.schedule.problems(self.run.max_steps):
             raise ValueError("; ".join(f"schedule: {problem}" for problem in problems))
         return self
-
-
-_OWNED_BY_THE_RUN_FILE = {
-    "train_batch_size": "follows from batch.global_batch_size",
-    "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
-    "gradient_accumulation_steps": "follows from batch and the number of ranks",
-    "gradient_clipping": "stands under optimizer.gradient_clipping",
-    "optimizer": "stands under optimizer",
-    "scheduler": "stands under schedule",
-    "bf16": "stands under precision",
-    "fp16": "not supported: T5 diverges in fp16; take precision: bf16",
-    "torch_autocast": "stands under precision",
-    "data_types": "gradients are always accumulated in fp32",
-    "communication_data_type": "gradients are always reduced in fp32",
-}

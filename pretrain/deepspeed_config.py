@@ -26,7 +26,10 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
     }
     if config.precision == "bf16":
         decided["bf16"] = {"enabled": True}
-        decided["data_types"] = {"grad_accum_dtype": "fp32"}  # unset, they would be accumulated in bf16
+        decided["data_types"] = {
+            "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
+            "keep_in_fp32_modules": ["*"],  # all buffers; unset, stage 3 alone would have them in bf16
+        }
     return {**config.deepspeed, **decided}
 
 

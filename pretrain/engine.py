@@ -18,6 +18,7 @@ from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import optimizers
 from pretrain.config import RunConfig
+from pretrain.construction import broadcast_buffers
 from pretrain.deepspeed_config import deepspeed_config
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
@@ -45,6 +46,7 @@ class Engine:
             optimizer=optimizers.build(model, config.optimizer),
             config=deepspeed_config(config, cut),
         )
+        broadcast_buffers(self.deepspeed.module)
         optimizers.attach(self.deepspeed)
         self.device = self.deepspeed.device
         self._rate = 0.0  # of the last step
@@ -64,7 +66,8 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=False))
         targets = counted["labels"]
         sums: dict[str, torch.Tensor] = {}
-        self._forget_unused_gradients()
+        if self.config.zero_stage == 3:  # DeepSpeed keeps the last gradient of a parameter that this step doesn't use
+            self.deepspeed.optimizer.grad_partitions_flat_buffer.zero_()
         self._rate = optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
@@ -118,12 +121,6 @@ class Engine:
         """Ends DeepSpeed's threads and hooks, once all ranks are through."""
         dist.barrier()
         self.deepspeed.destroy()
-
-    def _forget_unused_gradients(self) -> None:
-        """Stage 3 would take the last step's gradient again for a parameter that this step doesn't use."""
-        buffer = getattr(self.deepspeed.optimizer, "grad_partitions_flat_buffer", None)
-        if buffer is not None:
-            buffer.zero_()
 
     def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

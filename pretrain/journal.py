@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
@@ -49,8 +50,8 @@ class Journal:
             done = f"{setup.standing.step} of {setup.config.run.max_steps} steps"
             print(f"{setup.directory} is finished: {done}. Next: pretrain export {setup.directory} OUT")
 
-    def announce(self, parameters: int) -> None:
-        config, cut = self.setup.config, self.setup.cut
+    def announce(self, parameters: int, cut: Cut) -> None:
+        config = self.setup.config
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
             f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "

@@ -12,6 +12,7 @@ from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
+from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
 from pretrain.standing import Standing, position_after
 
@@ -68,6 +69,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = _cut(config, rank, ranks)
+    problems += device_problems(config)
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])

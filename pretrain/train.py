@@ -67,17 +67,19 @@ class Training:
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
         from pretrain.engine import Engine
+        from pretrain.micro_batch import settled
 
-        self.setup, self.config, self.journal = setup, setup.config, journal
+        self.config, self.journal = setup.config, journal
         self.stop_at_step = stop_at_step
         hours = self.config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
         model = construct(setup)
-        journal.announce(model.num_parameters())
         self.meter = Meter.of(setup, model)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
+        self.setup = setup = settled(setup, self.engine)
+        journal.announce(model.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup)
         self.standing = self.sound = setup.standing  # now, and after the last step that was applied
 

@@ -1,6 +1,8 @@
 """Reading the tensors of a checkpoint, by name and range, whichever ranks wrote them."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,19 +11,37 @@ from torch import Tensor, nn
 
 from data_pipeline.errors import FailedError
 from pretrain.checkpoint import index, rank_file
+from pretrain.models.model import whole_shape
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:
-    """Puts a checkpoint's fp32 parameters into `model`, in its own precision. Raises FailedError if they differ."""
+    """Puts a checkpoint's fp32 parameters into `model`, in its own precision, one at a time.
+
+    All ranks that share a sharded model must call it together. Raises FailedError if the tensors differ.
+    """
     stored = StoredTensors(directory)
     own = dict(model.named_parameters())
-    if problems := _misfits({name: tuple(parameter.shape) for name, parameter in own.items()}, stored.shapes):
+    shapes = {name: tuple(whole_shape(parameter)) for name, parameter in own.items()}
+    if problems := _misfits(shapes, stored.shapes):
         raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(stored.whole(PARAMETER, name))
+    for name, parameter in own.items():
+        with torch.no_grad(), _writable(parameter) as here:
+            if here:
+                parameter.copy_(stored.whole(PARAMETER, name))
+
+
+@contextlib.contextmanager
+def _writable(parameter: nn.Parameter) -> Iterator[bool]:
+    """Whether this process is to fill `parameter`: always, or rank 0 for all where ZeRO-3 has it sharded."""
+    if not hasattr(parameter, "ds_id"):
+        yield True
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield torch.distributed.get_rank() == 0
 
 
 def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:

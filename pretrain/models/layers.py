@@ -16,6 +16,17 @@ def one_use(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
+def draw_normal(weight: Tensor, std: float) -> None:
+    """Fills `weight` from N(0, std²).
+
+    Drawn in fp32 on the CPU, whatever `weight` is: a model of ZeRO-3, made in bf16 on its device, starts with the same
+    values as one that is made first and moved there.
+    """
+    if not weight.is_meta:
+        with torch.no_grad():
+            weight.copy_(torch.empty_like(weight, dtype=torch.float32, device="cpu").normal_(std=std))
+
+
 class Linear(nn.Linear):
     """A matrix drawn from N(0, std²), without a bias vector or with one of zeros."""
 
@@ -24,7 +35,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        draw_normal(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -37,7 +48,7 @@ class Embedding(nn.Embedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        draw_normal(self.weight, self.std)
         if self.padding_idx is not None:
             nn.init.zeros_(self.weight[self.padding_idx])
 

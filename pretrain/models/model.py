@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from pretrain.models.config import ModelConfig
 from pretrain.models.loss import Losses
@@ -20,7 +20,7 @@ class Model(nn.Module):
 
     def num_parameters(self) -> int:
         """Scalars to train, a tied matrix counted once. Build on the meta device to count without memory."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(whole_shape(parameter).numel() for parameter in self.parameters())
 
     def flops(self, inputs: int, targets: int) -> float:
         """Floating-point operations of one row of so many inputs and targets, forward and backward.
@@ -33,8 +33,10 @@ class Model(nn.Module):
 
 def matrix_weights(module: nn.Module) -> int:
     """Weights of all matrices in `module`, also while ZeRO-3 has them sharded."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters() if _is_matrix(weight))
+    shapes = [whole_shape(weight) for weight in module.parameters()]
+    return sum(shape.numel() for shape in shapes if len(shape) > 1)
 
 
-def _is_matrix(weight: Tensor) -> bool:
-    return len(getattr(weight, "ds_shape", weight.shape)) > 1  # under ZeRO-3 a parameter's own shape is empty
+def whole_shape(parameter: Tensor) -> Size:
+    """The shape of a parameter, also while ZeRO-3 has it sharded, when its own is (0,)."""
+    return getattr(parameter, "ds_shape", parameter.shape)

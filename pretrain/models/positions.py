@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.layers import Embedding
+from pretrain.models.layers import Embedding, draw_normal
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
 
@@ -41,7 +41,8 @@ class RelativePositionBias(nn.Module):
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__()
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads).normal_(std=std))
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        draw_normal(self.weight, std)
 
     def forward(self, queries: int, keys: int) -> Tensor:
         """(1, heads, queries, keys); the last query stands at the last key, as it does for a growing decoder.

@@ -1,0 +1,154 @@
+"""How much memory a rank needs to build a model under ZeRO-3, and to train one at each stage: measured and reckoned.
+
+    python benchmarks/sharded_memory.py                   T5 3B built by 4 ranks; T5 v1.1 small trained by 2, in bf16
+    python benchmarks/sharded_memory.py --train-only
+
+On CPU, of what is resident in each rank's process. The weights of all ranks of 3B take 5.7 GB.
+"""
+
+import argparse
+import multiprocessing as mp
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+from data_pipeline.loading.cut import Cut
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.hardware import free_port
+from pretrain.memory import peak_resident, resident
+from pretrain.models.model import whole_shape
+from pretrain.setup import Setup
+
+ROOT = Path(__file__).parent.parent
+LARGE, SMALL = (ROOT / f"configs/models/{name}.yaml" for name in ("t5-v1.0-3b", "t5-v1.1-small"))
+
+
+def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
+    """A run of `model` in bf16 without a corpus, one row on each rank."""
+    values = {
+        **OmegaConf.to_container(OmegaConf.load(model)),  # type: ignore[dict-item]
+        "run": {"name": "memory", "directory": "none", "max_steps": 1},
+        "data": {"train": [{"corpus": "none"}]},
+        "batch": {"global_batch_size": ranks},
+        "optimizer": {"learning_rate": 1e-3},
+        "deepspeed": {"zero_optimization": {"stage": stage}},
+    }
+    return RunConfig.model_validate(values)
+
+
+def setup_of(model: Path, stage: int) -> Setup:
+    config = config_of(model, stage, dist.get_world_size())
+    return Setup(config, [], [], config.model, Cut(dist.get_rank(), dist.get_world_size(), 1, 1), None)
+
+
+def built(model: Path) -> dict[str, float]:
+    """Bytes of a rank that builds `model` under ZeRO-3, above what its process held before."""
+    import deepspeed  # noqa: F401  its import isn't what is measured
+
+    from pretrain.construction import construct
+
+    setup, made = setup_of(model, 3), []
+    dist.barrier()
+    before = resident()
+    peak = peak_resident(lambda: made.append(construct(setup))) - before
+    shapes = [whole_shape(parameter).numel() for parameter in made[0].parameters()]
+    share = 2 * sum(shapes) / dist.get_world_size()
+    # the largest parameter whole: as made by nn.Linear in fp32, then bf16, and the fp32 values drawn for it
+    return {
+        "parameters": sum(shapes),
+        "peak": peak,
+        "held": resident() - before,
+        "share": share,
+        "reckoned peak": share + (4 + 4 + 2) * max(shapes),
+        "whole copy": 2 * sum(shapes),
+    }
+
+
+def trained(model: Path, stage: int) -> dict[str, float]:
+    """Bytes of tensors that last from step to step on this rank, after one step."""
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+
+    setup = setup_of(model, stage)
+    before = resident()
+    engine = Engine(construct(setup), setup.config, setup.cut)
+    ids = torch.randint(3, 30_000, (1, 128))
+
+    def step() -> None:
+        engine.step(0, [{"encoder_input_ids": ids, "labels": ids[:, :32]}], False)
+
+    peak = peak_resident(step) - before
+    held = {"peak": peak, "held": resident() - before, **_lasting(engine)}
+    engine.close()
+    return held
+
+
+def _lasting(engine: Any) -> dict[str, float]:
+    """Bytes by kind: each storage once."""
+    optimizer = engine.deepspeed.optimizer
+    weights = [getattr(p, "ds_tensor", p) for p in engine.deepspeed.module.parameters()]
+    flats = {id(flat): flat for group in optimizer.optimizer.param_groups for flat in group["params"]}
+    from pretrain.optimizers.fragments import fragments
+
+    masters = {id(one.flat): one.flat for one in fragments(engine.deepspeed)} | flats
+    states = [v for slots in optimizer.optimizer.state.values() for v in slots.values() if v.dim()]
+    return {"weights": _bytes(weights), "masters": _bytes(masters.values()), "moments": _bytes(states)}
+
+
+def _bytes(tensors: Any) -> float:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def on_ranks(ranks: int, function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """What `function` returns on the rank that needs most, of so many gloo processes."""
+    port = free_port()
+    with ProcessPoolExecutor(ranks, mp.get_context("spawn")) as pool:  # breaks where a rank dies
+        started = [pool.submit(_rank, rank, ranks, port, function, arguments) for rank in range(ranks)]
+        found = [rank.result() for rank in started]
+    return {key: max(one[key] for one in found) for key in found[0]}
+
+
+def _rank(
+    rank: int, ranks: int, port: int, function: Callable[..., dict[str, float]], arguments: tuple[Any, ...]
+) -> dict[str, float]:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    from pretrain.ranks import joined
+
+    with joined():
+        return function(*arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--model", type=Path, default=LARGE, help="the model that is built")
+    parser.add_argument("--ranks", type=int, default=4, help="that build it")
+    options = parser.parse_args()
+    if not options.train_only:
+        found = on_ranks(options.ranks, built, options.model)
+        print(f"{options.model.stem}, {found['parameters']:,.0f} parameters, built by {options.ranks} ranks, MB a rank")
+        for key in ("held", "share", "peak", "reckoned peak", "whole copy"):
+            print(f"  {key:14} {found[key] / 1e6:8,.0f}")
+    with torch.device("meta"):
+        parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
+    print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; reckoned in brackets")
+    print("stage   weights (bf16)   masters (fp32)   moments (fp32)   resident     peak")
+    for stage in (1, 2, 3):
+        found = on_ranks(2, trained, SMALL, stage)
+        reckoned = {"weights": 2 * parameters / (2 if stage == 3 else 1), "masters": 2 * parameters}
+        reckoned["moments"] = 4 * parameters
+        cells = "".join(f"{found[key] / 1e6:8,.0f} ({reckoned[key] / 1e6:5,.0f})" for key in reckoned)
+        print(f"{stage:>5}  {cells}  {found['held'] / 1e6:9,.0f} {found['peak'] / 1e6:8,.0f}")
+
+
+if __name__ == "__main__":
+    main()

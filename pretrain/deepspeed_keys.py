@@ -1,0 +1,206 @@
+"""Which of DeepSpeed's keys a run file may say under `deepspeed`. No torch, no DeepSpeed: its import takes seconds.
+
+What DeepSpeed understands is passed on. Refused is what contradicts the rest of the run file, what DeepSpeed would
+take and do nothing with, and what it gets wrong.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def problems(given: dict[str, Any]) -> list[str]:
+    """What is wrong with a `deepspeed` section, a line each, each beginning with its key."""
+    found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
+    found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
+    if given.get("log_level") not in ("debug", "info"):
+        found += [
+            f"{key}: goes to DeepSpeed's log, of which only errors are shown" + _SHOWN
+            for key in given
+            if key in NEEDS_LOG
+        ]
+    zero = given.get("zero_optimization", {})
+    return found + (list(_zero_problems(zero)) if isinstance(zero, dict) else [f"{_ZERO}: expected keys and values"])
+
+
+def offloads_to(given: dict[str, Any], device: str) -> list[str]:
+    """Keys of the sections of a `deepspeed` section that offload to `device`."""
+    zero = given["zero_optimization"]
+    return [f"{_ZERO}.{key}" for key in OFFLOAD if (zero.get(key) or {}).get("device") == device]
+
+
+_ZERO = "zero_optimization"
+_SHOWN = "; say log_level: info too"
+_REMOVED = "DeepSpeed has it no longer"
+_OWN_DATA = "rows and their order are data's"
+_OWN_CHECKPOINTS = "checkpoints are written as section checkpoint says, not by DeepSpeed"
+_OWN_SCALE = "a step's loss is the mean over all its tokens, which settles how gradients are scaled"
+_REPLICAS = "every rank has the whole model's layers; shard it by zero_optimization"
+
+PASSED_ON = (
+    _ZERO,
+    "aio",
+    "comet",
+    "csv_monitor",
+    "disable_python_gc",
+    "flops_profiler",
+    "log_level",
+    "tensorboard",
+    "timers",
+    "wandb",
+)
+NEEDS_LOG = ("comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown")
+REFUSED = {
+    "train_batch_size": "follows from batch.global_batch_size",
+    "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
+    "gradient_accumulation_steps": "follows from batch and the number of ranks",
+    "managed_gradient_accumulation": "follows from batch and the number of ranks",
+    "gradient_clipping": "stands under optimizer.gradient_clipping",
+    "optimizer": "stands under optimizer",
+    "zero_allow_untested_optimizer": "is always so: the optimizers are this project's",
+    "zero_force_ds_cpu_optimizer": "is never so: the optimizers are this project's, offloaded or not",
+    "scheduler": "stands under schedule",
+    "bf16": "stands under precision",
+    "bfloat16": "stands under precision",
+    "fp16": "not supported: T5 diverges in fp16; take precision: bf16",
+    "amp": f"{_REMOVED}; take precision: bf16",
+    "torch_autocast": "stands under precision",
+    "data_types": "gradients are always accumulated in fp32",
+    "communication_data_type": "gradients are always reduced in fp32",
+    "seq_parallel_communication_data_type": f"there is no sequence parallelism: {_REPLICAS}",
+    "sequence_parallel_size": f"there is no sequence parallelism: {_REPLICAS}",
+    "prescale_gradients": _OWN_SCALE,
+    "gradient_predivide_factor": _OWN_SCALE,
+    "gradient_allreduce_op": _OWN_SCALE,
+    "disable_allgather": "DeepSpeed takes it and does nothing with it; take zero_optimization.allgather_partitions",
+    "steps_per_print": "stands under tracking.log_every_steps",
+    "activation_checkpointing": "works for models that call DeepSpeed's own function; take "
+    "compute.activation_checkpointing",
+    "compile": "stands under compute.compile",
+    "checkpoint": _OWN_CHECKPOINTS,
+    "datastates_ckpt": _OWN_CHECKPOINTS,
+    "nebula": f"{_REMOVED}; {_OWN_CHECKPOINTS}",
+    "dataloader_drop_last": _OWN_DATA,
+    "data_efficiency": _OWN_DATA,
+    "curriculum_learning": _OWN_DATA,
+    "elasticity": f"{_REMOVED}; the global batch stays with any number of ranks",
+    "autotuning": "starts runs of its own; take batch.micro_batch_size: auto",
+    "pipeline": f"there are no pipeline stages: {_REPLICAS}",
+    "tensor_parallel": f"there is no tensor parallelism: {_REPLICAS}",
+    "expert_parallel": "there are no experts",
+    "use_data_before_expert_parallelism": "there are no experts",
+    "hybrid_engine": "is for reinforcement learning",
+    "vocabulary_size": "stands under model.vocab_size",
+    "weight_quantization": "the weights that are trained are not quantized",
+    "compression_training": _REMOVED,
+    "eigenvalue": _REMOVED,
+    "graph_harvesting": _REMOVED,
+    "progressive_layer_drop": _REMOVED,
+    "quantize_training": _REMOVED,
+    "sparse_attention": _REMOVED,
+    "sparse_gradients": _REMOVED,
+}
+
+ZERO_PASSED_ON = (
+    "stage",
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "contiguous_gradients",
+    "enable_sanity_checks",
+    "log_trace_cache_warnings",
+    "memory_efficient_linear",
+    "offload_optimizer",
+    "offload_param",
+    "overlap_comm",
+    "override_module_apply",
+    "parameter_alignment",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "stage3_allgather_sequential",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_model_persistence_threshold",
+    "stage3_module_granularity_threshold",
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_use_all_reduce_for_fetch_params",
+    "sub_group_size",
+    "use_multi_rank_bucket_allreduce",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+)
+ZERO_REFUSED = {
+    "round_robin_gradients": "DeepSpeed's map of fragments is wrong with it",
+    "elastic_checkpoint": _OWN_CHECKPOINTS,
+    "load_from_fp32_weights": _OWN_CHECKPOINTS,
+    "pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
+    "stage3_gather_16bit_weights_on_model_save": _OWN_CHECKPOINTS,
+    "stage3_gather_fp16_weights_on_model_save": _OWN_CHECKPOINTS,
+    "legacy_stage1": "DeepSpeed takes it and does nothing with it",
+    "ignore_unused_parameters": "a parameter may be without a gradient in a step; it counts as zero",
+    "compute_grad_norm": "without the norm of the gradient no step with a non-finite one would be skipped",
+    "cpu_offload": "take offload_optimizer: {device: cpu}",
+    "cpu_offload_param": "take offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "take pin_memory under offload_optimizer or offload_param",
+    "zenflow": "updates weights with an optimizer of its own",
+    "save_muon_momentum_buffer_in_memory": "is for DeepSpeed's own Muon",
+    "leaf_module": "stands under compute.compile, for which each layer is gathered as one",
+    "zero_quantized_gradients": "gradients are always reduced in fp32",
+    "zero_quantized_nontrainable_weights": "all weights are trained",
+    "mics_shard_size": f"{_REMOVED}; take zero_hpz_partition_size",
+    "mics_hierarchical_params_gather": _REMOVED,
+    "zeropp_loco_param": _REMOVED,
+}
+OFFLOAD = {
+    "offload_optimizer": ("device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write")
+    + ("fast_init",),
+    "offload_param": ("device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"),
+}
+OFFLOAD_REFUSED = {
+    "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
+    "super_offload": "works with DeepSpeed's own Adam alone",
+    "cpuadam_cores_perc": "works with DeepSpeed's own Adam alone",
+}
+
+
+def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
+    stage = zero.get("stage")
+    if stage == 0 and not isinstance(stage, bool):
+        yield (
+            f"{_ZERO}.stage: 0 is refused: there DeepSpeed gives no gradient norm and doesn't skip a step "
+            "with a non-finite gradient; take 1, which costs nothing more, also on one rank"
+        )
+    elif stage not in (1, 2, 3) or isinstance(stage, bool):
+        yield f"{_ZERO}.stage: expected 1, 2 or 3, got {stage!r}"
+    yield from (f"{_ZERO}.{key}: {ZERO_REFUSED[key]}" for key in zero if key in ZERO_REFUSED)
+    yield from _unknown(zero, ZERO_PASSED_ON, ZERO_REFUSED, f"{_ZERO}.")
+    for key, known in OFFLOAD.items():
+        yield from _offload_problems(f"{_ZERO}.{key}", zero.get(key), known, stage)
+
+
+def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) -> Iterator[str]:
+    if section is None:
+        return
+    if not isinstance(section, dict):
+        yield f"{key}: expected keys and values, such as {{device: cpu}}"
+        return
+    yield from (f"{key}.{name}: {OFFLOAD_REFUSED[name]}" for name in section if name in OFFLOAD_REFUSED)
+    yield from _unknown(section, known, OFFLOAD_REFUSED, f"{key}.")
+    device = section.get("device", "none")
+    if device not in ("none", "cpu", "nvme"):
+        yield f"{key}.device: expected none, cpu or nvme, got {device!r}"
+    if device != "none" and key.endswith("offload_param") and stage != 3:
+        yield f"{key}: only stage 3 shards parameters; at stage {stage} DeepSpeed keeps them where they are"
+    if device == "nvme" and stage != 3:
+        yield f"{key}.device: nvme is for stage 3; take cpu"
+    if device == "nvme" and not section.get("nvme_path"):
+        yield f"{key}.nvme_path: missing: the directory on the NVMe drive"
+
+
+def _unknown(given: Iterable[str], passed_on: Iterable[str], refused: Iterable[str], above: str) -> Iterator[str]:
+    """A line for each key that DeepSpeed doesn't know either; at the top level it passes over them in silence."""
+    known = [*passed_on, *refused]
+    for key in given:
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), list(passed_on), n=1, cutoff=0.5)
+            yield f"{above}{key}: unknown key" + (f"; nearest valid key: {above}{nearest[0]}" if nearest else "")

@@ -1,0 +1,127 @@
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
+
+Two small micro-batches go forward and backward and their peaks of memory give a + b · rows. Nothing is tried until it
+fails. The choice is kept in the run's directory: with another one, a resumed run's losses would differ in their last
+bits.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from data_pipeline.atomic import fingerprint, write_json
+from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
+from pretrain.engine import Engine
+from pretrain.memory import DeviceMemory
+from pretrain.optimizers.fragments import fragments, optimizer_state
+from pretrain.setup import Setup
+
+FILE = "micro_batch.json"
+SAFE = 0.9  # of what is free
+PROBES = (1, 4)  # rows
+_MOMENTS = 8  # bytes an element: two in fp32, as many as any optimizer keeps
+
+
+def settled(setup: Setup, engine: Engine) -> Setup:
+    """`setup`, and `engine`, with the micro-batch of this run, where the run file leaves it open.
+
+    It divides a rank's share of a step, so that the global batch stays, and is the same on all ranks, which must call
+    this together, before the first step.
+    """
+    if setup.config.batch.micro_batch_size != "auto":
+        return setup
+    share = setup.cut.micro_batch  # so far: all that a rank takes of a step, or of the smallest while batches grow
+    conditions = _conditions(setup, engine)
+    kept = torch.tensor(_kept(setup, conditions) if setup.cut.rank == 0 else 0, device=engine.device)
+    dist.broadcast(kept, src=0)
+    rows = int(kept) or _largest(setup, engine, share)
+    if setup.cut.rank == 0:
+        write_json(setup.directory / FILE, {"micro_batch_size": rows, "measured_for": conditions})
+    engine.cut = replace(setup.cut, micro_batch=rows, accumulation=setup.cut.accumulation * share // rows)
+    return replace(setup, cut=engine.cut)
+
+
+def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
+    """What decides how much memory rows take, and how much there is."""
+    config, cuda = setup.config, engine.device.type == "cuda"
+    objective = config.data.objective or setup.training[0].objective
+    settings = [config.precision, config.deepspeed, config.compute.model_dump(), config.optimizer.model_dump()]
+    return {
+        "rows": setup.cut.micro_batch,
+        "lengths": list(objective.shape),
+        "ranks": setup.cut.ranks,
+        "zero_stage": config.zero_stage,
+        "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        "model": fingerprint(setup.model.model_dump()),
+        "settings": fingerprint(settings),
+    }
+
+
+def _kept(setup: Setup, conditions: dict[str, Any]) -> int:
+    """What was chosen under the same conditions at an earlier start; 0: nothing."""
+    path = setup.directory / FILE
+    if not path.exists():
+        return 0
+    kept = json.loads(path.read_text())
+    return kept["micro_batch_size"] if kept["measured_for"] == conditions else 0
+
+
+def _largest(setup: Setup, engine: Engine, share: int) -> int:
+    few, more = (min(rows, share) for rows in PROBES)
+    rows = _full_rows(setup, more)
+    memory = DeviceMemory(engine.device)
+    free = SAFE * memory.free() - _moments_to_come(engine)
+    _pass(engine, rows)  # makes what is made once: kernels, buffers of collectives
+    peaks = [memory.peak(partial(_pass, engine, _first(rows, count))) for count in (few, more)]
+    each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
+    fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
+    largest = torch.tensor(max(fitting, default=1), device=engine.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MIN)
+    return int(largest)
+
+
+def _pass(engine: Engine, batch: Batch) -> None:
+    """A step whose gradient isn't finite: DeepSpeed discards it, and nothing is left but counters, which are put back."""
+    deepspeed = engine.deepspeed
+    names = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+    before = {name: getattr(deepspeed, name) for name in names}
+    deepspeed.set_gradient_accumulation_boundary(True)
+    losses = deepspeed(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
+    loss = torch.stack([values.sum() for values in losses.values()]).sum()
+    deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
+    deepspeed.step()
+    for name, value in before.items():
+        setattr(deepspeed, name, value)
+
+
+def _full_rows(setup: Setup, count: int) -> Batch:
+    """So many rows of the run's own, as wide as rows of their objective can be."""
+    inputs, targets = (setup.config.data.objective or setup.training[0].objective).shape
+    cut = replace(setup.cut, micro_batch=count, accumulation=1)
+    batch = TrainingBatches(setup.stream, cut)[0].batch
+    ids = batch["encoder_input_ids"]
+    batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
+    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+
+
+def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
+    if tensor.dim() == 1:
+        return tensor
+    width = targets if name in LABELS or name.startswith("decoder") else inputs
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORED if name in LABELS else 0)
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return {name: tensor[:count] for name, tensor in batch.items()}
+
+
+def _moments_to_come(engine: Engine) -> int:
+    """Bytes of optimizer state, which is made in the first step."""
+    if optimizer_state(engine.deepspeed):
+        return 0
+    return _MOMENTS * sum(fragment.size for fragment in fragments(engine.deepspeed))

@@ -1,0 +1,61 @@
+"""Small models under the engine without a corpus: what tests run on their ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.cut import Cut
+from pretrain.config import RunConfig
+from pretrain.setup import Setup
+
+T5 = {
+    "family": "t5",
+    "vocab_size": 100,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "dropout_rate": 0.0,
+}
+
+
+def run_config(stage: int = 2, model: dict[str, Any] | None = None, zero: dict[str, Any] | None = None, **changes: Any):
+    """A run file of `T5` with `model` changed, or of `model` where it names its family, at ZeRO `stage` with the settings of `zero`."""
+    values = {
+        "run": {"name": "test", "directory": "run", "max_steps": 100},
+        "model": model if model and "family" in model else {**T5, **(model or {})},
+        "data": {"train": [{"corpus": "none"}]},
+        "batch": {"global_batch_size": 8},
+        "optimizer": {"learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1},
+        "schedule": {"name": "constant"},
+        "precision": "fp32",
+        "deepspeed": {"zero_optimization": {"stage": stage, **(zero or {})}},
+        **changes,
+    }
+    return RunConfig.model_validate(values)
+
+
+def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> Setup:
+    """For the ranks that have joined: two micro-batches a step."""
+    cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
+    return Setup(config, [], [], config.model, cut, resume)
+
+
+def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100) -> list[Batch]:
+    """This rank's share of a step's rows, the same rows however they are cut. Every other step has padding."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(3, vocabulary, (cut.global_batch, inputs), generator=generator)
+    labels = torch.randint(3, vocabulary, (cut.global_batch, targets), generator=generator)
+    rows = {"encoder_input_ids": ids, "labels": labels}
+    if step % 2:
+        rows["encoder_attention_mask"] = torch.ones_like(ids)
+        rows["encoder_attention_mask"][::3, inputs // 2 :] = 0
+        labels[::3, targets // 2 :] = -100
+    parts = {name: tensor.split(cut.micro_batch) for name, tensor in rows.items()}
+    mine = range(cut.rank * cut.accumulation, (cut.rank + 1) * cut.accumulation)
+    return [{name: split[number] for name, split in parts.items()} for number in mine]

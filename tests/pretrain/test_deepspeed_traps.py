@@ -1,0 +1,241 @@
+"""What DeepSpeed gets wrong, or does otherwise than one would think, and what a run makes of it."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from data_pipeline.config_file import check
+from data_pipeline.errors import UserError
+from pretrain import deepspeed_keys
+from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+STAGE_3 = {"stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0 is refused: there DeepSpeed gives no grad"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 1, 2 or 3, got 4"),
+        ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping: stands under optimizer.gradient_clipping"),
+        ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; take precision: bf16"),
+        ({"prescale_gradients": True}, "prescale_gradients: a step's loss is the mean over all its tokens"),
+        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: a step's loss is the mean over all its tokens"),
+        ({"activation_checkpointing": {}}, "activation_checkpointing: works for models that call DeepSpeed's own"),
+        ({"elasticity": {}}, "elasticity: DeepSpeed has it no longer"),
+        ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
+        (
+            {"zero_optimization": {"round_robin_gradients": True}},
+            "zero_optimization.round_robin_gradients: DeepSpeed's",
+        ),
+        (
+            {"zero_optimization": {"mics_shard_size": 2}},
+            "zero_optimization.mics_shard_size: DeepSpeed has it no longer",
+        ),
+        (
+            {"zero_optimization": {"reduce_bucket_sise": 1}},
+            "zero_optimization.reduce_bucket_sise: unknown key; nearest valid key: zero_optimization.reduce_bucket_size",
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+            "zero_optimization.offload_param: only stage 3 shards parameters",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}},
+            "zero_optimization.offload_optimizer.device: nvme is for stage 3; take cpu",
+        ),
+        (
+            {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "nvme"}}},
+            "zero_optimization.offload_optimizer.nvme_path: missing",
+        ),
+        (
+            {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "zero_optimization.offload_optimizer.ratio: DeepSpeed updates what isn't offloaded with an AdamW of its own",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}},
+            "zero_optimization.offload_optimizer.devise: unknown key; "
+            "nearest valid key: zero_optimization.offload_optimizer.device",
+        ),
+    ],
+)
+def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
+    given.setdefault("zero_optimization", {}).setdefault("stage", 2)
+    found = deepspeed_keys.problems(given)
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+def test_all_problems_are_told_at_once_each_in_a_line():
+    deepspeed = {"optimizer": {}, "bf16": {}, "zero_optimization": {"stage": 0, "stages": 2}}
+    with pytest.raises(UserError) as error:
+        check({**run_config().model_dump(), "deepspeed": deepspeed}, RunConfig, "run.yaml")
+    lines = str(error.value).splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("run.yaml: deepspeed: ") for line in lines)
+
+
+def test_other_keys_are_passed_on():
+    given = {"zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 10}, "aio": {}}
+    assert deepspeed_keys.problems(given) == []
+    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed
+    assert {"aio", "log_level", "wall_clock_breakdown"} <= told.keys()
+
+
+class Asked(dict[str, Any]):
+    """A section that remembers which keys were looked for in it."""
+
+    keys_asked: ClassVar[set[str]] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_asked.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self
+
+
+def test_every_key_that_deepspeed_knows_is_decided_on():
+    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
+    from deepspeed.runtime.zero import config as zero
+    from deepspeed.runtime.zero import offload_config as offload
+
+    DeepSpeedConfig(Asked(train_batch_size=1))
+    known = {*deepspeed_keys.PASSED_ON, *deepspeed_keys.NEEDS_LOG, *deepspeed_keys.REFUSED}
+    assert Asked.keys_asked <= known
+    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.REFUSED.keys()
+    fields = {field.alias or name for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
+    assert fields | removed == {*deepspeed_keys.ZERO_PASSED_ON, *deepspeed_keys.ZERO_REFUSED}
+    assert not fields & removed
+    optimizer, parameters = offload.DeepSpeedZeroOffloadOptimizerConfig, offload.DeepSpeedZeroOffloadParamConfig
+    refused = deepspeed_keys.OFFLOAD_REFUSED.keys()
+    assert optimizer.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_optimizer"], *refused}
+    assert parameters.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_param"]}
+
+
+class SometimesUsed(nn.Module):
+    """A layer that only takes part where a row's first id is 1. It draws its weights alike on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.sometimes, self.output = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+        self.register_buffer("offset", torch.zeros(9))
+
+    def forward(self, encoder_input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embedding(encoder_input_ids)
+        if encoder_input_ids[0, 0] == 1:
+            x = x + self.sometimes(x)
+        logits = self.output(x) + self.offset
+        return {"labels": nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")}
+
+
+def rows_of_step(step: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(2, 9, (2 * ranks, 4), generator=torch.Generator().manual_seed(step))
+    ids[:, 0] = 1 if step % 2 == 0 else 2
+    part = slice(2 * rank, 2 * rank + 2)
+    return {"encoder_input_ids": ids[part], "labels": ids.flip(1)[part]}
+
+
+def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    import deepspeed
+
+    found = {}
+    for name, parameter in module.named_parameters():
+        sharded = [parameter] if hasattr(parameter, "ds_id") else []
+        with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
+            found[name] = parameter.detach().clone()
+    return found
+
+
+def trained_with_unused_parameters(stage: int) -> dict[str, torch.Tensor]:
+    from pretrain.engine import Engine
+
+    config = run_config(stage, optimizer={"learning_rate": 1e-2, "gradient_clipping": 0})
+    prepared = setup(config)
+    torch.manual_seed(0)
+    engine = Engine(SometimesUsed(), config, prepared.cut)
+    for step in range(6):
+        engine.step(step, [rows_of_step(step, dist.get_rank(), dist.get_world_size())], False)
+    found = whole_parameters(engine.deepspeed.module)
+    engine.close()
+    return found
+
+
+def test_a_parameter_unused_in_a_step_has_no_gradient_there():
+    """At stage 3 DeepSpeed would take that of the last step that had one."""
+    torch.manual_seed(0)
+    model = SometimesUsed()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=False)
+        model(**_all_rows(step))["labels"].mean().backward()
+        optimizer.step()
+    for stage, found in enumerate(on_ranks(2, each, trained_with_unused_parameters, [(1,), (2,), (3,)])[0], start=1):
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(found[name], parameter, atol=1e-6), (stage, name)
+
+
+def _all_rows(step: int) -> dict[str, torch.Tensor]:
+    parts = [rows_of_step(step, rank, 2) for rank in range(2)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def buffer_after_initialize(stage: int) -> list[float]:
+    from pretrain.engine import Engine
+
+    config = run_config(stage, precision="bf16")
+    model = SometimesUsed()
+    model.offset += dist.get_rank() + 1 / 3
+    engine = Engine(model, config, setup(config).cut)
+    found = engine.deepspeed.module.offset
+    engine.close()
+    return [found.dtype == torch.float32, *found.tolist()]
+
+
+def test_buffers_are_those_of_rank_0_and_keep_their_precision():
+    """DeepSpeed broadcasts parameters alone."""
+    expected = [True, *[torch.tensor(1 / 3).item()] * 9]
+    assert on_ranks(2, each, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
+
+
+def gradient_norms(stage: int, own: bool) -> list[float]:
+    from pretrain import engine as engine_module
+    from pretrain.construction import construct
+
+    told = engine_module.deepspeed_config
+
+    def without(config, cut):
+        kept = told(config, cut)
+        return {name: value for name, value in kept.items() if name not in ("data_types", "communication_data_type")}
+
+    engine_module.deepspeed_config = told if own else without  # in a process of this test's own
+    config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
+    prepared = setup(config)
+    engine = engine_module.Engine(construct(prepared), config, prepared.cut)
+    norms = []
+    for step in range(3):
+        engine.step(step, micro_batches(prepared.cut, step), False)
+        norms.append(engine.take_metrics()["train/gradient_norm"])
+    engine.close()
+    return norms
+
+
+def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
+    """DeepSpeed's default is bf16, and shows in the norm of the gradient; in fp32 all stages agree."""
+    *norms, default = on_ranks(2, each, gradient_norms, [(1, True), (2, True), (3, True), (2, False)])[0]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[2], rel=1e-5)
+    assert default != pytest.approx(norms[1], rel=1e-5)

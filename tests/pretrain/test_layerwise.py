@@ -1,0 +1,106 @@
+"""Activation checkpointing and compilation of layers: the same numbers at every stage, and nothing compiled twice."""
+
+import pytest
+import torch
+
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+STEPS = 6
+CHECKPOINTED = {"activation_checkpointing": True}
+COMPILED = {"compile": True}
+
+
+def trained(stage: int, model: dict, compute: dict, grow: int = 0, backend: str = "aot_eager") -> dict:
+    """Losses, gradient norms and graphs so far of each step, whose rows are `grow` tokens longer than the last's."""
+    from torch._dynamo.utils import counters
+
+    from pretrain import layerwise
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+
+    torch._dynamo.reset()
+    counters.clear()
+    layerwise.BACKEND = backend  # what is traced and guarded is alike; no kernels are made
+    config = run_config(stage, model, optimizer={"learning_rate": 1e-2}, compute=compute)
+    prepared = setup(config)
+    engine = Engine(construct(prepared), config, prepared.cut)
+    result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
+    for step in range(STEPS):
+        batches = micro_batches(prepared.cut, step, 16 + grow * step, 8 + grow * step)
+        engine.step(step, batches, False)
+        metrics = engine.take_metrics()
+        result["losses"].append(metrics["train/loss"])
+        result["norms"].append(metrics["train/gradient_norm"])
+        result["validation"].append(float(engine.losses(batches[0])["labels"].sum()))
+        result["graphs"].append(counters["stats"]["unique_graphs"])
+    result["breaks"] = sum(counters["graph_break"].values())
+    result["names"] = [name for name, _ in engine.deepspeed.module.named_parameters()]
+    engine.close()
+    return result
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def runs(request) -> dict[str, dict]:
+    """At one stage, what each way of computing gives."""
+    dropout = {"dropout_rate": 0.1}
+    cases = {
+        "plain": ({}, {}),
+        "plain with dropout": (dropout, {}),
+        "checkpointed with dropout": (dropout, CHECKPOINTED),
+        "compiled": ({}, COMPILED),
+        "compiled and checkpointed": ({}, COMPILED | CHECKPOINTED),
+    }
+    found = on_ranks(2, each, trained, [(request.param, *case) for case in cases.values()], seconds=500)[0]
+    return dict(zip(cases, found, strict=True))
+
+
+def test_checkpointing_changes_no_bit(runs):
+    """With dropout: what is computed again draws the same."""
+    assert runs["checkpointed with dropout"] == runs["plain with dropout"]
+
+
+@pytest.mark.parametrize("way", ["compiled", "compiled and checkpointed"])
+def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, way):
+    """Rows of every other step have padding: two kinds for each of encoder and decoder layers, four graphs."""
+    plain, compiled = runs["plain"], runs[way]
+    assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+    assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+    assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
+    assert compiled["graphs"] == [2, 4, 4, 4, 4, 4]
+    assert compiled["breaks"] == 0
+    assert compiled["names"] == plain["names"]
+
+
+def test_rows_of_new_widths_are_not_compiled_every_time():
+    """At stage 3. Both kinds of rows have come in two widths after four steps."""
+    compiled = on_ranks(2, trained, 3, {}, COMPILED, 1, "eager")[0]
+    assert compiled["graphs"][3:] == [compiled["graphs"][3]] * (STEPS - 3)
+    assert compiled["breaks"] == 0
+
+
+def held_for_backward(compute: dict) -> int:
+    """Bytes that one forward pass keeps, each storage once, parameters aside."""
+    from pretrain.construction import construct
+
+    config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)
+    prepared = setup(config)
+    model = construct(prepared)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = model(**micro_batches(prepared.cut, 0, 64, 32)[0])
+    assert losses["labels"].requires_grad
+    return sum(storages.values())
+
+
+def test_checkpointed_layers_keep_their_inputs_alone():
+    plain, checkpointed = on_ranks(1, each, held_for_backward, [({},), (CHECKPOINTED,)])[0]
+    assert checkpointed < 0.4 * plain

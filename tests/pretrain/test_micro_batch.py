@@ -1,0 +1,89 @@
+"""`batch.micro_batch_size: auto`: the largest that fits, chosen without a trace, once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.config_file import load
+from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.test_offload import losses, train_file
+from tests.pretrain.test_training import run_file
+
+
+def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precision: str = "fp32") -> Path:
+    return run_file(
+        folder,
+        corpus,
+        stage,
+        batch={"global_batch_size": 16, "micro_batch_size": micro},
+        precision=precision,
+        evaluation=[],
+        tracking={"mlflow": None, "log_every_steps": 1},
+    )
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
+def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path, stage, precision):
+    """And the choice is kept: what was measured under the same conditions isn't measured again."""
+    auto = auto_file(tmp_path / "auto", small_corpus, "auto", stage, precision)
+    fixed = auto_file(tmp_path / "fixed", small_corpus, 8, stage, precision)
+    assert on_ranks(2, train_file, auto, [], 4, joined=False) == [75, 75]
+    kept = tmp_path / "auto/run/micro_batch.json"
+    chosen = json.loads(kept.read_text())
+    assert chosen["micro_batch_size"] == 8  # a rank's whole share: 8 rows of such a model fit anywhere
+    assert chosen["measured_for"]["ranks"] == 2
+    assert on_ranks(2, train_file, auto, [], None, joined=False) == [0, 0]
+    assert json.loads(kept.read_text()) == chosen
+    assert on_ranks(2, train_file, fixed, [], None, joined=False) == [0, 0]
+    assert losses(auto) == losses(fixed)
+
+
+def chosen_with(path: Path, free: int) -> tuple[int, list[int]]:
+    """The choice, and the sizes that were run, where a row takes 100 bytes, all else 500, and `free` are free."""
+    import torch.distributed as dist
+
+    from pretrain import micro_batch
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+    from pretrain.setup import prepare
+
+    overrides = [f"run.directory={path.parent}/{free}"]
+    setup = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
+    engine = Engine(construct(setup), setup.config, setup.cut)
+    sizes: list[int] = []
+
+    class Told:
+        def __init__(self, device: object):
+            pass
+
+        def free(self) -> int:
+            return free * (1 + dist.get_rank())  # the second rank has more
+
+        def peak(self, work) -> int:
+            work()
+            return 500 + 100 * sizes[-1]
+
+    own_pass = micro_batch._pass
+
+    def noted(engine, batch):
+        sizes.append(len(batch["labels"]))
+        own_pass(engine, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("DeviceMemory", Told), ("_pass", noted), ("_MOMENTS", 0)):
+            patch.setattr(micro_batch, name, value)
+        settled = micro_batch.settled(setup, engine)
+    assert settled.cut == engine.cut
+    assert settled.cut.micro_batch * settled.cut.accumulation == 12
+    engine.close()
+    return settled.cut.micro_batch, sizes
+
+
+def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):
+    """Of 12 rows; 90 % of what is free has to hold them. No more than 4 rows are ever tried."""
+    path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
+    expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
+    cases = [(path, free) for free in expected]
+    assert on_ranks(2, each, chosen_with, cases) == [[(rows, [4, 1, 4]) for rows in expected.values()]] * 2

@@ -1,0 +1,77 @@
+"""Optimizer states and parameters kept on the CPU: the same losses, fragments and checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_pipeline.config_file import load
+from pretrain.config import RunConfig
+from pretrain.metric_log import read_metrics
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.test_training import run_file
+
+OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
+BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
+
+
+def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and norms, and this rank's fragments of the fp32 parameters."""
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+    from pretrain.optimizers.fragments import fragments
+
+    optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
+    config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)
+    prepared = setup(config)
+    engine = Engine(construct(prepared), config, prepared.cut)
+    found = []
+    for step in range(4):
+        engine.step(step, micro_batches(prepared.cut, step), False)
+        metrics = engine.take_metrics()
+        found += [metrics["train/loss"], metrics["train/gradient_norm"]]
+    held = {one.name: one.of(one.flat.data).clone() for one in fragments(engine.deepspeed)}
+    engine.close()
+    return found, held
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_offloaded_learns_the_same(precision):
+    cases = [(stage, zero, precision) for stage in (1, 2, 3) for zero in ({}, OPTIMIZER)]
+    for found in on_ranks(2, each, trained, [*cases, (3, BOTH, precision)]):
+        for plain, offloaded in ((0, 1), (2, 3), (4, 5), (4, 6)):
+            assert found[offloaded][0] == pytest.approx(found[plain][0], rel=1e-5)
+            assert found[offloaded][1].keys() == found[plain][1].keys()
+            for name, fragment in found[offloaded][1].items():
+                assert torch.allclose(fragment, found[plain][1][name], atol=1e-5), name
+
+
+def train_file(path: Path, overrides: list[str], stop_at_step: int | None) -> int:
+    from pretrain.train import train
+
+    return train(load(path, overrides, RunConfig), stop_at_step)
+
+
+def losses(path: Path) -> list[float]:
+    rows = read_metrics(path.parent / "run")
+    return [row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics]
+
+
+@pytest.mark.parametrize(("stage", "zero"), [(2, OPTIMIZER), (3, BOTH)])
+def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, zero):
+    deepspeed = {"zero_optimization": {"stage": stage, **zero}}
+    settings = {
+        "deepspeed": deepspeed,
+        "precision": "bf16",
+        "evaluation": [],
+        "tracking": {"mlflow": None, "log_every_steps": 1},
+    }
+    whole = run_file(tmp_path / "whole", small_corpus, **settings)
+    parts = run_file(tmp_path / "parts", small_corpus, **settings)
+    assert on_ranks(2, train_file, whole, [], None, joined=False) == [0, 0]
+    assert on_ranks(2, train_file, parts, [], 3, joined=False) == [75, 75]
+    assert on_ranks(2, train_file, parts, [], None, joined=False) == [0, 0]
+    assert losses(parts) == losses(whole)
+    assert json.loads((parts.parent / "run/checkpoints/step-00000008/index.json").read_text())["zero_stage"] == stage

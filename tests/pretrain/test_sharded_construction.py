@@ -1,0 +1,106 @@
+"""Models built under ZeRO-3: the same weights, a share of the memory."""
+
+import pytest
+import torch
+
+from pretrain import models
+from pretrain.models.model import Model
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+FAMILIES = {
+    "t5": {"tie_embeddings": True},
+    "t5 v1.1": {"tie_embeddings": False, "feed_forward": "gated-gelu", "positions": "learned", "max_positions": 64},
+    "bart": {"family": "bart", "max_positions": 32, "dropout_rate": 0.0, **SIZES},
+}
+
+
+def whole(model: Model) -> dict[str, torch.Tensor]:
+    """Every parameter of a sharded model."""
+    import deepspeed
+
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            found[name] = parameter.detach().clone()
+    return found
+
+
+def constructed(precision: str, changes: dict) -> tuple:
+    from pretrain.construction import construct
+
+    config = run_config(3, changes, precision=precision)
+    model = construct(setup(config))
+    held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
+    own = sum(parameter.numel() for parameter in model.parameters())
+    return whole(model), held, own, model.num_parameters(), model.flops(512, 114)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["t5", "t5 v1.1"])
+def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision):
+    results = on_ranks(2, constructed, precision, FAMILIES[family])
+    config = run_config(3, FAMILIES[family])
+    torch.manual_seed(config.run.seed)
+    plain = models.build(config.model)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    expected = {name: value.to(dtype) for name, value in plain.named_parameters(remove_duplicate=False)}
+    for values, held, own, num_parameters, flops in results:
+        assert values.keys() == expected.keys()
+        assert all(torch.equal(values[name], expected[name]) for name in expected)
+        assert num_parameters == plain.num_parameters()
+        assert flops == plain.flops(512, 114)
+        assert own == 0
+        assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
+
+
+def trained(stage: int, changes: dict, precision: str) -> tuple[list[float], bool, list]:
+    """Losses of a constructed model, whether its tied matrices are one, and its buffers."""
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+
+    optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
+    config = run_config(stage, changes, precision=precision, optimizer=optimizer)
+    prepared = setup(config)
+    model = construct(prepared)
+    engine = Engine(model, config, prepared.cut)
+    losses = []
+    for step in range(3):
+        engine.step(step, micro_batches(prepared.cut, step), False)
+        losses.append(engine.take_metrics()["train/loss"])
+    tied = model.lm_head.weight is model.embedding.weight
+    buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]
+    engine.close()
+    return losses, tied, buffers
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_stage_learns_the_same_from_the_same_weights(precision):
+    cases = [(stage, changes, precision) for changes in FAMILIES.values() for stage in (1, 2, 3)]
+    found = on_ranks(2, each, trained, cases)[0]
+    for first in range(0, len(found), 3):
+        losses, tied, buffers = found[first]
+        for other in found[first + 1 : first + 3]:
+            assert other[0] == pytest.approx(losses, abs=1e-5 if precision == "fp32" else 2e-3)
+            assert other[1:] == (tied, buffers)
+    assert [tied for _, tied, _ in found] == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def memory_of_building(changes: dict, sharded: bool) -> float:
+    """The most bytes that building takes on this rank, for each of the model's parameters."""
+    from pretrain.construction import construct
+    from pretrain.memory import peak_resident, resident
+
+    prepared = setup(run_config(3 if sharded else 2, changes, precision="bf16"))
+    before, made = resident(), []
+    peak = peak_resident(lambda: made.append(construct(prepared)))
+    return (peak - before) / made[0].num_parameters()
+
+
+def test_no_rank_ever_holds_a_whole_copy():
+    """Of 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes of the largest, while it is made."""
+    large = {"vocab_size": 8192, "d_model": 512, "d_ff": 8192, "num_encoder_layers": 4, "num_decoder_layers": 4}
+    for bytes_of_one in on_ranks(4, memory_of_building, large, True):
+        assert bytes_of_one < 2 / 4 + 10 * 4.2 / 86 + 0.2
+    assert min(on_ranks(1, memory_of_building, large, False)) > 3.9
