@@ -82,7 +82,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
     ids = torch.randint(3, 30_000, (1, 128))
 
     def step() -> None:
-        engine.step(0, [{"encoder_input_ids": ids, "labels": ids[:, :32]}], False)
+        engine.step(0, 0, [{"encoder_input_ids": ids, "labels": ids[:, :32]}])
 
     peak = peak_resident(step) - before
     held = {"peak": peak, "held": resident() - before, **_lasting(engine)}

@@ -9,17 +9,12 @@ both models, all in fp32. In bf16 it is the largest relative difference of a ste
 """
 
 import argparse
-import json
-import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.config_file import check
@@ -27,8 +22,7 @@ from data_pipeline.loading.batches import IGNORED, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
-from pretrain.hardware import free_port
-from pretrain.ranks import joined
+from tests.pretrain.rank_processes import on_ranks
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -115,8 +109,9 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
     return losses
 
 
-def cut(rank: int, ranks: int) -> Cut:
-    """Two micro-batches a rank."""
+def own_cut() -> Cut:
+    """Two micro-batches on each of the ranks that have joined."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     return Cut(rank, ranks, ROWS // ranks // 2, 2)
 
 
@@ -124,14 +119,10 @@ def train(engine: Any, steps: range) -> list[float]:
     """The same with the engine; all ranks call it together."""
     losses = []
     for step in steps:
-        micro = {
-            name: tensor.split(engine.cut.micro_batch)
-            for name, tensor in global_batch(engine.config.model.family, step).items()
-        }
-        first = engine.cut.rank * engine.cut.accumulation
-        own = [{name: parts[first + i] for name, parts in micro.items()} for i in range(engine.cut.accumulation)]
-        engine.step(step, own, False)
-        losses.append(engine.take_metrics()["train/loss"])
+        rows, width = global_batch(engine.config.model.family, step), engine.cut.micro_batch
+        firsts = engine.cut.firsts(0, engine.cut.accumulation)
+        own = [{name: tensor[first : first + width] for name, tensor in rows.items()} for first in firsts]
+        losses.append(engine.step(step, step * ROWS, own).loss)
     return losses
 
 
@@ -155,19 +146,6 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
     )
 
 
-def on_ranks(ranks: int, function: Callable[..., None], *arguments: object) -> None:
-    """Runs `function(rank, ranks, *arguments)` in a process for each rank, joined by gloo, until all are done."""
-    torch.multiprocessing.spawn(_join, (ranks, free_port(), function, arguments), nprocs=ranks)
-
-
-def _join(rank: int, ranks: int, port: int, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in place.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
-    with joined(cpu_threads=1):
-        function(rank, ranks, *arguments)
-
-
 @dataclass(frozen=True)
 class Case:
     """A cell of the table, for one model."""
@@ -181,33 +159,27 @@ class Case:
 
 def measure(ranks: int, cases: list[Case], steps: int) -> dict[Case, float]:
     """The difference from a plain loop in fp32: of parameters, in bf16 of losses."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        on_ranks(ranks, _measure, cases, steps, folder)
-        found = json.loads((folder / "differences.json").read_text())
-    return dict(zip(cases, found, strict=True))
+    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=1800)[0], strict=True))
 
 
-def _measure(rank: int, ranks: int, cases: list[Case], steps: int, folder: Path) -> None:
+def _measure(cases: list[Case], steps: int) -> list[float]:
     from pretrain.engine import Engine
 
     differences = []
     for case in cases:
         zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
         settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
-        engine = Engine(build(settings), settings, cut(rank, ranks))
+        engine = Engine(build(settings), settings, own_cut())
         losses = train(engine, range(steps))
         parameters = whole_parameters(engine)
         engine.close()
-        if rank == 0:
-            expected, expected_losses = _expected(case.model, case.optimizer, steps)
-            if case.precision == "fp32":
-                differences.append(largest_difference(parameters, expected))
-            else:
-                pairs = zip(losses, expected_losses, strict=True)
-                differences.append(max(abs(one - other) / other for one, other in pairs))
-    if rank == 0:
-        (folder / "differences.json").write_text(json.dumps(differences))
+        expected, expected_losses = _expected(case.model, case.optimizer, steps)
+        if case.precision == "fp32":
+            differences.append(largest_difference(parameters, expected))
+        else:
+            pairs = zip(losses, expected_losses, strict=True)
+            differences.append(max(abs(one - other) / other for one, other in pairs))
+    return differences
 
 
 @cache

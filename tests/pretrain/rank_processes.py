@@ -74,7 +74,7 @@ def _on_rank(
     from pretrain.ranks import joined
 
     try:
-        with joined(cpu_threads=1) if join else contextlib.nullcontext():
+        with joined(cpu_threads=1, hang_seconds=240) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException:
         result = False, traceback.format_exc()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import FailedError
@@ -17,9 +18,9 @@ from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, run_file, train
-from tests.pretrain.spawned import on_ranks
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1},
@@ -45,7 +46,7 @@ def run_config(folder: Path, corpus: Path, optimizer: str, stage: int) -> dict[s
     return json.loads(path.read_text())
 
 
-def segment(rank: int, ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[int]:
+def segment(folder: Path, corpus: Path, stage: int, stop: int | None) -> list[int]:
     """Trains with every optimizer up to step `stop`; returns the exit codes."""
     from pretrain.engine import Engine
     from pretrain.train import train_on
@@ -57,7 +58,7 @@ def segment(rank: int, ranks: int, folder: Path, corpus: Path, stage: int, stop:
         os.environ["RECORDED_ROWS"] = str(folder / optimizer)
         Engine.step = take_step
         record_steps(Engine)
-        codes.append(train_on(rank, ranks, settings, stop))
+        codes.append(train_on(dist.get_rank(), dist.get_world_size(), settings, stop))
     return codes
 
 

@@ -166,7 +166,7 @@ def trained_with_unused_parameters(stage: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     engine = Engine(SometimesUsed(), config, prepared.cut)
     for step in range(6):
-        engine.step(step, [rows_of_step(step, dist.get_rank(), dist.get_world_size())], False)
+        engine.step(step, 0, [rows_of_step(step, dist.get_rank(), dist.get_world_size())])
     found = whole_parameters(engine.deepspeed.module)
     engine.close()
     return found
@@ -227,7 +227,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
     engine = engine_module.Engine(construct(prepared), config, prepared.cut)
     norms = []
     for step in range(3):
-        engine.step(step, micro_batches(prepared.cut, step), False)
+        engine.step(step, 0, micro_batches(prepared.cut, step))
         norms.append(engine.take_metrics()["train/gradient_norm"])
     engine.close()
     return norms

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.health import Health
 from pretrain.models import T5Config
-from tests.pretrain.spawned import on_ranks
+from tests.pretrain.rank_processes import on_ranks
 
 MODEL = T5Config(
     vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, z_loss=1e-4
@@ -64,8 +65,9 @@ def engine_of(settings: RunConfig, cut: Cut, dropout_rate: float = 0.0):
 CASES = [(stage, accumulation, 0.0) for stage in (1, 2, 3) for accumulation in (1, 2)]
 
 
-def train_cuts(rank: int, ranks: int) -> dict[Any, list[dict[str, Any]]]:
+def train_cuts() -> dict[Any, list[dict[str, Any]]]:
     """Loss, norm and gradient of each of three steps, by (stage, accumulation, dropout rate)."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     with_dropout = (2, 4 // ranks, 0.3)  # micro-batches of two rows
     return {
         case: train_cut(Cut(rank, ranks, ROWS // ranks // case[1], case[1]), *case) for case in [*CASES, with_dropout]
@@ -142,9 +144,9 @@ def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained):
 SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 
 
-def train_through_trouble(rank: int, ranks: int) -> dict[Any, Any]:
+def train_through_trouble() -> dict[Any, Any]:
     """(outcomes of five steps, final parameters) by (stage, precision, whether the last rank is in trouble)."""
-    cut = Cut(rank, ranks, ROWS // ranks // 2, 2)
+    cut = Cut(dist.get_rank(), dist.get_world_size(), ROWS // dist.get_world_size() // 2, 2)
     return {
         (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, cut, *setting)
         for setting, troubled in itertools.product(SETTINGS, (False, True))

@@ -28,7 +28,7 @@ def trained(stage: int, model: dict, compute: dict, grow: int = 0, backend: str 
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(STEPS):
         batches = micro_batches(prepared.cut, step, 16 + grow * step, 8 + grow * step)
-        engine.step(step, batches, False)
+        engine.step(step, 0, batches)
         metrics = engine.take_metrics()
         result["losses"].append(metrics["train/loss"])
         result["norms"].append(metrics["train/gradient_norm"])

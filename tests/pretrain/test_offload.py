@@ -29,7 +29,7 @@ def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[s
     engine = Engine(construct(prepared), config, prepared.cut)
     found = []
     for step in range(4):
-        engine.step(step, micro_batches(prepared.cut, step), False)
+        engine.step(step, 0, micro_batches(prepared.cut, step))
         metrics = engine.take_metrics()
         found += [metrics["train/loss"], metrics["train/gradient_norm"]]
     held = {one.name: one.of(one.flat.data).clone() for one in fragments(engine.deepspeed)}

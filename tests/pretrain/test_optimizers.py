@@ -1,42 +1,35 @@
-"""Optimizers against independent ones, sharded against unsharded, groups, schedules, and their state in checkpoints."""
+"""Optimizers against independent ones, sharded against unsharded, groups, schedules."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from data_pipeline.config_file import check, load
 from data_pipeline.errors import UserError
-from data_pipeline.loading.stream import Progress
 from pretrain import models, optimizers
-from pretrain.checkpoint.tensors import StoredTensors, load_weights
 from pretrain.config import RunConfig
-from pretrain.construction import construct
 from pretrain.models import EncoderOnlyConfig
 from pretrain.optimizers.fragments import Fragment
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
 from pretrain.optimizers.schedules import learning_rate
-from pretrain.setup import prepare
 from tests.pretrain.exactness import (
     MODELS,
     OPTIMIZERS,
     Case,
     build,
     config,
-    cut,
     largest_difference,
     measure,
-    on_ranks,
+    own_cut,
     train,
     unsharded,
     whole_parameters,
 )
+from tests.pretrain.rank_processes import on_ranks
 
 
 def settings(model: str = "t5", schedule: object = None, max_steps: int = 100, **optimizer: object) -> RunConfig:
@@ -299,35 +292,33 @@ def test_a_group_that_matches_nothing_is_refused():
     assert str(error.value).splitlines() == found
 
 
-def test_groups_are_the_same_for_parameters_that_zero_has_partitioned(tmp_path):
+def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
     """They have no dimensions then; and steps are those of a plain loop."""
-    on_ranks(1, _train_partitioned, tmp_path)
+    ((groups, parameters),) = on_ranks(1, _train_partitioned)
     run = config("bart", "muon", 4, 3)
     model = build(run)
     expected = [[name for name, _ in group["params"]] for group in parameter_groups(model, run.optimizer)]
-    assert json.loads((tmp_path / "groups.json").read_text()) == expected
+    assert groups == expected
     unsharded(model, run)
-    assert largest_difference(load_file(tmp_path / "parameters.safetensors"), dict(model.named_parameters())) < 1e-5
+    assert largest_difference(parameters, dict(model.named_parameters())) < 1e-5
 
 
-def _train_partitioned(rank: int, ranks: int, folder: Path) -> None:
+def _train_partitioned() -> tuple[list[list[str]], dict[str, torch.Tensor]]:
     import deepspeed
 
     from pretrain.deepspeed_config import deepspeed_config
     from pretrain.engine import Engine
 
     run = config("bart", "muon", 4, 3)
-    with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(run, cut(rank, ranks))):
+    with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(run, own_cut())):
         model = build(run)
     assert {tuple(parameter.shape) for parameter in model.parameters()} == {(0,)}
     groups = [[name for name, _ in group["params"]] for group in parameter_groups(model, run.optimizer)]
-    engine = Engine(model, run, cut(rank, ranks))
+    engine = Engine(model, run, own_cut())
     train(engine, range(4))
     parameters = whole_parameters(engine)
     engine.close()
-    if rank == 0:
-        (folder / "groups.json").write_text(json.dumps(groups))
-        save_file(parameters, folder / "parameters.safetensors")
+    return groups, parameters
 
 
 def rates(schedule: dict[str, object], *steps: int) -> list[float]:
@@ -403,62 +394,3 @@ def test_wrong_schedules_are_refused_by_their_keys(schedule, expected):
     with pytest.raises(UserError) as error:
         settings(schedule=schedule)
     assert expected in str(error.value)
-
-
-SAVED_AT, END = 3, 6
-
-
-def test_a_checkpoint_carries_every_optimizers_state_to_another_stage_and_number_of_ranks(small_corpus, tmp_path):
-    """Saved by two ranks at stage 1, gone on with by one rank at stage 3, against six steps without a break."""
-    files = {}
-    for name in OPTIMIZERS:
-        run = config("t5", name, END).model_dump()
-        run["data"]["train"] = [{"corpus": str(small_corpus)}]
-        run["run"]["directory"] = str(tmp_path / name)
-        run["model"]["vocab_size"] = None
-        files[name] = tmp_path / f"{name}.yaml"
-        files[name].write_text(json.dumps(run))
-    on_ranks(2, _save, list(files.values()))
-    on_ranks(1, _go_on, list(files.values()), tmp_path)
-    with pytest.raises(UserError, match="of another run: optimizer is 'adamw' there, 'muon' here"):
-        prepare(load(files["adamw"], ["optimizer={name: muon, learning_rate: 1}"], RunConfig), 0, 2)
-    for name, file in files.items():
-        setup = prepare(load(file, ["run.directory=elsewhere"], RunConfig), 0, 1)
-        model = construct(setup)
-        unsharded(model, setup.config)
-        found = load_file(tmp_path / f"{name}.safetensors")
-        assert largest_difference(found, dict(model.named_parameters())) < 1e-5, name
-    factored = StoredTensors(tmp_path / "adafactor/checkpoints/step-00000003").factored_state()
-    assert factored["encoder.layers.0.self_attention.q.weight"]["exp_avg_sq_row"].shape == (18,)
-
-
-def _save(rank: int, ranks: int, files: list[Path]) -> None:
-    from pretrain.checkpoint.save import save
-    from pretrain.engine import Engine
-
-    for file in files:
-        run = load(file, [], RunConfig)
-        Path(run.run.directory).mkdir(exist_ok=True)
-        (Path(run.run.directory) / "config.yaml").write_text(file.read_text())
-        setup = prepare(run, rank, ranks)
-        engine = Engine(construct(setup), setup.config, cut(rank, ranks))
-        train(engine, range(SAVED_AT))
-        save(engine, setup, SAVED_AT, Progress.at(setup.stream, 0, []))
-        engine.close()
-
-
-def _go_on(rank: int, ranks: int, files: list[Path], folder: Path) -> None:
-    from pretrain.checkpoint.restore import restore
-    from pretrain.engine import Engine
-
-    for file in files:
-        stage = "deepspeed.zero_optimization.stage=3"
-        setup = prepare(load(file, [stage, f"run.directory={folder}/other"], RunConfig), rank, ranks)
-        checkpoint = folder / file.stem / "checkpoints/step-00000003"
-        model = construct(setup)
-        load_weights(model, checkpoint)
-        engine = Engine(model, setup.config, cut(rank, ranks))
-        restore(engine, checkpoint)
-        train(engine, range(SAVED_AT, END))
-        save_file(whole_parameters(engine), folder / f"{file.stem}.safetensors")
-        engine.close()

@@ -67,7 +67,7 @@ def trained(stage: int, changes: dict, precision: str) -> tuple[list[float], boo
     engine = Engine(model, config, prepared.cut)
     losses = []
     for step in range(3):
-        engine.step(step, micro_batches(prepared.cut, step), False)
+        engine.step(step, 0, micro_batches(prepared.cut, step))
         losses.append(engine.take_metrics()["train/loss"])
     tied = model.lm_head.weight is model.embedding.weight
     buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import FailedError
@@ -12,9 +13,9 @@ from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.metric_log import read_metrics
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
 from tests.pretrain.runs import run_file
-from tests.pretrain.spawned import on_ranks
 
 ROWS = 16
 
@@ -34,7 +35,7 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
     return RunConfig.model_validate(json.loads(path.read_text()))
 
 
-def train_with(config: RunConfig, rank: int, ranks: int, spoil: Any = None, stop: int | None = None) -> Any:
+def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) -> Any:
     """(exit code or error, the row digests of each step in the order they were taken) of a run whose losses are
     `spoil(loss, position of the step)`."""
     from pretrain.engine import Engine
@@ -54,14 +55,14 @@ def train_with(config: RunConfig, rank: int, ranks: int, spoil: Any = None, stop
 
     Engine.step = step
     try:
-        return train_on(rank, ranks, config, stop), taken
+        return train_on(dist.get_rank(), dist.get_world_size(), config, stop), taken
     except FailedError as error:
         return str(error), taken
     finally:
         Engine.step = take_step
 
 
-def in_trouble(rank: int, ranks: int, folder: Path, corpus: Path) -> dict[str, Any]:
+def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     def spike_at(first: int, last: int) -> Any:
         return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
 
@@ -72,12 +73,12 @@ def in_trouble(rank: int, ranks: int, folder: Path, corpus: Path) -> dict[str, A
     ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
     growing = settings(folder / "growing", corpus, 6, batch={"global_batch_size": 32, **ramp})
     return {
-        "poisoned": train_with(poisoned, rank, ranks, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
-        "healed": train_with(poisoned, rank, ranks),
-        "spiking": train_with(spiking, rank, ranks, spike_at(192, 208)),
-        "hopeless": train_with(hopeless, rank, ranks, spike_at(192, 10**9)),
-        "growing": train_with(growing, rank, ranks, stop=3),
-        "grown": train_with(growing, rank, ranks),
+        "poisoned": train_with(poisoned, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
+        "healed": train_with(poisoned),
+        "spiking": train_with(spiking, spike_at(192, 208)),
+        "hopeless": train_with(hopeless, spike_at(192, 10**9)),
+        "growing": train_with(growing, stop=3),
+        "grown": train_with(growing),
     }
 
 
@@ -147,8 +148,8 @@ def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(fol
     assert after == pytest.approx(before, rel=1e-6)
 
 
-def go_on(rank: int, ranks: int, folder: Path, corpus: Path) -> Any:
-    return train_with(settings(folder, corpus, 16), rank, ranks)
+def go_on(folder: Path, corpus: Path) -> Any:
+    return train_with(settings(folder, corpus, 16))
 
 
 def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
