@@ -5,15 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
+from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
+from pretrain.optimizers import groups
 from pretrain.standing import Standing, position_after
 
 
@@ -73,7 +77,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     problems += _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
-    problems += unlike + _misfits(config, model, [*training, *validation])
+    problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     if resume is not None:
         problems += checkpoint_index.read(resume).differences(identity(config, model, training))
     elif model.init_from is not None:
@@ -104,6 +108,11 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         data.on_damage,
         int(data.cache.gigabytes * 1e9),
     )
+
+
+def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
+    with torch.device("meta"):
+        return groups.problems(models.build(model), config.optimizer)
 
 
 def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:

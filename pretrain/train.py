@@ -201,6 +201,7 @@ class Training:
         assert back is not None
         there = Standing.of(checkpoint_index.read(back))
         restore(self.engine, back)
+        self.engine.take_metrics()  # of steps that are given up
         if self.setup.cut.rank == 0:
             add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, self.spike_loss))
         self.standing = self.sound = replace(there, position=spiked.position, skipped=spiked.skipped)
