@@ -18,7 +18,7 @@ INDEX = "index.json"
 class Index:
     """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
 
-    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, tokenizer, corpora, seed;
+    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, optimizer, tokenizer, corpora, seed;
     `config_fingerprint`: sha256 of the resolved run file.
     """
 
