@@ -189,7 +189,7 @@ def test_sharded_steps_are_those_of_a_plain_loop(ranks):
         cases += [Case("t5", name, 2, offload=True) for name in OPTIMIZERS]
     limits = {"fp32": 1e-5, "bf16": 2**-8}
     found = measure(ranks, cases, steps=6)
-    assert {case: value for case, value in found.items() if value > limits[case.precision]} == {}
+    assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}
 
 
 def test_a_fragment_of_a_matrix_is_made_of_rectangles():

@@ -66,8 +66,9 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     def spike_at(first: int, last: int) -> Any:
         return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
 
+    every_4th = {"every_steps": 4, "keep_last": 9}
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
-    poisoned = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3})
+    poisoned = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3}, checkpoint=every_4th)
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
