@@ -19,6 +19,7 @@ from pretrain.construction import broadcast_buffers
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.optimizers.adamw import adamw
 from pretrain.optimizers.schedules import learning_rate
+from pretrain.stale_gradients import forget_gradients
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -50,8 +51,8 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=True))
         targets, zero = counted["labels"], torch.zeros((), device=self.device)
         torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
-        if self.config.zero_stage == 3:  # DeepSpeed keeps the last gradient of a parameter that this step doesn't use
-            self.deepspeed.optimizer.grad_partitions_flat_buffer.zero_()
+        if self.config.zero_stage == 3:
+            forget_gradients(self.deepspeed.optimizer)
         for number, batch in enumerate(batches):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
