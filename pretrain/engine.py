@@ -51,8 +51,7 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=True))
         targets, zero = counted["labels"], torch.zeros((), device=self.device)
         torch.manual_seed(_dropout_seed(self.config.run.seed, step, self.cut.rank))
-        if self.config.zero_stage == 3:
-            forget_gradients(self.deepspeed.optimizer)
+        forget_gradients(self.deepspeed.optimizer)
         for number, batch in enumerate(batches):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
