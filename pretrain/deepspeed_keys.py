@@ -14,11 +14,7 @@ def problems(given: dict[str, Any]) -> list[str]:
     found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
     found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
     if given.get("log_level") not in ("debug", "info"):
-        found += [
-            f"{key}: goes to DeepSpeed's log, of which only errors are shown" + _SHOWN
-            for key in given
-            if key in NEEDS_LOG
-        ]
+        found += [f"{key}: {_SILENCED}" for key in given if key in NEEDS_LOG]
     zero = given.get("zero_optimization", {})
     return found + (list(_zero_problems(zero)) if isinstance(zero, dict) else [f"{_ZERO}: expected keys and values"])
 
@@ -30,7 +26,7 @@ def offloads_to(given: dict[str, Any], device: str) -> list[str]:
 
 
 _ZERO = "zero_optimization"
-_SHOWN = "; say log_level: info too"
+_SILENCED = "goes to DeepSpeed's log, of which only errors are shown; say log_level: info too"
 _REMOVED = "DeepSpeed has it no longer"
 _OWN_DATA = "rows and their order are data's"
 _OWN_CHECKPOINTS = "checkpoints are written as section checkpoint says, not by DeepSpeed"
@@ -152,8 +148,15 @@ ZERO_REFUSED = {
     "zeropp_loco_param": _REMOVED,
 }
 OFFLOAD = {
-    "offload_optimizer": ("device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write")
-    + ("fast_init",),
+    "offload_optimizer": (
+        "device",
+        "nvme_path",
+        "buffer_count",
+        "pin_memory",
+        "pipeline_read",
+        "pipeline_write",
+        "fast_init",
+    ),
     "offload_param": ("device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"),
 }
 OFFLOAD_REFUSED = {

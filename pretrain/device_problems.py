@@ -9,9 +9,8 @@ from pretrain.deepspeed_keys import offloads_to
 def device_problems(config: RunConfig) -> list[str]:
     """A line for each key."""
     problems = []
-    if config.precision == "bf16" and torch.cuda.is_available():
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            problems.append(f"precision: {torch.cuda.get_device_name()} has no bf16; take fp32")
+    if config.precision == "bf16" and torch.cuda.is_available() and not _computes_in_bf16():
+        problems.append(f"precision: {torch.cuda.get_device_name()} has no bf16; take fp32")
     if (on_nvme := offloads_to(config.deepspeed, "nvme")) and not _reads_asynchronously():
         problems += [
             f"deepspeed.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
@@ -19,6 +18,10 @@ def device_problems(config: RunConfig) -> list[str]:
             for key in on_nvme
         ]
     return problems
+
+
+def _computes_in_bf16() -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _reads_asynchronously() -> bool:

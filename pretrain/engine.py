@@ -20,6 +20,7 @@ from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.construction import broadcast_buffers
 from pretrain.deepspeed_config import deepspeed_config
+from pretrain.stale_gradients import forget_gradients
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -66,8 +67,7 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=False))
         targets = counted["labels"]
         sums: dict[str, torch.Tensor] = {}
-        if self.config.zero_stage == 3:  # DeepSpeed keeps the last gradient of a parameter that this step doesn't use
-            self.deepspeed.optimizer.grad_partitions_flat_buffer.zero_()
+        forget_gradients(self.deepspeed.optimizer)
         self._rate = optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))

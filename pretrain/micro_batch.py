@@ -86,7 +86,7 @@ def _largest(setup: Setup, engine: Engine, share: int) -> int:
 
 
 def _pass(engine: Engine, batch: Batch) -> None:
-    """A step whose gradient isn't finite: DeepSpeed discards it, and nothing is left but counters, which are put back."""
+    """A step whose gradient isn't finite: DeepSpeed discards it, and counts it, which is put back."""
     deepspeed = engine.deepspeed
     names = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
     before = {name: getattr(deepspeed, name) for name in names}

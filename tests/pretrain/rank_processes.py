@@ -19,7 +19,7 @@ _processes.set_forkserver_preload(["pretrain.engine"])
 
 
 def on_ranks(
-    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240, joined: bool = True
+    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 400, joined: bool = True
 ) -> list[Any]:
     """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long.
 

@@ -24,8 +24,10 @@ T5 = {
 }
 
 
-def run_config(stage: int = 2, model: dict[str, Any] | None = None, zero: dict[str, Any] | None = None, **changes: Any):
-    """A run file of `T5` with `model` changed, or of `model` where it names its family, at ZeRO `stage` with the settings of `zero`."""
+def run_config(
+    stage: int = 2, model: dict[str, Any] | None = None, zero: dict[str, Any] | None = None, **changes: Any
+) -> RunConfig:
+    """A run file of `T5` with `model` changed, or of `model` where it names its family; `zero`: beside `stage`."""
     values = {
         "run": {"name": "test", "directory": "run", "max_steps": 100},
         "model": model if model and "family" in model else {**T5, **(model or {})},
