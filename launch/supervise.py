@@ -16,7 +16,7 @@ from pretrain import rank_logs, status
 from pretrain.stop_signals import STOP_SIGNALS, tell
 
 _SECONDS_BETWEEN_LOOKS = 0.2
-_LAST_LINES = 20
+_LAST_LINES = 40  # a dump of stacks has the main thread last, its innermost call on top
 _REFUSED = 2
 
 

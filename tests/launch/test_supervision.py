@@ -246,10 +246,10 @@ def test_a_rank_that_raises_is_told_with_its_last_lines(small_corpus, folder, st
 
 
 def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small_corpus, folder, started):
-    one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=12", "faults.dead_rank_seconds=3")
+    one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=20", "faults.dead_rank_seconds=3")
     one.named("rank 1").suspend()
     assert one.end(within=30) == 1
-    assert "rank 0: nothing done for 12 s (faults.hang_seconds); all stacks follow" in one.rest
+    assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.rest
     assert "all_reduce" in one.rest.partition("all stacks follow")[2]
     assert "rank 0 ended with exit code 1" in one.stderr
 
@@ -263,7 +263,7 @@ def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started
         "pretrain",
         "train",
         endless(folder, folder / "corpus", evaluation=evaluation),
-        "faults.hang_seconds=12",
+        "faults.hang_seconds=20",
     )
     started.append(one)
     one.until("step 2/")
@@ -271,7 +271,7 @@ def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started
         shard.unlink()
         os.mkfifo(shard)
     assert one.end(within=60) == 1
-    assert "rank 0: nothing done for 12 s (faults.hang_seconds); all stacks follow" in one.stderr
+    assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
     assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
 
 
