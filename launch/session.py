@@ -1,16 +1,18 @@
 """A launcher and all that it starts: one session of processes, none of which outlives the process that made it."""
 
+import contextlib
 import fcntl
 import os
 import signal
 import subprocess
+import time
 from types import TracebackType
 
 import psutil
 
 from pretrain.stop_signals import STOP_SIGNALS
 
-_SECONDS_TO_DIE = 10.0
+_SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 10.0, 0.05
 # DeepSpeed's launcher would die of a signal and leave its ranks behind; the ranks set handlers of their own.
 _DEAF = f"trap '' {' '.join(number.name.removeprefix('SIG') for number in STOP_SIGNALS)}; exec \"$@\""
 
@@ -32,13 +34,16 @@ class Session:
 
     def end(self) -> None:
         """Kills every process of the session."""
-        members = self._members()
-        for process in members:
-            process.kill()
-        psutil.wait_procs(members, timeout=_SECONDS_TO_DIE)
+        patience = time.monotonic() + _SECONDS_TO_DIE
+        while (members := self._members()) and time.monotonic() < patience:
+            for process in members:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
         self.launcher.wait()
 
     def _members(self) -> list[psutil.Process]:
+        """Those that still run: a container's first process may take its time to bury the dead."""
         members = []
         for process in psutil.process_iter():
             try:
