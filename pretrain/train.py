@@ -44,10 +44,14 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     """`train`, by processes that have joined one another."""
     resume = newest_verified(Path(config.run.directory), rank, ranks, communication_device())
     setup = prepare(config, rank, ranks, resume)
-    if setup.standing.step >= config.run.max_steps:
+    nothing_left = setup.standing.step >= config.run.max_steps
+    if nothing_left and status.read(setup.directory).state == "finished":
         Journal.nothing_left(setup)
         return 0
     with Journal(setup) as journal:
+        if nothing_left:  # killed after its last checkpoint
+            journal.finish(setup.standing.step, finished=True)
+            return 0
         stop_signals.catch()
         return Training(setup, journal, stop_at_step).run()
 
