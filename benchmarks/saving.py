@@ -3,7 +3,7 @@
     python benchmarks/saving.py [--ranks 2] [--precision bf16]
 
 T5 v1.1 base (248 million parameters, AdamW) on the shipped text, at each ZeRO stage: three steps of one row on each
-rank, a checkpoint after each. On CPU ranks a copy to host memory is one within it. Needs 12 GB of memory and 9 GB of disk.
+rank, a checkpoint after each. On CPU ranks a copy to host memory is one within it. Needs 12 GB of memory, 9 GB of disk.
 """
 
 import argparse
