@@ -8,116 +8,25 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.loading.cut import Cut
-from pretrain import models
-from pretrain.config import RunConfig
 from pretrain.health import Health
-from pretrain.models import T5Config
 from tests.pretrain.rank_processes import on_ranks
-
-MODEL = T5Config(
-    vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, z_loss=1e-4
+from tests.pretrain.splits import (
+    CASES,
+    RANKS,
+    ROWS,
+    config,
+    differences,
+    engine_of,
+    micro_batches,
+    train_cuts,
+    train_plainly,
 )
-ROWS, INPUTS, TARGETS = 8, 12, 10
-
-
-def config(stage: int, precision: str = "fp32", **optimizer: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "directory": "run", "max_steps": 10},
-            "model": MODEL.model_dump(),
-            "data": {"train": [{"corpus": "none"}]},
-            "batch": {"global_batch_size": ROWS},
-            "optimizer": {"name": "adamw", "learning_rate": 1e-2, "gradient_clipping": 0.5, **optimizer},
-            "schedule": {"name": "constant"},
-            "precision": precision,
-            "deepspeed": {"zero_optimization": {"stage": stage}},
-        }
-    )
-
-
-def global_batch(step: int) -> dict[str, torch.Tensor]:
-    """8 rows whose targets have 1 to 10 tokens, one of them none at all."""
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randint(2, 96, (ROWS, INPUTS), generator=generator)
-    labels = torch.randint(2, 96, (ROWS, TARGETS), generator=generator)
-    lengths = torch.tensor([1, 10, 3, 0, 7, 2, 10, 5])[torch.randperm(ROWS, generator=generator)]
-    return {
-        "encoder_input_ids": inputs,
-        "labels": labels.masked_fill(torch.arange(TARGETS) >= lengths[:, None], -100),
-    }
-
-
-def micro_batches(cut: Cut, step: int) -> list[dict[str, torch.Tensor]]:
-    rows = global_batch(step)
-    return [
-        {name: tensor[first : first + cut.micro_batch] for name, tensor in rows.items()}
-        for first in cut.firsts(0, cut.accumulation)
-    ]
-
-
-def engine_of(settings: RunConfig, cut: Cut, dropout_rate: float = 0.0):
-    from pretrain.engine import Engine
-
-    torch.manual_seed(0)
-    return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings, cut)
-
-
-CASES = [(stage, accumulation, 0.0) for stage in (1, 2, 3) for accumulation in (1, 2)]
-
-
-def train_cuts() -> dict[Any, list[dict[str, Any]]]:
-    """Loss, norm and gradient of each of three steps, by (stage, accumulation, dropout rate)."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    with_dropout = (2, 4 // ranks, 0.3)  # micro-batches of two rows
-    return {
-        case: train_cut(Cut(rank, ranks, ROWS // ranks // case[1], case[1]), *case) for case in [*CASES, with_dropout]
-    }
-
-
-def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> list[dict[str, Any]]:
-    from deepspeed.utils import safe_get_full_grad
-
-    engine = engine_of(config(stage), cut, dropout_rate)
-    gradients: dict[str, torch.Tensor] = {}
-    take_step = engine.deepspeed.step
-
-    def step_and_tell() -> None:
-        if engine.deepspeed.is_gradient_accumulation_boundary():
-            for name, parameter in engine.deepspeed.module.named_parameters():
-                gradients[name] = safe_get_full_grad(parameter).clone()
-        take_step()
-
-    engine.deepspeed.step = step_and_tell
-    told = []
-    for step in range(3):
-        outcome = engine.step(step, step * ROWS, micro_batches(cut, step))
-        told.append({"loss": outcome.loss, "norm": engine.take_metrics()["train/gradient_norm"], **gradients})
-    engine.close()
-    return told
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[int, list[dict[Any, list[dict[str, Any]]]]]:
     """What `train_cuts` tells on each of 1, 2 and 4 ranks."""
-    return {ranks: on_ranks(ranks, train_cuts) for ranks in (1, 2, 4)}
-
-
-def train_plainly() -> list[dict[str, Any]]:
-    """The same in one process on whole batches: the mean over the valid targets, by autograd."""
-    torch.manual_seed(0)
-    model = models.build(MODEL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    told = []
-    for step in range(3):
-        rows = global_batch(step)
-        optimizer.zero_grad()
-        loss = model(**rows)["labels"].sum() / (rows["labels"] != -100).sum()
-        loss.backward()
-        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        told.append({"loss": loss.item(), "norm": float(norm), **gradients})
-    return told
+    return {ranks: on_ranks(ranks, train_cuts) for ranks in RANKS}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -125,12 +34,10 @@ def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, ran
     """Also the norm that clipping sees, at every stage; against whole batches without DeepSpeed."""
     expected = train_plainly()
     for case, of_rank in itertools.product(CASES, trained[ranks]):
-        for found, wanted in zip(of_rank[case], expected, strict=True):
-            assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
-            assert found["norm"] == pytest.approx(wanted["norm"], rel=1e-5)
-            for name in wanted.keys() - {"loss", "norm"}:
-                difference = (found[name] - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-12)
-                assert difference < 1e-5, (case, name)
+        loss, norm, gradient = differences(of_rank[case], expected)
+        assert loss < 1e-6, case
+        assert norm < 1e-5, case
+        assert gradient < 1e-5, case
 
 
 def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained):
