@@ -4,10 +4,8 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-Optimizer = BF16_Optimizer | DeepSpeedZeroOptimizer | DeepSpeedZeroOptimizer_Stage3
 
-
-def forget_gradients(optimizer: Optimizer) -> None:
+def forget_gradients(optimizer: BF16_Optimizer | DeepSpeedZeroOptimizer | DeepSpeedZeroOptimizer_Stage3) -> None:
     """Makes them zero, before a step. DeepSpeed writes over what is used alone: the rest would learn from an older one.
 
     At stage 3 always, and at every stage where the optimizer is offloaded: there they lie with the fp32 parameters.
