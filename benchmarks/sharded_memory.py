@@ -140,14 +140,19 @@ def main() -> None:
             print(f"  {key:14} {found[key] / 1e6:8,.0f}")
     with torch.device("meta"):
         parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
+    # with 2 ranks a share is half: masters and moments at every stage, gradients from 2 on, weights at 3
     print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; reckoned in brackets")
-    print("stage   weights (bf16)   masters (fp32)   moments (fp32)   resident     peak")
+    print("stage   weights (bf16)   masters (fp32)   moments (fp32)   with gradients (fp32)   resident     peak")
     for stage in (1, 2, 3):
         found = on_ranks(2, trained, SMALL, stage)
-        reckoned = {"weights": 2 * parameters / (2 if stage == 3 else 1), "masters": 2 * parameters}
+        reckoned = {"weights": parameters * (1 if stage == 3 else 2), "masters": 2 * parameters}
         reckoned["moments"] = 4 * parameters
+        total = sum(reckoned.values()) + parameters * (4 if stage == 1 else 2)
         cells = "".join(f"{found[key] / 1e6:8,.0f} ({reckoned[key] / 1e6:5,.0f})" for key in reckoned)
-        print(f"{stage:>5}  {cells}  {found['held'] / 1e6:9,.0f} {found['peak'] / 1e6:8,.0f}")
+        print(
+            f"{stage:>5}  {cells} {total / 1e6:22,.0f} {found['held'] / 1e6:11,.0f} {found['peak'] / 1e6:8,.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 STEPS = 12
 
 
-def run_config(folder: Path, corpus: Path, optimizer: str, stage: int) -> dict[str, Any]:
+def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
     path = run_file(
         folder / optimizer,
         corpus,
@@ -43,19 +43,23 @@ def run_config(folder: Path, corpus: Path, optimizer: str, stage: int) -> dict[s
         evaluation=[],
         tracking={"mlflow": None, "log_every_steps": 1},
     )
-    return json.loads(path.read_text())
+    return RunConfig.model_validate(json.loads(path.read_text()))
 
 
-def segment(folder: Path, corpus: Path, stage: int, stop: int | None) -> list[int]:
-    """Trains with every optimizer up to step `stop`; returns the exit codes."""
+def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
+    """Exit codes of runs with each optimizer up to step `stop`, on each rank."""
+    runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
+    return on_ranks(ranks, segment, folder, runs, stop)
+
+
+def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
     from pretrain.engine import Engine
     from pretrain.train import train_on
     from tests.pretrain.recorded import record_steps
 
     take_step, codes = Engine.step, []
-    for optimizer in OPTIMIZERS:
-        settings = RunConfig.model_validate(run_config(folder, corpus, optimizer, stage))
-        os.environ["RECORDED_ROWS"] = str(folder / optimizer)
+    for settings in runs:
+        os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
         Engine.step = take_step
         record_steps(Engine)
         codes.append(train_on(dist.get_rank(), dist.get_world_size(), settings, stop))
@@ -66,14 +70,14 @@ def segment(folder: Path, corpus: Path, stage: int, stop: int | None) -> list[in
 def whole(small_corpus, tmp_path_factory) -> Path:
     """Uninterrupted runs of one rank at stage 1, one with each optimizer."""
     folder = tmp_path_factory.mktemp("whole")
-    assert on_ranks(1, segment, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
+    assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
     return folder
 
 
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
     """1 → 2 → 4 → 2 ranks, stage 1 → 3 → 2 → 1, with every optimizer: the same rows, the same losses to rounding."""
     for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
-        codes = on_ranks(ranks, segment, tmp_path, small_corpus, stage, stop)
+        codes = trained(ranks, tmp_path, small_corpus, stage, stop)
         assert codes == [[0 if stop == STEPS else 75] * len(OPTIMIZERS)] * ranks
     schedule = scheduled_rows(Stream([open_corpus(small_corpus)], [1.0], 0, 8), 16, STEPS)
     for optimizer in OPTIMIZERS:
