@@ -56,24 +56,6 @@ def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):
     assert abs(losses(reference)[1] - torch.log(torch.tensor(520.0)).item()) < 0.3
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (3, 1), (1, 2), (2, 2), (3, 2)])
-def test_losses_do_not_depend_on_zero_stage_and_ranks(small_corpus, tmp_path_factory, stage, ranks):
-    """Without dropout, whose draws belong to a rank."""
-    model = {**MODEL, "dropout_rate": 0.0}
-    folder = tmp_path_factory.getbasetemp() / "stages"
-    single = run_file(folder / "single", small_corpus, model=model)
-    if not (single.parent / "run").exists():
-        assert train(single, 1).returncode == 0
-    path = run_file(folder / f"{stage}-{ranks}", small_corpus, stage, model=model)
-    done = train(path, ranks)
-    assert done.returncode == 0, done.stderr
-    expected, found = losses(single), losses(path)
-    assert list(found) == list(range(1, 9))
-    assert max(abs(found[step] - expected[step]) for step in found) < 1e-4
-    both = [read_metrics(file.parent / "run")[-1].metrics["validation/small/loss"] for file in (single, path)]
-    assert abs(both[0] - both[1]) < 1e-4
-
-
 def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
     """Two micro-batches, on one rank or on two; threads fixed; no clipping, whose norm depends on the shards."""
     exact = {
@@ -316,21 +298,3 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(reference, tmp_path):
     assert done.returncode == 1
     assert f"error: {tensors}: damaged" in done.stderr
     assert tensors.exists()
-
-
-def test_gradient_accumulation_does_not_change_the_loss(small_corpus, tmp_path_factory):
-    """16 rows in one forward pass or in eight of two."""
-    model = {**MODEL, "dropout_rate": 0.0}
-    folder = tmp_path_factory.getbasetemp() / "stages"
-    single = run_file(folder / "single", small_corpus, model=model)
-    if not (single.parent / "run").exists():
-        assert train(single, 1).returncode == 0
-    for micro in (2, 16):
-        path = run_file(
-            folder / f"micro-{micro}",
-            small_corpus,
-            model=model,
-            batch={"global_batch_size": 16, "micro_batch_size": micro},
-        )
-        assert train(path, 1).returncode == 0
-        assert max(abs(loss - losses(single)[step]) for step, loss in losses(path).items()) < 1e-4
