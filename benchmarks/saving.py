@@ -33,7 +33,7 @@ def run_file(folder: Path, corpus: Path, stage: int, ranks: int, precision: str)
     config = {
         "extends": [str(ROOT / "configs/models/t5-v1.1-base.yaml")],
         "run": {"name": "saving", "directory": str(folder / f"stage-{stage}"), "max_steps": STEPS},
-        "model": {"family": "t5", "pad_vocab_to_multiple_of": 32128},
+        "model": {"family": "t5", "vocab_size": None, "pad_vocab_to_multiple_of": 32128},
         "data": {"train": [{"corpus": str(corpus)}], "workers": 0},
         "batch": {"global_batch_size": ranks},
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},

@@ -16,6 +16,7 @@ from pretrain import rank_logs, status
 from pretrain.stop_signals import STOP_SIGNALS, tell
 
 _SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has ended well
 _LAST_LINES = 40  # a dump of stacks has the main thread last, its innermost call on top
 _REFUSED = 2
 
@@ -24,7 +25,7 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, dead_r
     """Runs `command` until it ends; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
 
     The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
-    rank has ended, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
+    rank has died, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
     """
     before = status.read(run)
     logs = rank_logs.new_directory(run)
@@ -34,26 +35,28 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, dead_r
         Follower(rank_logs.log_of(logs, 0)),
         Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session,
     ):
-        first_end = None
-        while len(signals) < 2 and _goes_on(session, first_end, dead_rank_seconds, stopping=bool(signals)):
+        deadline = float("inf")
+        while len(signals) < 2 and _goes_on(session, deadline, stopping=bool(signals)):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            if first_end is None and ended(logs):
-                first_end = time.monotonic()
+            if codes := ended(logs):
+                patience = dead_rank_seconds if any(codes.values()) else _SECONDS_TO_LEAVE
+                deadline = min(deadline, time.monotonic() + patience)
         codes, launcher_code = ended(logs), session.launcher.poll()
     now = status.read(run)
     if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
-    if launcher_code == 0 and now == before and now.state == "finished":
+    told = launcher_code == 0 or bool(codes)
+    if told and not any(codes.values()) and now == before and now.state == "finished":
         return 0  # there was nothing left to do
     if len(signals) < 2:
         _tell(codes, logs)
     return _REFUSED if _REFUSED in codes.values() else 1
 
 
-def _goes_on(session: Session, first_end: float | None, dead_rank_seconds: float, stopping: bool) -> bool:
+def _goes_on(session: Session, deadline: float, stopping: bool) -> bool:
     if session.launcher.poll() is not None:  # killed by someone, it leaves its ranks behind
         return stopping and session.alive
-    return first_end is None or time.monotonic() < first_end + dead_rank_seconds
+    return time.monotonic() < deadline
 
 
 @contextlib.contextmanager
