@@ -50,7 +50,7 @@ class Engine:
         broadcast_buffers(self.deepspeed.module)
         optimizers.attach(self.deepspeed)
         self.device = self.deepspeed.device
-        self._rate = 0.0  # of the last step
+        self._rate, self._applied = 0.0, False  # of the last step
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 
@@ -83,7 +83,7 @@ class Engine:
         reduced = torch.stack(list(sums.values()))
         dist.all_reduce(reduced)
         of_step = dict(zip(sums, reduced.tolist(), strict=True))
-        applied = self.deepspeed.was_step_applied()
+        applied = self._applied = self.deepspeed.was_step_applied()
         if applied:
             self._sums.update(of_step)
             self._counts.update({name: counted.get(name, targets) for name in of_step})
@@ -111,7 +111,7 @@ class Engine:
         metrics = {
             **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
             "train/learning_rate": self._rate,
-            "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()),
+            "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()) if self._applied else math.inf,
         }
         self._sums.clear()
         self._counts.clear()

@@ -61,7 +61,7 @@ class End(Enum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    SPIKED = "spiked"
+    REWOUND = "rewound"
 
 
 class Training:
@@ -88,8 +88,8 @@ class Training:
         self.standing = self.sound = setup.standing  # now, and after the last step that was applied
 
     def run(self) -> int:
-        while (end := self._stretch()) is End.SPIKED:
-            self._rewind()
+        while (end := self._stretch()) is End.REWOUND:
+            pass
         self._saved(self.saver.wait(), last=True)
         watchdog.alive()
         self.engine.close()
@@ -122,7 +122,7 @@ class Training:
             else:
                 self._skipped()
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
-                return End.SPIKED
+                return End.REWOUND
             step, last = self.standing.step, self.standing.step == config.run.max_steps
             self.meter.step(waited, rows)
             if step % config.tracking.log_every_steps == 0 or last or stopping:
@@ -137,6 +137,7 @@ class Training:
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
                 self._saved(self.saver.start(self.standing))
+                self.meter.restart()
             if stopping and not last:
                 return End.STOPPED
         return End.FINISHED
@@ -173,41 +174,35 @@ class Training:
         raise FailedError(f"{told}, for {most} steps in a row (faults.max_skipped_steps)")
 
     def _spiked(self, before: Standing, loss: float) -> bool:
-        """Tells of a spike; whether the run is to go back before it."""
+        """Tells of a spike; returns whether the run was taken back before it."""
         spikes, run = self.config.faults.spikes, self.setup.directory
         assert spikes is not None
         recent = before.health.recent
-        told = (
-            f"step {self.standing.step}: loss {loss:.4f} is a spike: {sum(recent) / len(recent):.4f} on average before"
-        )
+        usual = sum(recent) / len(recent)
+        self.journal.warn(f"step {self.standing.step}: loss {loss:.4f} is a spike: {usual:.4f} on average before")
         if spikes.action == "warn":
-            self.journal.warn(told)
             return False
         self._saved(self.saver.wait())
-        if checkpoint_index.latest(run) is None or len(rewinds(run)) >= spikes.max_rewinds:
-            why = (
-                "no checkpoint to go back to yet"
-                if checkpoint_index.latest(run) is None
-                else "faults.spikes.max_rewinds"
-            )
-            self.journal.warn(f"{told}; not rewound ({why})")
-            return False
-        self.journal.warn(told)
-        self.spike_loss = loss
-        return True
+        back = checkpoint_index.latest(run)
+        if back is None:
+            self.journal.warn("there is no checkpoint to go back to yet")
+        elif len(rewinds(run)) >= spikes.max_rewinds:
+            self.journal.warn(f"taken back {spikes.max_rewinds} times already (faults.spikes.max_rewinds)")
+        else:
+            self._rewind(back, loss)
+            return True
+        return False
 
-    def _rewind(self) -> None:
-        """Back to the latest checkpoint, and on from there with the rows that follow the offending ones."""
+    def _rewind(self, back: Path, loss: float) -> None:
+        """Goes on from the checkpoint `back` with the rows that follow the offending ones."""
         from pretrain.checkpoint.restore import restore
 
         run, spiked = self.setup.directory, self.standing
-        back = checkpoint_index.latest(run)
-        assert back is not None
         there = Standing.of(checkpoint_index.read(back))
         restore(self.engine, back)
         self.engine.take_metrics()  # of steps that are given up
         if self.setup.cut.rank == 0:
-            add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, self.spike_loss))
+            add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, loss))
         self.standing = self.sound = replace(there, position=spiked.position, skipped=spiked.skipped)
         passed = spiked.position - there.position
         self.journal.warn(f"back at step {there.step}; {passed} rows are passed over, up to {spiked.position}")
