@@ -8,7 +8,7 @@ from pretrain import watchdog
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine import Engine
 from pretrain.optimizers import set_factored_state
-from pretrain.optimizers.fragments import fragments, optimizer_state, update_parameters
+from pretrain.optimizers.fragments import in_memory, optimizer_state, update_parameters
 
 
 def restore(engine: Engine, directory: Path) -> None:
@@ -18,7 +18,7 @@ def restore(engine: Engine, directory: Path) -> None:
     """
     stored = StoredTensors(directory, verified=True)
     state = optimizer_state(engine.deepspeed)
-    for fragment in fragments(engine.deepspeed):
+    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
         watchdog.alive()
         fragment.of(fragment.flat.data).copy_(stored.read(PARAMETER, fragment.name, fragment.start, fragment.size))
         slots = state.setdefault(fragment.flat, {})

@@ -35,7 +35,7 @@ from pretrain.checkpoint.index import Index, directory_of
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.engine import Engine
 from pretrain.optimizers import factored_state
-from pretrain.optimizers.fragments import fragments, optimizer_state
+from pretrain.optimizers.fragments import in_memory, optimizer_state
 from pretrain.setup import Setup
 from pretrain.standing import Standing
 
@@ -228,7 +228,7 @@ def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
     table: dict[str, Any] = {"fragments": {}}
     state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)
-    for fragment in fragments(engine.deepspeed):
+    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
         slots = state.get(fragment.flat, {})
         elementwise = [name for name, value in slots.items() if value.dim()]
         whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}

@@ -83,6 +83,18 @@ def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
     return [fragment for flat in flats(engine) for fragment in flat.fragments if fragment.size]
 
 
+def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
+    """All that this rank has, one flat after the other; what lies on NVMe is in memory, with its state, in its turn."""
+    optimizer = engine.optimizer
+    for number, flat in enumerate(flats(engine)):
+        swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
+        if swapped:
+            optimizer._optimizer_states_and_gradient_swap_in(number)
+        yield [fragment for fragment in flat.fragments if fragment.size]
+        if swapped:
+            optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
 def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
     """The wrapped optimizer's state, by flat tensor."""
     return engine.optimizer.optimizer.state
@@ -95,7 +107,7 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
         optimizer.update_lp_params()
         return
     optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps: theirs is shared out too
-    for group in range(len(optimizer.fp16_groups)):
+    for group, _ in enumerate(in_memory(engine)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     optimizer.checkpoint_event_epilogue()
 

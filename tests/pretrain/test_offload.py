@@ -1,10 +1,11 @@
-"""Optimizer states and parameters kept on the CPU: the same losses, fragments and checkpoints."""
+"""Optimizer states and parameters kept on the CPU or on NVMe: the same losses, fragments and checkpoints."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.ops.op_builder import AsyncIOBuilder
 
 from data_pipeline.config_file import load
 from pretrain.config import RunConfig
@@ -59,8 +60,21 @@ def losses(path: Path) -> list[float]:
     return [row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics]
 
 
-@pytest.mark.parametrize(("stage", "zero"), [(2, OPTIMIZER), (3, BOTH)])
-def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, zero):
+on_nvme = pytest.mark.skipif(not AsyncIOBuilder().is_compatible(verbose=False), reason="libaio's headers are missing")
+
+
+@pytest.mark.parametrize(
+    ("stage", "device", "offloaded"),
+    [
+        (2, "cpu", ["offload_optimizer"]),
+        (3, "cpu", ["offload_optimizer", "offload_param"]),
+        pytest.param(3, "nvme", ["offload_optimizer"], marks=on_nvme),
+        pytest.param(3, "nvme", ["offload_optimizer", "offload_param"], marks=on_nvme),
+    ],
+)
+def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, device, offloaded):
+    place = {"device": device, **({"nvme_path": str(tmp_path)} if device == "nvme" else {})}
+    zero = dict.fromkeys(offloaded, place)
     deepspeed = {"zero_optimization": {"stage": stage, **zero}}
     settings = {
         "deepspeed": deepspeed,
