@@ -1,16 +1,15 @@
 """What a run file asks of this machine that it can't do."""
 
-import torch
-
 from pretrain.config import RunConfig
 from pretrain.deepspeed_keys import offloads_to
+from pretrain.hardware import count_gpus
 
 
 def device_problems(config: RunConfig) -> list[str]:
     """A line for each key."""
     problems = []
-    if config.precision == "bf16" and torch.cuda.is_available() and not _computes_in_bf16():
-        problems.append(f"precision: {torch.cuda.get_device_name()} has no bf16; take fp32")
+    if config.precision == "bf16" and count_gpus() and (gpu := _gpu_without_bf16()):
+        problems.append(f"precision: {gpu} has no bf16; take fp32")
     if (on_nvme := offloads_to(config.deepspeed, "nvme")) and not _reads_asynchronously():
         problems += [
             f"deepspeed.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
@@ -20,8 +19,11 @@ def device_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def _computes_in_bf16() -> bool:
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+def _gpu_without_bf16() -> str | None:
+    import torch  # seconds, which the launcher spends only where there is a GPU to ask
+
+    without = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cuda.get_device_name() if without else None
 
 
 def _reads_asynchronously() -> bool:

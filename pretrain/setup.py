@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
@@ -17,7 +15,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
-from pretrain.optimizers import groups
+from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.standing import Standing, position_after
 
 
@@ -111,6 +109,12 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 
 
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
+    if config.optimizer.groups == [NO_DECAY_OF_VECTORS]:
+        return []
+    import torch  # the launcher checks a run file too, and does without where it can
+
+    from pretrain.optimizers import groups
+
     with torch.device("meta"):
         return groups.problems(models.build(model), config.optimizer)
 

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from data_pipeline.errors import FailedError, UserError
 from pretrain.checkpoint import index as checkpoint_index
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,10 @@ def newest(run: Path) -> Path | None:
     return _first_sound(run, damage)
 
 
-def newest_verified(run: Path, rank: int, ranks: int, device: torch.device) -> Path | None:
+def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
     """The latest checkpoint whose checksums are right; each rank reads its share of the files, all call it together."""
+    import torch  # the launcher looks for checkpoints too, and starts fast
+    import torch.distributed as dist
 
     def damage(directory: Path) -> str | None:
         mine = slice(rank, None, ranks)

@@ -8,6 +8,7 @@ from tests.pretrain.small_runs import run_config
 
 
 def test_bf16_is_refused_on_a_device_without_it(monkeypatch):
+    monkeypatch.setattr(module, "count_gpus", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")

@@ -16,16 +16,17 @@ VANILLA = {**SIZES, "family": "vanilla", "num_encoder_layers": 1, "num_decoder_l
 
 @pytest.fixture
 def prepared(small_corpus, tmp_path):
-    """prepared(model, objective): the setup of a run with that objective instead of the corpus's span corruption."""
+    """prepared(model, objective, key=…): the setup of a run with that objective instead of the corpus's span
+    corruption, and those keys of the optimizer."""
 
-    def made(model, objective=None):
+    def made(model, objective=None, **optimizer):
         corpora = [{"corpus": str(small_corpus)}]
         content = {
             "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
             "model": model,
             "data": {"train": corpora, "validation": corpora, "objective": objective},
             "batch": {"global_batch_size": 8},
-            "optimizer": {"learning_rate": 1e-3},
+            "optimizer": {"learning_rate": 1e-3, **optimizer},
         }
         return prepare(RunConfig.model_validate(content), 0, 1)
 
@@ -53,6 +54,14 @@ def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
     ]:
         with pytest.raises(UserError, match=expected):
             prepared(model, objective)
+
+
+def test_a_group_of_no_parameters_is_refused_with_all_else(prepared):
+    groups = [{"match": ["norm"], "weight_decay": 0.0}]
+    with pytest.raises(UserError) as error:
+        prepared(DECODER, groups=groups)
+    assert len(str(error.value).splitlines()) == 2  # the objective doesn't fit either
+    assert "optimizer.groups.0.match.0: 'norm' matches no parameter" in str(error.value)
 
 
 def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(prepared, raw_length):
