@@ -216,6 +216,8 @@ def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp
         override=f"checkpoint.on_failure={policy}",
     )
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of one's own takes root or user namespaces")
     done = subprocess.run([*unshare, "bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert "No space left on device" in done.stdout + done.stderr, done.stderr
     assert "the checkpoint before it is untouched" in done.stdout + done.stderr
