@@ -15,6 +15,12 @@ def catch() -> None:
         signal.signal(number, _on_signal)
 
 
+def ignore() -> None:
+    """From here on signals do nothing: the run is over. Python, as it ends, would let go of handlers of its own."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def received() -> bool:
     """Whether this rank was asked to stop. The ranks agree on it with their next step."""
     return bool(_received)

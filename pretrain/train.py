@@ -53,7 +53,9 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
             journal.finish(setup.standing.step, finished=True)
             return 0
         stop_signals.catch()
-        return Training(setup, journal, stop_at_step).run()
+        code = Training(setup, journal, stop_at_step).run()
+        stop_signals.ignore()
+        return code
 
 
 class End(Enum):
