@@ -90,6 +90,8 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
     return {
         "model": model.model_dump(),
         "optimizer": config.optimizer.name,
+        # of Adafactor: it decides in which shape second moments are kept
+        "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
     }
