@@ -67,13 +67,14 @@ class Engine:
         counted = dict(zip(LABELS, totals, strict=False))
         targets = counted["labels"]
         sums: dict[str, torch.Tensor] = {}
+        zero = torch.zeros((), device=self.device)
         forget_gradients(self.deepspeed.optimizer)
         self._rate = optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
             losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
-            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), _zero(losses))
+            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), zero)
             # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
             share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
             self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
@@ -130,10 +131,6 @@ def _counts(batch: Batch) -> torch.Tensor:
     """(labels,) of each kind that count in a micro-batch."""
     none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
     return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
-
-
-def _zero(losses: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.zeros((), device=next(iter(losses.values())).device)
 
 
 def _dropout_seed(seed: int, step: int, first: int) -> int:

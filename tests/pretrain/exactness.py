@@ -23,6 +23,7 @@ from data_pipeline.loading.cut import Cut
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import own_rows
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -119,9 +120,7 @@ def train(engine: Any, steps: range) -> list[float]:
     """The same with the engine; all ranks call it together."""
     losses = []
     for step in steps:
-        rows, width = global_batch(engine.config.model.family, step), engine.cut.micro_batch
-        firsts = engine.cut.firsts(0, engine.cut.accumulation)
-        own = [{name: tensor[first : first + width] for name, tensor in rows.items()} for first in firsts]
+        own = own_rows(engine.cut, global_batch(engine.config.model.family, step))
         losses.append(engine.step(step, step * ROWS, own).loss)
     return losses
 

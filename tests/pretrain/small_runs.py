@@ -58,6 +58,10 @@ def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocab
         rows["encoder_attention_mask"] = torch.ones_like(ids)
         rows["encoder_attention_mask"][::3, inputs // 2 :] = 0
         labels[::3, targets // 2 :] = -100
-    parts = {name: tensor.split(cut.micro_batch) for name, tensor in rows.items()}
-    mine = range(cut.rank * cut.accumulation, (cut.rank + 1) * cut.accumulation)
-    return [{name: split[number] for name, split in parts.items()} for number in mine]
+    return own_rows(cut, rows)
+
+
+def own_rows(cut: Cut, rows: Batch) -> list[Batch]:
+    """A rank's micro-batches of the rows of a step."""
+    firsts = cut.firsts(0, cut.accumulation)
+    return [{name: tensor[first : first + cut.micro_batch] for name, tensor in rows.items()} for first in firsts]

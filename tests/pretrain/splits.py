@@ -16,6 +16,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import T5Config
 from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import own_rows
 
 RANKS = (1, 2, 4)
 MODEL = T5Config(
@@ -52,11 +53,7 @@ def global_batch(step: int) -> dict[str, torch.Tensor]:
 
 
 def micro_batches(cut: Cut, step: int) -> list[dict[str, torch.Tensor]]:
-    rows = global_batch(step)
-    return [
-        {name: tensor[first : first + cut.micro_batch] for name, tensor in rows.items()}
-        for first in cut.firsts(0, cut.accumulation)
-    ]
+    return own_rows(cut, global_batch(step))
 
 
 def engine_of(settings: RunConfig, cut: Cut, dropout_rate: float = 0.0):
