@@ -17,6 +17,7 @@ from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.index import directory_of
 from pretrain.evaluation.validation_loss import describe
+from pretrain.ranks import of_rank_0
 from pretrain.setup import Setup
 from pretrain.status import Status
 from pretrain.tracking import DatasetInfo, Tracker
@@ -31,17 +32,17 @@ class Journal:
     def __init__(self, setup: Setup):
         self.setup = setup
         self._tracker: Tracker | None = None
-        told: list[UserError | None] = [None]
+        refused: UserError | None = None
         if setup.cut.rank == 0:
             try:
                 with _failing_as_told(setup.directory):
                     attempt, self._lock = _open_directory(setup)
                     self._tracker = _tracker(setup, attempt)
             except UserError as error:
-                told = [error]
-        dist.broadcast_object_list(told)
-        if told[0] is not None:
-            raise told[0]
+                refused = error
+        refused = of_rank_0(refused)
+        if refused is not None:
+            raise refused
         watchdog.alive()
 
     @staticmethod

@@ -5,6 +5,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from data_pipeline.errors import UserError
 from pretrain import rank_logs, watchdog
 from pretrain.hardware import free_port, threads_per_rank
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -49,6 +52,13 @@ def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, 
         raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
+
+
+def of_rank_0(value: T) -> T:
+    """`value` as rank 0 has it, for all ranks; they call it together. For what files say: others may look later."""
+    told = [value]
+    dist.broadcast_object_list(told)
+    return told[0]
 
 
 def communication_device() -> torch.device:

@@ -19,7 +19,7 @@ from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
 from pretrain.construction import construct
 from pretrain.journal import Journal
-from pretrain.ranks import communication_device, joined
+from pretrain.ranks import communication_device, joined, of_rank_0
 from pretrain.setup import Setup, prepare
 from pretrain.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.throughput import Meter
@@ -45,7 +45,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     resume = newest_verified(Path(config.run.directory), rank, ranks, communication_device())
     setup = prepare(config, rank, ranks, resume)
     nothing_left = setup.standing.step >= config.run.max_steps
-    if nothing_left and status.read(setup.directory).state == "finished":
+    if nothing_left and of_rank_0(status.read(setup.directory).state == "finished"):
         Journal.nothing_left(setup)
         return 0
     with Journal(setup) as journal:
@@ -188,7 +188,7 @@ class Training:
         back = checkpoint_index.latest(run)
         if back is None:
             self.journal.warn("there is no checkpoint to go back to yet")
-        elif len(rewinds(run)) >= spikes.max_rewinds:
+        elif len(of_rank_0(rewinds(run))) >= spikes.max_rewinds:
             self.journal.warn(f"taken back {spikes.max_rewinds} times already (faults.spikes.max_rewinds)")
         else:
             self._rewind(back, loss)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline import tokenizer
-from data_pipeline.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256, write_json
+from data_pipeline.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
 from data_pipeline.loading.stream import Skipped
 from data_pipeline.safetensors_file import os_errors
@@ -36,6 +36,7 @@ from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.engine import Engine
 from pretrain.optimizers import factored_state
 from pretrain.optimizers.fragments import in_memory, optimizer_state
+from pretrain.ranks import of_rank_0
 from pretrain.setup import Setup
 from pretrain.standing import Standing
 
@@ -62,9 +63,7 @@ class Saver:
 
     def __init__(self, engine: Engine, setup: Setup):
         self._engine, self._setup = engine, setup
-        token = [uuid.uuid4().hex[:8]]
-        dist.broadcast_object_list(token, device=engine.device)
-        self._token, self._number = token[0], 0
+        self._token, self._number = of_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
 
     @property
@@ -177,7 +176,11 @@ class _Writing(threading.Thread):
         flush(path)
         self._table["file"] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         self._tensors.clear()
-        write_json(self.temporary / f"{name}.json", self._table)
+        table = self.temporary / f"{name}.json"
+        unnamed = table.with_name(f".{table.name}{TEMPORARY_SUFFIX}")
+        unnamed.write_text(json.dumps(self._table))
+        flush(unnamed)
+        unnamed.replace(table)  # the last touch: rank 0 may rename the whole directory from here on
 
     def _complete(self) -> None:
         setup, ranks = self.setup, self.setup.cut.ranks

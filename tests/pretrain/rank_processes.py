@@ -38,11 +38,14 @@ def on_ranks(
             process.start()
         for _, sender in pipes:
             sender.close()  # so that a rank that dies ends its pipe
-        return [_received(rank, receiver, seconds) for rank, (receiver, _) in enumerate(pipes)]
+        received = [_received(rank, receiver, seconds) for rank, (receiver, _) in enumerate(pipes)]
     finally:
         for process in started:
             process.kill()
             process.join()
+    if failures := [f"rank {rank}: {result}" for rank, (succeeded, result) in enumerate(received) if not succeeded]:
+        raise RuntimeError("\n".join(failures))
+    return [result for _, result in received]
 
 
 def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any]:
@@ -50,13 +53,14 @@ def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any
     return [function(*case) for case in cases]
 
 
-def _received(rank: int, receiver: Connection, seconds: float) -> Any:
-    if not receiver.poll(seconds):
-        raise TimeoutError(f"rank {rank} gave nothing in {seconds} s")
-    succeeded, result = pickle.loads(receiver.recv_bytes())
-    if not succeeded:
-        raise RuntimeError(f"rank {rank}: {result}")
-    return result
+def _received(rank: int, receiver: Connection, seconds: float) -> tuple[bool, Any]:
+    """(whether a rank succeeded, its result or its trouble)"""
+    try:
+        if receiver.poll(seconds):
+            return pickle.loads(receiver.recv_bytes())
+    except EOFError:
+        return False, "died"
+    return False, f"gave nothing in {seconds} s"
 
 
 def _on_rank(
@@ -76,6 +80,9 @@ def _on_rank(
     try:
         with joined(cpu_threads=1, hang_seconds=240) if join else contextlib.nullcontext():
             result = True, function(*arguments)
-    except BaseException:
-        result = False, traceback.format_exc()
+    except BaseException as error:
+        trouble = traceback.format_exception(error)
+        if isinstance(error, SystemExit) and error.__context__ is not None:  # what `joined` has printed
+            trouble = traceback.format_exception(error.__context__)
+        result = False, "".join(trouble)
     sender.send_bytes(pickle.dumps(result))

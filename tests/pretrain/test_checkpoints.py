@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,27 @@ def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp
     assert "exit code 1" in done.stdout  # the last save has failed as well
     assert "step-00000012\n" in done.stdout
     assert ("step 18/18" in done.stdout) == (policy == "go_on")
+
+
+def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus, tmp_path):
+    """Rank 0 renames a checkpoint's directory as soon as every rank's files are there."""
+    assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
+    run = tmp_path / "adamw/run"
+    index = checkpoint_index.read(checkpoint_index.directory_of(run, 3))
+    checkpoint_index.verify(checkpoint_index.latest(run), index)
+
+
+def on_a_slow_disk(folder: Path, corpus: Path) -> int:
+    from data_pipeline import atomic
+    from pretrain.checkpoint import save
+    from pretrain.train import train_on
+
+    confirm = atomic.flush
+
+    def slowly(path: Path) -> None:
+        time.sleep(1.0)
+        confirm(path)
+
+    if dist.get_rank() == 1:
+        atomic.flush = save.flush = slowly
+    return train_on(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)
