@@ -8,6 +8,7 @@ Over the real text that ships with the package and its tests. MB are those of th
 import argparse
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -63,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each line of the table")
     seconds = parser.parse_args().seconds
-    results = {f"read {source}": speed(lambda s=source: read(s), size(path), seconds) for source, path in FILES.items()}
+    results = {f"read {source}": speed(partial(read, source), size(path), seconds) for source, path in FILES.items()}
 
     pages = [record.text for record in read("c4")]
     page_bytes = sum(len(text.encode()) for text in pages)

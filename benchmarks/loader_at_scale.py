@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -37,7 +38,7 @@ LANES = 64
 
 
 def build(folder: Path, rows_per_block: int) -> Path:
-    config = {
+    config: dict[str, Any] = {
         "name": "scale",
         "output": str(folder / f"corpus-{rows_per_block}"),
         "sources": [

@@ -7,6 +7,9 @@ On CPU, of what is resident in each rank's process. The weights of all ranks of 
 """
 
 import argparse
+import ctypes
+import gc
+import mmap
 import multiprocessing as mp
 import os
 from collections.abc import Callable
@@ -26,6 +29,7 @@ from pretrain.memory import peak_resident, resident
 from pretrain.models.model import whole_shape
 from pretrain.setup import Setup
 
+KINDS = ("weights", "masters", "moments", "gradients")  # bf16, fp32, fp32, fp32
 ROOT = Path(__file__).parent.parent
 LARGE, SMALL = (ROOT / f"configs/models/{name}.yaml" for name in ("t5-v1.0-3b", "t5-v1.1-small"))
 
@@ -50,8 +54,6 @@ def setup_of(model: Path, stage: int) -> Setup:
 
 def built(model: Path) -> dict[str, float]:
     """Bytes of a rank that builds `model` under ZeRO-3, above what its process held before."""
-    import deepspeed  # noqa: F401  its import isn't what is measured
-
     from pretrain.construction import construct
 
     setup, made = setup_of(model, 3), []
@@ -72,7 +74,7 @@ def built(model: Path) -> dict[str, float]:
 
 
 def trained(model: Path, stage: int) -> dict[str, float]:
-    """Bytes of tensors that last from step to step on this rank, after one step."""
+    """Bytes of this rank after one step, by what takes them, above what its process held before."""
     from pretrain.construction import construct
     from pretrain.engine import Engine
 
@@ -85,30 +87,49 @@ def trained(model: Path, stage: int) -> dict[str, float]:
         engine.step(0, 0, [{"encoder_input_ids": ids, "labels": ids[:, :32]}])
 
     peak = peak_resident(step) - before
-    held = {"peak": peak, "held": resident() - before, **_lasting(engine)}
+    gc.collect()
+    found = {"peak": peak, "resident": resident() - before, **_by_kind(engine)}
+    ctypes.CDLL(None).malloc_trim(0)  # glibc's: what is free goes back to the system
+    found["freed"] = found["resident"] - (resident() - before)
+    found["rest"] = found["resident"] - found["freed"] - sum(found[kind] for kind in KINDS)
     engine.close()
-    return held
+    return found
 
 
-def _lasting(engine: Any) -> dict[str, float]:
-    """Bytes by kind: each storage once."""
-    optimizer = engine.deepspeed.optimizer
-    weights = [getattr(p, "ds_tensor", p) for p in engine.deepspeed.module.parameters()]
-    flats = {id(flat): flat for group in optimizer.optimizer.param_groups for flat in group["params"]}
+def _by_kind(engine: Any) -> dict[str, float]:
+    """Resident bytes of all tensors there are, each storage once."""
     from pretrain.optimizers.fragments import fragments
 
-    masters = {id(one.flat): one.flat for one in fragments(engine.deepspeed)} | flats
-    states = [v for slots in optimizer.optimizer.state.values() for v in slots.values() if v.dim()]
-    return {"weights": _bytes(weights), "masters": _bytes(masters.values()), "moments": _bytes(states)}
+    optimizer = engine.deepspeed.optimizer.optimizer
+    kinds = {
+        "weights": [getattr(p, "ds_tensor", p) for p in engine.deepspeed.module.parameters()],
+        "masters": [one.flat for one in fragments(engine.deepspeed)],
+        "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
+        "gradients": [found for found in gc.get_objects() if isinstance(found, torch.Tensor)],  # and buckets: what else
+    }
+    counted: set[int] = set()
+    bytes_of: dict[str, float] = {}
+    for kind, tensors in kinds.items():
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        bytes_of[kind] = sum(_in_memory(*storage) for storage in storages.items() if storage[0] not in counted)
+        counted |= storages.keys()
+    return bytes_of
 
 
-def _bytes(tensors: Any) -> float:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+def _in_memory(address: int, size: int) -> int:
+    """Bytes of the pages there that were ever touched, and so are in memory (man mincore)."""
+    page = mmap.PAGESIZE
+    if size < page or not address:  # a meta tensor's has none
+        return size if address else 0
+    first = address // page * page
+    pages = (ctypes.c_ubyte * -((first - address - size) // page))()
+    if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(first), ctypes.c_size_t(len(pages) * page), pages):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return min(size, sum(one & 1 for one in pages) * page)
 
 
 def on_ranks(ranks: int, function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """What `function` returns on the rank that needs most, of so many gloo processes."""
+    """The largest of what `function` returns on each rank, key by key, of so many gloo processes."""
     port = free_port()
     with ProcessPoolExecutor(ranks, mp.get_context("spawn")) as pool:  # breaks where a rank dies
         started = [pool.submit(_rank, rank, ranks, port, function, arguments) for rank in range(ranks)]
@@ -121,9 +142,10 @@ def _rank(
 ) -> dict[str, float]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    import pretrain.engine  # noqa: F401  what imports take isn't what is measured
     from pretrain.ranks import joined
 
-    with joined():
+    with joined(cpu_threads=1, hang_seconds=600):
         return function(*arguments)
 
 
@@ -142,17 +164,13 @@ def main() -> None:
         parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
     # with 2 ranks a share is half: masters and moments at every stage, gradients from 2 on, weights at 3
     print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; reckoned in brackets")
-    print("stage   weights (bf16)   masters (fp32)   moments (fp32)   with gradients (fp32)   resident     peak")
+    print("stage" + "".join(f"{kind:>14}" for kind in KINDS) + "    freed    rest  resident    peak")
     for stage in (1, 2, 3):
         found = on_ranks(2, trained, SMALL, stage)
-        reckoned = {"weights": parameters * (1 if stage == 3 else 2), "masters": 2 * parameters}
-        reckoned["moments"] = 4 * parameters
-        total = sum(reckoned.values()) + parameters * (4 if stage == 1 else 2)
-        cells = "".join(f"{found[key] / 1e6:8,.0f} ({reckoned[key] / 1e6:5,.0f})" for key in reckoned)
-        print(
-            f"{stage:>5}  {cells} {total / 1e6:22,.0f} {found['held'] / 1e6:11,.0f} {found['peak'] / 1e6:8,.0f}",
-            flush=True,
-        )
+        reckoned = dict(zip(KINDS, (2 - (stage == 3), 2, 4, 4 if stage == 1 else 2), strict=True))  # bytes a parameter
+        cells = "".join(f"{found[kind] / 1e6:8,.0f} ({of * parameters / 1e6:3,.0f})" for kind, of in reckoned.items())
+        others = [found[key] / 1e6 for key in ("freed", "rest", "resident", "peak")]
+        print(f"{stage:>5}{cells}" + "{:9,.0f}{:8,.0f}{:10,.0f}{:8,.0f}".format(*others), flush=True)
 
 
 if __name__ == "__main__":
