@@ -13,7 +13,7 @@ from launch.follow import Follower
 from launch.rank_processes import ended
 from launch.session import Session
 from pretrain import rank_logs, status
-from pretrain.stop_signals import STOP_SIGNALS, tell
+from pretrain.stop_signals import heeded, tell
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has ended well
@@ -73,7 +73,7 @@ def _stop_requests(run: Path) -> Iterator[list[int]]:
             except OSError as error:  # no reason to end unsaved
                 tell(number, f"{run}/{status.STOP} can't be made: {error.strerror}; signal a rank instead")
 
-    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, on_signal) for number in heeded()}
     try:
         yield signals
     finally:

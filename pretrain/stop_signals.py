@@ -5,13 +5,19 @@ import os
 import signal
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _received: list[int] = []
+
+
+def heeded() -> list[signal.Signals]:
+    """Those that ask this process to stop: SIGHUP, of a terminal that is closed, unless `nohup` has it ignored."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (deaf and number is signal.SIGHUP)]
 
 
 def catch() -> None:
     """From here on signals are only taken note of: no step and no save is torn, however many there are."""
-    for number in STOP_SIGNALS:
+    for number in heeded():
         signal.signal(number, _on_signal)
 
 

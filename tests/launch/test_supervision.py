@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -37,18 +38,22 @@ if os.environ.get("RANK") == "1":
 class Started:
     """A command of this project in the background, followed through what it prints."""
 
-    def __init__(self, folder: Path, *command: str | Path):
+    def __init__(self, folder: Path, *command: str | Path, terminal: int | None = None):
         name, *arguments = map(str, command)
+        in_terminal = ["setsid", "--ctty"] if terminal is not None else []
         self._errors = folder / "stderr"
         self._folder = folder
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [str(Path(sys.executable).with_name(name)), *arguments],
-                stdout=subprocess.PIPE,
-                stderr=errors,
+                [*in_terminal, str(Path(sys.executable).with_name(name)), *arguments],
+                stdin=terminal,
+                stdout=subprocess.PIPE if terminal is None else terminal,
+                stderr=errors if terminal is None else terminal,
                 text=True,
-                start_new_session=True,
+                start_new_session=terminal is None,
             )
+        if terminal is not None:
+            os.close(terminal)
 
     def until(self, start: str) -> None:
         """Reads on to a line with this `start`."""
@@ -180,6 +185,20 @@ def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(smal
     assert "stopped on request" in log(folder, 1, 0)
     assert "SIGUSR1: saving and stopping" in log(folder, 1, 1)
     assert "step 2/" not in log(folder, 1, 1)
+
+
+@pytest.mark.parametrize("command", [["pretrain", "train"], ["launch", "local"]])
+def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, started, command):
+    terminal, inside = pty.openpty()
+    one = Started(folder, *command, endless(folder, small_corpus), terminal=inside)
+    started.append(one)
+    with open(terminal, "rb", buffering=0) as screen:
+        shown = b""
+        while b"step 2/" not in shown:
+            shown += screen.read(1000)
+    assert one.end(within=60) == 75
+    assert json.loads((folder / "run/status.json").read_text())["state"] == "stopped"
+    is_whole(folder)
 
 
 def test_a_second_signal_to_the_supervisor_ends_at_once(small_corpus, folder, started):
