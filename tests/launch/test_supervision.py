@@ -192,7 +192,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, st
     terminal, inside = pty.openpty()
     one = Started(folder, *command, endless(folder, small_corpus), terminal=inside)
     started.append(one)
-    with open(terminal, "rb", buffering=0) as screen:
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
         shown = b""
         while b"step 2/" not in shown:
             shown += screen.read(1000)

@@ -7,6 +7,7 @@ import pytest
 
 from data_pipeline.config_file import load
 from pretrain.config import RunConfig
+from pretrain.memory import left_by_control_groups
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.test_offload import losses, train_file
 from tests.pretrain.test_training import run_file
@@ -87,3 +88,36 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
     cases = [(path, free) for free in expected]
     assert on_ranks(2, each, chosen_with, cases) == [[(rows, [4, 1, 4]) for rows in expected.values()]] * 2
+
+
+@pytest.mark.parametrize(
+    ("controllers", "root", "limit", "usage", "cache"),
+    [
+        ("0::", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:memory:",
+            "sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_a_containers_limit_is_seen(tmp_path, controllers, root, limit, usage, cache):
+    """Also that of a group above, and that of a container, which sees its own group as the root."""
+
+    def group(path: str, most: str, taken: int, cached: int) -> None:
+        directory = tmp_path / root / path
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / limit).write_text(f"{most}\n")
+        (directory / usage).write_text(f"{taken}\n")
+        (directory / "memory.stat").write_text(f"anon 5\n{cache} {cached}\n")
+
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"3:cpu:/other\n{controllers}/job/step\n")
+    assert list(left_by_control_groups(tmp_path)) == []
+    group("", "9000", 1000, 100)
+    assert list(left_by_control_groups(tmp_path)) == [8100]
+    group("job/step", "max", 700, 0)
+    group("job", "5000", 800, 50)
+    assert list(left_by_control_groups(tmp_path)) == [4250, 8100]
