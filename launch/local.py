@@ -38,7 +38,7 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         *kept([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options]),
     ]
     run, dead_rank_seconds = Path(config.run.directory), config.faults.dead_rank_seconds
-    return supervise(command, _environment(gpus, ranks), run, dead_rank_seconds)
+    return supervise(command, _environment(gpus, ranks), run, ranks, dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

@@ -21,8 +21,8 @@ _LAST_LINES = 40  # a dump of stacks has the main thread last, its innermost cal
 _REFUSED = 2
 
 
-def supervise(command: list[str], environment: dict[str, str], run: Path, dead_rank_seconds: float) -> int:
-    """Runs `command` until it ends; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
+def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+    """Runs `command` until its `ranks` have ended; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
 
     The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
     rank has died, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
@@ -38,7 +38,10 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, dead_r
         deadline = float("inf")
         while len(signals) < 2 and _goes_on(session, deadline, stopping=bool(signals)):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            if codes := ended(logs):
+            codes = ended(logs)
+            if len(codes) == ranks:  # the launcher would take seconds to see it
+                break
+            if codes:
                 patience = dead_rank_seconds if any(codes.values()) else _SECONDS_TO_LEAVE
                 deadline = min(deadline, time.monotonic() + patience)
         codes, launcher_code = ended(logs), session.launcher.poll()

@@ -9,8 +9,7 @@ from data_pipeline.config_file import load
 from pretrain.config import RunConfig
 from pretrain.memory import left_by_control_groups
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.test_offload import losses, train_file
-from tests.pretrain.test_training import run_file
+from tests.pretrain.runs import losses, run_file, train_ranks
 
 
 def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precision: str = "fp32") -> Path:
@@ -30,14 +29,14 @@ def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path,
     """And the choice is kept: what was measured under the same conditions isn't measured again."""
     auto = auto_file(tmp_path / "auto", small_corpus, "auto", stage, precision)
     fixed = auto_file(tmp_path / "fixed", small_corpus, 8, stage, precision)
-    assert on_ranks(2, train_file, auto, [], 4, joined=False) == [75, 75]
+    assert train_ranks(auto, 2, stop=4) == [75, 75]
     kept = tmp_path / "auto/run/micro_batch.json"
     chosen = json.loads(kept.read_text())
     assert chosen["micro_batch_size"] == 8  # a rank's whole share: 8 rows of such a model fit anywhere
     assert chosen["measured_for"]["ranks"] == 2
-    assert on_ranks(2, train_file, auto, [], None, joined=False) == [0, 0]
+    assert train_ranks(auto, 2) == [0, 0]
     assert json.loads(kept.read_text()) == chosen
-    assert on_ranks(2, train_file, fixed, [], None, joined=False) == [0, 0]
+    assert train_ranks(fixed, 2) == [0, 0]
     assert losses(auto) == losses(fixed)
 
 

@@ -1,18 +1,14 @@
 """Optimizer states and parameters kept on the CPU or on NVMe: the same losses, fragments and checkpoints."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 
-from data_pipeline.config_file import load
-from pretrain.config import RunConfig
-from pretrain.metric_log import read_metrics
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
-from tests.pretrain.test_training import run_file
 
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
@@ -49,17 +45,6 @@ def test_what_is_offloaded_learns_the_same(precision):
                 assert torch.allclose(fragment, found[plain][1][name], atol=1e-5), name
 
 
-def train_file(path: Path, overrides: list[str], stop_at_step: int | None) -> int:
-    from pretrain.train import train
-
-    return train(load(path, overrides, RunConfig), stop_at_step)
-
-
-def losses(path: Path) -> list[float]:
-    rows = read_metrics(path.parent / "run")
-    return [row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics]
-
-
 on_nvme = pytest.mark.skipif(not AsyncIOBuilder().is_compatible(verbose=False), reason="libaio's headers are missing")
 
 
@@ -84,8 +69,8 @@ def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, devi
     }
     whole = run_file(tmp_path / "whole", small_corpus, **settings)
     parts = run_file(tmp_path / "parts", small_corpus, **settings)
-    assert on_ranks(2, train_file, whole, [], None, joined=False) == [0, 0]
-    assert on_ranks(2, train_file, parts, [], 3, joined=False) == [75, 75]
-    assert on_ranks(2, train_file, parts, [], None, joined=False) == [0, 0]
+    assert train_ranks(whole, 2) == [0, 0]
+    assert train_ranks(parts, 2, stop=3) == [75, 75]
+    assert train_ranks(parts, 2) == [0, 0]
     assert losses(parts) == losses(whole)
     assert json.loads((parts.parent / "run/checkpoints/step-00000008/index.json").read_text())["zero_stage"] == stage

@@ -27,7 +27,7 @@ from pretrain.models import T5Config
 from pretrain.setup import prepare
 from pretrain.trained import TrainedModel
 from tests.conftest import run, write_corpus_file
-from tests.pretrain.runs import MODEL, losses, run_file, train
+from tests.pretrain.runs import MODEL, losses, run_file, train, train_ranks
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,7 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
         folder = tmp_path / f"{stage}-{ranks}"
         exact["run"]["directory"] = str(folder / "run")
         path = run_file(folder, small_corpus, stage, **exact)
-        done = train(path, ranks)
-        assert done.returncode == 0, done.stderr
+        assert train_ranks(path, ranks) == [0] * ranks
         found.append(losses(path))
     assert found[0] == found[1]
 
@@ -79,15 +78,12 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, stage, precision):
     """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id."""
     whole = run_file(tmp_path / "whole", small_corpus, stage, precision=precision)
-    assert train(whole, 2).returncode == 0
+    assert train_ranks(whole, 2) == [0, 0]
     parts = run_file(tmp_path / "parts", small_corpus, stage, precision=precision)
-    stopped = train(parts, 2, "--stop-at-step", "3")
-    assert stopped.returncode == 75, stopped.stderr
+    assert train_ranks(parts, 2, stop=3) == [75, 75]
     assert list(losses(parts)) == [1, 2, 3]
     run_id = json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"]
-    resumed = train(parts, 2)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "steps 3 to 8" in resumed.stdout
+    assert train_ranks(parts, 2) == [0, 0]
     assert losses(parts) == losses(whole)
     assert json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"] == run_id
     validation = [read_metrics(path.parent / "run")[-1].metrics for path in (whole, parts)]
@@ -97,9 +93,8 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(smal
 def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
     """4 steps of 16 rows, then 4 of 8: rows 64 … 95 of the stream follow rows 0 … 63."""
     path = run_file(tmp_path, small_corpus, evaluation=[])
-    assert train(path, 1, "--stop-at-step", "4").returncode == 75
-    done = train(path, 1, "batch.global_batch_size=8")
-    assert done.returncode == 0, done.stderr
+    assert train_ranks(path, 1, stop=4) == [75]
+    assert train_ranks(path, 1, "batch.global_batch_size=8") == [0]
     index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
     assert (index.step, index.position, index.consumed) == (8, 96, [96])
 
@@ -118,8 +113,7 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     stopped = train(path, 2)
     assert stopped.returncode == 1
     assert "sha256 differs" in stopped.stderr + stopped.stdout
-    done = train(path, 2, "data.on_damage=skip")
-    assert done.returncode == 0, done.stderr
+    assert train_ranks(path, 2, "data.on_damage=skip") == [0, 0]
     index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
     assert index.position == 128
     assert len(index.skipped) >= 2
