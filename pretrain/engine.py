@@ -4,7 +4,9 @@ The loss of a step is the mean over the valid target tokens of the whole global 
 averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
 """
 
+import contextlib
 import hashlib
+import io
 import math
 from collections import Counter
 from typing import NamedTuple
@@ -42,11 +44,12 @@ class Engine:
 
     def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
         self.config, self.cut = config, cut
-        self.deepspeed, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizers.build(model, config.optimizer),
-            config=deepspeed_config(config, cut),
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # where stage 1 tells of its memory in bf16
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizers.build(model, config.optimizer),
+                config=deepspeed_config(config, cut),
+            )
         broadcast_buffers(self.deepspeed.module)
         optimizers.attach(self.deepspeed)
         self.device = self.deepspeed.device

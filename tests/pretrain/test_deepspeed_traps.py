@@ -1,5 +1,7 @@
 """What DeepSpeed gets wrong, or does otherwise than one would think, and what a run makes of it."""
 
+import contextlib
+import io
 from typing import Any, ClassVar
 
 import pytest
@@ -240,3 +242,21 @@ def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] == pytest.approx(norms[2], rel=1e-5)
     assert default != pytest.approx(norms[1], rel=1e-5)
+
+
+def told_on_stdout(stage: int) -> str:
+    from pretrain.construction import construct
+    from pretrain.engine import Engine
+
+    config = run_config(stage, precision="bf16")
+    prepared = setup(config)
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        engine = Engine(construct(prepared), config, prepared.cut)
+        engine.step(0, 0, micro_batches(prepared.cut, 0))
+    engine.close()
+    return told.getvalue()
+
+
+def test_it_tells_nothing_on_stdout():
+    """At stage 1 its memory, by print, at each point of its construction."""
+    assert on_ranks(1, each, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]

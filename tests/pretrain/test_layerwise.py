@@ -5,13 +5,16 @@ import torch
 
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.test_families import FAMILIES
 
 STEPS = 6
 CHECKPOINTED = {"activation_checkpointing": True}
 COMPILED = {"compile": True}
 
 
-def trained(stage: int, model: dict, compute: dict, grow: int = 0, backend: str = "aot_eager") -> dict:
+def trained(
+    stage: int, model: dict, compute: dict, grow: int = 0, backend: str = "aot_eager", targets: int = 8
+) -> dict:
     """Losses, gradient norms and graphs so far of each step, whose rows are `grow` tokens longer than the last's."""
     from torch._dynamo.utils import counters
 
@@ -27,7 +30,7 @@ def trained(stage: int, model: dict, compute: dict, grow: int = 0, backend: str 
     engine = Engine(construct(prepared), config, prepared.cut)
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(STEPS):
-        batches = micro_batches(prepared.cut, step, 16 + grow * step, 8 + grow * step)
+        batches = micro_batches(prepared.cut, step, 16 + grow * step, targets + grow * step)
         engine.step(step, 0, batches)
         metrics = engine.take_metrics()
         result["losses"].append(metrics["train/loss"])
@@ -70,6 +73,19 @@ def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, way):
     assert compiled["graphs"] == [2, 4, 4, 4, 4, 4]
     assert compiled["breaks"] == 0
     assert compiled["names"] == plain["names"]
+
+
+@pytest.mark.parametrize("family", ["bart", "vanilla", "autoregressive", "decoder_only", "encoder_only"])
+def test_every_familys_layers_are_compiled_and_checkpointed(family):
+    """At stage 3: layers of one stack have two graphs, for rows with padding and without."""
+    model = {**FAMILIES[family][1], "family": family, "vocab_size": 100, "dropout_rate": 0.0}
+    cases = [(3, model, compute, 0, "aot_eager", 16) for compute in ({}, COMPILED | CHECKPOINTED)]
+    plain, compiled = on_ranks(2, each, trained, cases)[0]
+    assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+    assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+    stacks = 1 if family in ("decoder_only", "encoder_only") else 2
+    assert compiled["graphs"] == [stacks] + [2 * stacks] * (STEPS - 1)
+    assert compiled["breaks"] == 0
 
 
 def test_rows_of_new_widths_are_not_compiled_every_time():
