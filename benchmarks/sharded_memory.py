@@ -25,7 +25,7 @@ from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.hardware import free_port
-from pretrain.memory import peak_resident, resident
+from pretrain.memory import give_back, peak_resident, resident
 from pretrain.models.model import whole_shape
 from pretrain.setup import Setup
 
@@ -89,7 +89,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
     peak = peak_resident(step) - before
     gc.collect()
     found = {"peak": peak, "resident": resident() - before, **_by_kind(engine)}
-    ctypes.CDLL(None).malloc_trim(0)  # glibc's: what is free goes back to the system
+    give_back()
     found["freed"] = found["resident"] - (resident() - before)
     found["rest"] = found["resident"] - found["freed"] - sum(found[kind] for kind in KINDS)
     engine.close()

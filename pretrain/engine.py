@@ -68,21 +68,14 @@ class Engine:
         dist.all_reduce(agreed)
         totals = agreed.tolist()
         counted = dict(zip(LABELS, totals, strict=False))
-        targets = counted["labels"]
         sums: dict[str, torch.Tensor] = {}
-        zero = torch.zeros((), device=self.device)
         forget_gradients(self.deepspeed.optimizer)
         self._rate = optimizers.set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
-            losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
-            share = sum((total / max(counted.get(name, targets), 1) for name, total in losses.items()), zero)
-            # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
-            share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
-            self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
-            for name, total in losses.items():
-                sums[name] = sums.get(name, 0) + total.detach().double()
+            for name, total in self._accumulate(batch, counted).items():
+                sums[name] = sums.get(name, 0) + total
             self.deepspeed.step()
         reduced = torch.stack(list(sums.values()))
         dist.all_reduce(reduced)
@@ -90,9 +83,19 @@ class Engine:
         applied = self._applied = self.deepspeed.was_step_applied()
         if applied:
             self._sums.update(of_step)
-            self._counts.update({name: counted.get(name, targets) for name in of_step})
-        loss = sum(total / max(counted.get(name, targets), 1) for name, total in of_step.items())
+            self._counts.update({name: _count(counted, name) for name in of_step})
+        loss = sum(total / max(_count(counted, name), 1) for name, total in of_step.items())
         return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
+
+    def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:
+        """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
+        losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
+        shares = [total / max(_count(counted, name), 1) for name, total in losses.items()]
+        share = sum(shares, torch.zeros((), device=self.device))
+        # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
+        share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
+        self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
+        return {name: total.detach().double() for name, total in losses.items()}
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -134,6 +137,11 @@ def _counts(batch: Batch) -> torch.Tensor:
     """(labels,) of each kind that count in a micro-batch."""
     none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
     return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
+
+
+def _count(counted: dict[str, int], name: str) -> int:
+    """How many a loss is the mean of: the labels of its name, or else the targets."""
+    return counted.get(name, counted["labels"])
 
 
 def _dropout_seed(seed: int, step: int, first: int) -> int:

@@ -24,6 +24,7 @@ from pretrain.setup import Setup
 FILE = "micro_batch.json"
 SAFE = 0.9  # of what is free
 PROBES = (1, 4)  # rows
+PASSES = 3  # of each: what an allocator keeps between them adds to the peak
 _MOMENTS = 8  # bytes an element: two in fp32, as many as any optimizer keeps
 
 
@@ -77,12 +78,17 @@ def _largest(setup: Setup, engine: Engine, share: int) -> int:
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _moments_to_come(engine)
     _pass(engine, rows)  # makes what is made once: kernels, buffers of collectives
-    peaks = [memory.peak(partial(_pass, engine, _first(rows, count))) for count in (few, more)]
+    peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
     largest = torch.tensor(max(fitting, default=1), device=engine.device)
     dist.all_reduce(largest, op=dist.ReduceOp.MIN)
     return int(largest)
+
+
+def _passes(engine: Engine, batch: Batch) -> None:
+    for _ in range(PASSES):
+        _pass(engine, batch)
 
 
 def _pass(engine: Engine, batch: Batch) -> None:

@@ -86,7 +86,7 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
     cases = [(path, free) for free in expected]
-    assert on_ranks(2, each, chosen_with, cases) == [[(rows, [4, 1, 4]) for rows in expected.values()]] * 2
+    assert on_ranks(2, each, chosen_with, cases) == [[(rows, [4, 1, 1, 1, 4, 4, 4]) for rows in expected.values()]] * 2
 
 
 @pytest.mark.parametrize(
