@@ -68,6 +68,8 @@ def _stop_requests(run: Path) -> Iterator[list[int]]:
     signals: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if signals and number == signal.SIGHUP:
+            return  # a terminal that is closed sends it more than once: by its shell, and by the kernel
         signals.append(number)
         if len(signals) == 1:
             tell(number, "saving and stopping; once more ends the run at once")

@@ -1,5 +1,6 @@
 """Runs that are signalled, killed, stopped or hang: real processes, real signals."""
 
+import contextlib
 import json
 import os
 import pty
@@ -196,6 +197,9 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, st
         shown = b""
         while b"step 2/" not in shown:
             shown += screen.read(1000)
+    time.sleep(0.5)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(one.process.pid, signal.SIGHUP)  # as its shell does
     assert one.end(within=60) == 75
     assert json.loads((folder / "run/status.json").read_text())["state"] == "stopped"
     is_whole(folder)
