@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 import psutil
@@ -13,8 +14,6 @@ import psutil
 from pretrain.stop_signals import STOP_SIGNALS
 
 _SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 10.0, 0.05
-# DeepSpeed's launcher would die of a signal and leave its ranks behind; the ranks set handlers of their own.
-_DEAF = f"trap '' {' '.join(number.name.removeprefix('SIG') for number in STOP_SIGNALS)}; exec \"$@\""
 
 
 class Session:
@@ -22,9 +21,8 @@ class Session:
 
     def __init__(self, command: list[str], environment: dict[str, str]):
         lifeline, self._held = os.pipe()
-        self.launcher = subprocess.Popen(
-            ["sh", "-c", _DEAF, "sh", *command], env=environment, stdin=lifeline, start_new_session=True
-        )
+        with _blocked(STOP_SIGNALS):  # DeepSpeed's launcher would die of one and leave its ranks behind, or kill them
+            self.launcher = subprocess.Popen(command, env=environment, stdin=lifeline, start_new_session=True)
         _kill_when_closed(lifeline, self.launcher.pid)
         os.close(lifeline)
 
@@ -59,6 +57,19 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.end()
         os.close(self._held)
+
+
+@contextlib.contextmanager
+def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Processes started within the block hold `signals` back, and so do those that they start, until they unblock them.
+
+    Handlers, as DeepSpeed's launcher has its own, don't change that.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _kill_when_closed(pipe: int, group: int) -> None:

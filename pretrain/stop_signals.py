@@ -16,9 +16,13 @@ def heeded() -> list[signal.Signals]:
 
 
 def catch() -> None:
-    """From here on signals are only taken note of: no step and no save is torn, however many there are."""
+    """From here on signals are only taken note of: no step and no save is torn, however many there are.
+
+    Also those that came while this process started, where a supervisor has had it hold them back.
+    """
     for number in heeded():
         signal.signal(number, _on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def ignore() -> None:

@@ -5,6 +5,8 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -45,7 +47,7 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
 
     Raises what making an item raised, and FailedError where a worker process died.
     """
-    with _deaf_to_warnings():
+    with _held_back():
         made = iter(
             DataLoader(
                 _Guarded(dataset),
@@ -54,7 +56,7 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
                 num_workers=workers,
                 multiprocessing_context="forkserver" if workers else None,
                 prefetch_factor=prefetch if workers else None,
-                worker_init_fn=_ignore_ctrl_c,
+                worker_init_fn=_outlive_requests,
                 generator=torch.Generator(),  # its own: the global generator is not touched
                 pin_memory=torch.cuda.is_available(),
             )
@@ -71,20 +73,33 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
         yield one.item
 
 
+# A terminal or a scheduler sends them to all processes. The run stops on them, and needs its loader until then.
+_IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+
+
 @contextlib.contextmanager
-def _deaf_to_warnings() -> Iterator[None]:
-    """Processes started within the block never get SIGUSR1, which a scheduler sends to all: the run stops on it, and
-    needs its loader until then."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+def _held_back() -> Iterator[None]:
+    """Processes started within the block get no request to stop before they can tell it from a wish that they end."""
+    requests = {*_IGNORED, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
+    resource_tracker.ensure_running()  # which unblocks some of them
+    signal.pthread_sigmask(signal.SIG_BLOCK, requests)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ignore_ctrl_c(worker: int) -> None:
-    """A terminal sends it to the workers as well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _outlive_requests(worker: int) -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _not_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_IGNORED, signal.SIGTERM})
+
+
+def _not_at_once(number: int, frame: FrameType | None) -> None:
+    """One SIGTERM is a scheduler's. Workers that are stuck get two: as PyTorch shuts down, and as Python does."""
+    signal.signal(number, signal.SIG_DFL)
 
 
 def _death(error: RuntimeError) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -244,6 +245,39 @@ class Killed(torch.utils.data.Dataset):
 def test_a_worker_that_dies_is_named():
     with pytest.raises(FailedError, match=r"data.workers: the loader's worker process \d+ .*out of memory"):
         list(items(Killed(), range(8), workers=1, prefetch=2))
+
+
+STUCK = """
+import os, signal, sys, time
+import psutil
+from data_pipeline.loading.processes import items
+
+class Stuck:
+    def __getitem__(self, number):
+        if number == 4:
+            time.sleep(600)
+        return number
+
+if __name__ == "__main__":
+    made = items(Stuck(), range(8), workers=1, prefetch=1)
+    assert next(made) == 0
+    family = psutil.Process().children(recursive=True)
+    for process in family:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
+    assert [next(made), next(made), next(made)] == [1, 2, 3]
+    print(*(process.pid for process in family))
+"""
+
+
+def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    done = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 3  # a server that forks, its child, and who looks after what they share
+    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(left, timeout=10)[1] == []
 
 
 def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):

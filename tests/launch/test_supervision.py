@@ -158,11 +158,16 @@ def test_sigterm_to_the_supervisor_saves_and_stops_with_75(small_corpus, folder,
     is_whole(folder)
 
 
-def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folder, started):
-    """DeepSpeed's two processes would die of it, and so would the loader's workers."""
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folder, started, number):
+    """DeepSpeed's two processes would die of it, or kill the ranks; the loader's workers would die."""
     one = launched(started, endless(folder, small_corpus), "data.workers=1")
+    for name in ("deepspeed", "launch"):
+        one.named(name).send_signal(number)
+    time.sleep(2)
+    assert {one.named("deepspeed").status(), one.named("launch").status()} <= {"sleeping", "running"}
     for process in [one.process, *one.others()]:
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
     assert one.end(within=60) == 75, one.stderr
     is_whole(folder)
 
@@ -191,7 +196,7 @@ def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(smal
 @pytest.mark.parametrize("command", [["pretrain", "train"], ["launch", "local"]])
 def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, started, command):
     terminal, inside = pty.openpty()
-    one = Started(folder, *command, endless(folder, small_corpus), terminal=inside)
+    one = Started(folder, *command, endless(folder, small_corpus), "data.workers=1", terminal=inside)
     started.append(one)
     with os.fdopen(terminal, "rb", buffering=0) as screen:
         shown = b""
