@@ -16,6 +16,8 @@ def device_problems(config: RunConfig) -> list[str]:
             "install libaio's headers (libaio-dev) and a C++ compiler, or take cpu"
             for key in on_nvme
         ]
+    if config.deepspeed.get("zero_optimization", {}).get("zero_quantized_weights") and not count_gpus():
+        problems.append("deepspeed.zero_optimization.zero_quantized_weights: DeepSpeed's quantizer needs a GPU")
     return problems
 
 

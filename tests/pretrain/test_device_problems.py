@@ -23,3 +23,12 @@ def test_nvme_is_refused_where_files_cannot_be_read_asynchronously(monkeypatch):
     assert line.startswith("deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's async_io")
     monkeypatch.setattr(module, "_reads_asynchronously", lambda: True)
     assert device_problems(run_config(3, zero=offload)) == []
+
+
+def test_quantized_weights_are_refused_without_a_gpu(monkeypatch):
+    quantized = run_config(3, zero={"zero_quantized_weights": True})
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
+    expected = "deepspeed.zero_optimization.zero_quantized_weights: DeepSpeed's quantizer needs a GPU"
+    assert device_problems(quantized) == [expected]
+    monkeypatch.setattr(module, "count_gpus", lambda: 1)
+    assert device_problems(quantized) == []

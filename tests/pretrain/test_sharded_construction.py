@@ -55,13 +55,13 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
         assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
 
 
-def trained(stage: int, changes: dict, precision: str) -> tuple[list[float], bool, list]:
+def trained(stage: int, changes: dict, precision: str, zero: dict | None = None) -> tuple[list[float], bool, list]:
     """Losses of a constructed model, whether its tied matrices are one, and its buffers."""
     from pretrain.construction import construct
     from pretrain.engine import Engine
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
-    config = run_config(stage, changes, precision=precision, optimizer=optimizer)
+    config = run_config(stage, changes, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
     model = construct(prepared)
     engine = Engine(model, config, prepared.cut)
@@ -85,6 +85,13 @@ def test_every_stage_learns_the_same_from_the_same_weights(precision):
             assert other[0] == pytest.approx(losses, abs=1e-5 if precision == "fp32" else 2e-3)
             assert other[1:] == (tied, buffers)
     assert [tied for _, tied, _ in found] == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_secondary_shards_change_no_bit():
+    """ZeRO++'s: two pairs of ranks, each with a whole copy for the backward pass."""
+    cases = [(3, {}, "bf16"), (3, {}, "bf16", {"zero_hpz_partition_size": 2})]
+    plain, secondary = on_ranks(4, each, trained, cases)[0]
+    assert plain == secondary
 
 
 def memory_of_building(changes: dict, sharded: bool) -> float:
