@@ -57,7 +57,7 @@ def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError):  # in a container there is only the root; "max": no limit
                 most, taken = (int((group / name).read_text()) for name in (limit, usage))
                 kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield most - taken + int(kinds[cache])
+                yield most - taken + int(kinds.get(cache, 0))
 
 
 def resident() -> int:
