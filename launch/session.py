@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 import psutil
 
+from data_pipeline.blocked_signals import blocked
 from pretrain.stop_signals import STOP_SIGNALS
 
 _SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 10.0, 0.05
@@ -21,7 +21,7 @@ class Session:
 
     def __init__(self, command: list[str], environment: dict[str, str]):
         lifeline, self._held = os.pipe()
-        with _blocked(STOP_SIGNALS):  # DeepSpeed's launcher would die of one and leave its ranks behind, or kill them
+        with blocked(STOP_SIGNALS):  # DeepSpeed's launcher would die of one and leave its ranks behind, or kill them
             self.launcher = subprocess.Popen(command, env=environment, stdin=lifeline, start_new_session=True)
         _kill_when_closed(lifeline, self.launcher.pid)
         os.close(lifeline)
@@ -57,19 +57,6 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.end()
         os.close(self._held)
-
-
-@contextlib.contextmanager
-def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Processes started within the block hold `signals` back, and so do those that they start, until they unblock them.
-
-    Handlers, as DeepSpeed's launcher has its own, don't change that.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _kill_when_closed(pipe: int, group: int) -> None:

@@ -1,6 +1,5 @@
 """Items of a dataset by number, made here or ahead of time by worker processes; one that dies is named."""
 
-import contextlib
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -12,9 +11,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from data_pipeline.blocked_signals import blocked
 from data_pipeline.errors import FailedError
 
 Item = TypeVar("Item")
+# A terminal or a scheduler sends them to all processes. The run stops on them, and needs its loader until then.
+_IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+_REQUESTS = {*_IGNORED, signal.SIGTERM}  # which may also be meant for a worker
 _PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
 
@@ -47,7 +50,10 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
 
     Raises what making an item raised, and FailedError where a worker process died.
     """
-    with _held_back():
+    with blocked(_REQUESTS):  # until a worker has its handlers
+        if workers:
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # that has unblocked some of them
         made = iter(
             DataLoader(
                 _Guarded(dataset),
@@ -73,28 +79,11 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
         yield one.item
 
 
-# A terminal or a scheduler sends them to all processes. The run stops on them, and needs its loader until then.
-_IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
-
-
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Processes started within the block get no request to stop before they can tell it from a wish that they end."""
-    requests = {*_IGNORED, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
-    resource_tracker.ensure_running()  # which unblocks some of them
-    signal.pthread_sigmask(signal.SIG_BLOCK, requests)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _outlive_requests(worker: int) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _not_at_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_IGNORED, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
 
 
 def _not_at_once(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -252,7 +253,7 @@ def test_a_killed_rank_ends_the_run_in_time_though_the_others_hang(small_corpus,
     one.named("rank 0").suspend()
     one.named("rank 1").kill()
     assert one.end(within=15) == 1
-    assert one.seconds < 10
+    assert one.seconds < 6
     assert f"rank 1 was killed by SIGKILL; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
 
 
@@ -283,7 +284,9 @@ def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small
     one.named("rank 1").suspend()
     assert one.end(within=30) == 1
     assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.rest
-    assert "pretrain/train.py" in one.rest.partition("all stacks follow")[2]  # in whichever collective it waits
+    stacks = one.rest.partition("all stacks follow")[2]
+    assert "pretrain/train.py" in stacks
+    assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
     assert "rank 0 ended with exit code 1" in one.stderr
 
 
