@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 TEMPORARY_SUFFIX = ".tmp"
+_BYTES_AT_A_TIME = 1 << 20
 
 
 @contextlib.contextmanager
@@ -46,15 +47,20 @@ def write_json(path: Path, value: Any) -> None:
 def remove_leftovers(directory: Path) -> None:
     """Removes what killed attempts left under `directory`. A writer still alive fails at its rename, harmlessly."""
     for leftover in list(directory.rglob(f".*{TEMPORARY_SUFFIX}")):
-        if leftover.is_dir():
+        if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
+    """Of a file's content, in hexadecimal. `progress` is called as it is read."""
+    digest, buffer = hashlib.sha256(), bytearray(_BYTES_AT_A_TIME)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:size])
+            progress()
+    return digest.hexdigest()
 
 
 def fingerprint(value: Any) -> str:

@@ -23,6 +23,7 @@ def local(
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
 ) -> None:
     """Start a run on this machine through the deepspeed launcher, or go on with it.
 
@@ -30,7 +31,7 @@ def local(
     """
     from launch.local import launch_local
 
-    raise typer.Exit(launch_local(config, overrides or [], ranks, stop_at_step))
+    raise typer.Exit(launch_local(config, overrides or [], ranks, stop_at_step, fresh))
 
 
 def main() -> None:

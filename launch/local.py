@@ -8,23 +8,31 @@ from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
 from launch.rank_processes import kept
 from launch.supervise import supervise
-from pretrain import lock
+from pretrain import lock, status
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.hardware import count_gpus, free_port, threads_per_rank
 from pretrain.setup import prepare
 
 
-def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_step: int | None) -> int:
-    """Checks the run file, starts `ranks` processes and waits for them; returns the exit code of the run."""
+def launch_local(
+    path: Path, overrides: list[str], ranks: int | None, stop_at_step: int | None, fresh: bool = False
+) -> int:
+    """Checks the run file, starts `ranks` processes and waits for them; returns the exit code of the run.
+
+    `fresh`: begins a new run; the one in the run directory is moved aside.
+    """
     gpus = count_gpus()
     if gpus and ranks and ranks > gpus:
         raise UserError(f"--ranks: {ranks}, but this machine has {gpus} GPUs")
     ranks = ranks or gpus or 1
     config = load(path, overrides, RunConfig)
-    lock.check(Path(config.run.directory))
-    resume = newest(Path(config.run.directory))
-    prepare(config, 0, ranks, resume)  # every problem is told here, once, and not by each rank
+    run = Path(config.run.directory)
+    lock.check(run)
+    # every problem is told here, once, and not by each rank
+    prepare(config, 0, ranks, None if fresh else newest(run))
+    if fresh and (aside := status.move_aside(run)):
+        print(f"{run}: the run there is now {aside}", flush=True)
     options = ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     command = [
         str(Path(sys.executable).with_name("deepspeed")),
@@ -37,8 +45,7 @@ def launch_local(path: Path, overrides: list[str], ranks: int | None, stop_at_st
         "--no_python",
         *kept([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options]),
     ]
-    run, dead_rank_seconds = Path(config.run.directory), config.faults.dead_rank_seconds
-    return supervise(command, _environment(gpus, ranks), run, ranks, dead_rank_seconds)
+    return supervise(command, _environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

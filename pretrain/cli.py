@@ -38,6 +38,7 @@ def train(
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
     from pretrain.config import RunConfig
@@ -45,7 +46,7 @@ def train(
     settings = load(config, overrides or [], RunConfig)
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
-    code = run(settings, stop_at_step)
+    code = run(settings, stop_at_step, fresh)
     # a supervisor reads RUN/status.json; the launcher between would take any other code for a crash
     raise typer.Exit(0 if rank_logs.supervised() else code)
 
@@ -168,10 +169,10 @@ def sync(
 
 
 def _open(path: Path) -> "TrainedModel":
-    from pretrain.checkpoint import index as checkpoint_index
+    from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.trained import TrainedModel
 
-    return TrainedModel.open(checkpoint_index.latest(path) or path)
+    return TrainedModel.open(checkpoint_in(path))
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.errors import FailedError, UserError
@@ -15,9 +17,9 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
-from pretrain.checkpoint.index import directory_of
+from pretrain.checkpoint.directory import directory_of
 from pretrain.evaluation.validation_loss import describe
-from pretrain.ranks import of_rank_0
+from pretrain.ranks import by_rank_0
 from pretrain.setup import Setup
 from pretrain.status import Status
 from pretrain.tracking import DatasetInfo, Tracker
@@ -32,18 +34,13 @@ class Journal:
     def __init__(self, setup: Setup):
         self.setup = setup
         self._tracker: Tracker | None = None
-        refused: UserError | None = None
-        if setup.cut.rank == 0:
-            try:
-                with _failing_as_told(setup.directory):
-                    attempt, self._lock = _open_directory(setup)
-                    self._tracker = _tracker(setup, attempt)
-            except UserError as error:
-                refused = error
-        refused = of_rank_0(refused)
-        if refused is not None:
-            raise refused
+        by_rank_0(self._open)
         watchdog.alive()
+
+    def _open(self) -> None:
+        with _failing_as_told(self.setup.directory):
+            attempt, self._lock = _open_directory(self.setup)
+            self._tracker = _tracker(self.setup, attempt)
 
     @staticmethod
     def nothing_left(setup: Setup) -> None:
@@ -90,6 +87,8 @@ class Journal:
             f"saved {saved.directory}: {saved.gigabytes:.3g} GB, training stood still for {saved.stall_seconds:.2f} s "
             f"of the {saved.write_seconds:.2f} s it took"
         )
+        for line in saved.warnings:
+            self.warn(line)
 
     def warn(self, line: str) -> None:
         self._print(f"warning: {line}")
@@ -149,18 +148,28 @@ def _open_directory(setup: Setup) -> tuple[int, TextIO]:
     supervised = rank_logs.supervised()
     if not supervised:  # a supervisor has done so before it took requests itself
         status.clear_stop(run)  # asked of an attempt that is over
-    resolved = OmegaConf.to_yaml(OmegaConf.create(setup.config.model_dump(mode="json")))
-    config = run / CONFIG
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
-    if config.exists() and config.read_text() != resolved:
-        old, new = (OmegaConf.to_container(OmegaConf.create(text)) for text in (config.read_text(), resolved))
-        for change in changes(old, new):
+    config, resolved = run / CONFIG, setup.config.model_dump(mode="json")
+    if config.exists() and (before := _settings_in(config)) != resolved:
+        kept = run / f"config.before-attempt-{attempt}.yaml"
+        if before is None:
+            print(f"warning: {config}: holds no settings of a run; kept as {kept.name}", flush=True)
+        for change in changes(before, resolved) if before else []:
             print(f"changed since the last start: {change}", flush=True)
-        config.rename(run / f"config.before-attempt-{attempt}.yaml")
-    write_bytes(config, resolved.encode())
+        config.rename(kept)
+    write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
     write_json(run / "environment.json", environment.describe(setup.cut.ranks))
     status.write(run, Status("running", attempt))
     return attempt, locked
+
+
+def _settings_in(config: Path) -> dict[str, Any] | None:
+    """The settings of the last start; None where the file holds anything else."""
+    try:
+        settings = OmegaConf.to_container(OmegaConf.load(config))
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
+        return None
+    return cast(dict[str, Any], settings) if isinstance(settings, dict) else None
 
 
 def _tracker(setup: Setup, attempt: int) -> Tracker:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 FILE_NAME = "metrics.jsonl"
 
@@ -109,15 +110,29 @@ def _to_json(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def last_attempt(run_dir: Path) -> int:
+    """The attempt of the last row; 0 where there is none."""
+    try:
+        with (run_dir / FILE_NAME).open("rb") as file:
+            rows = [_parse(line) for line in _tail(file)[1].splitlines()]
+    except OSError:
+        return 0
+    return next((row.attempt for row in reversed(rows) if row), 0)
+
+
+def _tail(file: BinaryIO) -> tuple[int, bytes]:
+    """(offset, content) of the end of a file: far more than its longest line."""
+    start = max(0, file.seek(0, os.SEEK_END) - 65536)
+    file.seek(start)
+    return start, file.read()
+
+
 def _mend_last_line(path: Path) -> None:
     """Ends the file with a whole line: one that lacks only its end gets it, any other rest is cut off."""
     if not path.exists():
         return
     with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = max(0, size - 65536)  # far more than the longest line
-        file.seek(start)
-        tail = file.read()
+        start, tail = _tail(file)
         whole = tail.rfind(b"\n") + 1
         if whole == len(tail):
             return

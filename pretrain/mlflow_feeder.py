@@ -24,7 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from data_pipeline.atomic import TEMPORARY_SUFFIX, write_json
+from data_pipeline.json_file import read_sound_json
 from pretrain import metric_log
 
 TRACKING_FILE = "tracking.json"
@@ -79,11 +82,7 @@ class TrackedRun:
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
-        try:
-            values = json.loads((run_dir / TRACKING_FILE).read_text(encoding="utf-8"))
-            return cls(**{**values, "datasets": [DatasetInfo(**dataset) for dataset in values["datasets"]]})
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return read_sound_json(run_dir / TRACKING_FILE, cls)
 
 
 @dataclass
@@ -93,7 +92,7 @@ class FeedState:
     tracking_uri: str
     experiment_id: str
     run_id: str
-    offset: int = 0
+    offset: NonNegativeInt = 0
     files: dict[str, list[int]] = field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
@@ -101,10 +100,7 @@ class FeedState:
 
     @classmethod
     def load(cls, run_dir: Path) -> "FeedState | None":
-        try:
-            return cls(**json.loads((run_dir / STATE_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
+        return read_sound_json(run_dir / STATE_FILE, cls)
 
 
 class MlflowFeeder:

@@ -2,19 +2,22 @@
 
 import contextlib
 import os
+import re
 from collections import deque
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain import status
+from pretrain import metric_log, status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
 _LOGS, _ATTEMPT, _FAILED_FIRST = "logs", "attempt-", "failed-first"
+_DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 
 
 def next_attempt(run: Path) -> int:
     """The number of the start that comes next, from 1; also starts that failed before they trained count."""
-    return 1 + max([status.read(run).attempt, *map(attempt, (run / _LOGS).glob(f"{_ATTEMPT}*"))])
+    of_logs = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
+    return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *of_logs)
 
 
 def new_directory(run: Path) -> Path:

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,21 @@ def of_rank_0(value: T) -> T:
     told = [value]
     dist.broadcast_object_list(told)
     return told[0]
+
+
+def by_rank_0(work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, where alone it is done. What the user has to mend there is raised on all ranks."""
+    done: T | None = None
+    refused: UserError | None = None
+    if dist.get_rank() == 0:
+        try:
+            done = work()
+        except UserError as error:
+            refused = error
+    done, refused = of_rank_0((done, refused))
+    if refused is not None:
+        raise refused
+    return cast(T, done)
 
 
 def communication_device() -> torch.device:

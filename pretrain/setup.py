@@ -12,6 +12,7 @@ from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
@@ -37,7 +38,7 @@ class Setup:
     @property
     def initial_weights(self) -> Path | None:
         """The checkpoint that the run starts, or started, from; None: from new weights."""
-        return _checkpoint(Path(self.model.init_from)) if self.model.init_from else None
+        return checkpoint_in(Path(self.model.init_from)) if self.model.init_from else None
 
     @property
     def stream(self) -> Stream:
@@ -77,7 +78,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     model, unlike = _with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     if resume is not None:
-        problems += checkpoint_index.read(resume).differences(identity(config, model, training))
+        problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
     elif model.init_from is not None:
         problems += _other_than_init(model, Path(model.init_from), training[0])
     if problems:
@@ -95,6 +96,19 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
     }
+
+
+def _other_than_resumed(
+    saved: checkpoint_index.Index, config: RunConfig, model: ModelConfig, training: list[Corpus]
+) -> list[str]:
+    """What differs between the run and the one that a checkpoint is of, a line for each key."""
+    if problems := saved.differences(identity(config, model, training)):
+        return problems
+    expected = _stream(config, training).mixture.consumed(saved.position)
+    if saved.consumed == expected:
+        return []
+    place = f"position {saved.position}"
+    return [f"the checkpoint of step {saved.step} has consumed {saved.consumed} rows, expected {expected} at {place}"]
 
 
 def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
@@ -150,21 +164,17 @@ def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[
     return model.model_copy(update=ids), problems
 
 
-def _checkpoint(path: Path) -> Path:
-    """`path`, or the latest checkpoint of the run there."""
-    return checkpoint_index.latest(path) or path
-
-
 def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
     """What differs between the model with its corpus and the one in `path`, a line for each key."""
     try:
-        saved = checkpoint_index.read(_checkpoint(path)).identity["model"]
-        tokenizer = load_tokenizer(_checkpoint(path)).describe()
+        checkpoint = checkpoint_in(path)
+        saved = checkpoint_index.read(checkpoint).model
+        tokenizer = load_tokenizer(checkpoint).describe()
     except (UserError, FailedError) as error:
         return [f"model.init_from: {error}"]
-    if saved["family"] != model.family:
-        return [f"model.init_from: {path}: family is {saved['family']!r} there, {model.family!r} here"]
-    found = differences(_weights(type(model).model_validate(saved)), _weights(model))
+    if saved.family != model.family:
+        return [f"model.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
+    found = differences(_weights(saved), _weights(model))
     ids = corpus.manifest["tokenizer"]
     found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
     return [f"model.init_from: {path}: {line}" for line in found]

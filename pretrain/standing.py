@@ -1,10 +1,11 @@
 """Where a run stands between two steps: what a checkpoint keeps besides tensors."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from data_pipeline.atomic import write_json
+from data_pipeline.errors import FailedError
+from data_pipeline.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint.index import Index
 from pretrain.health import Health
@@ -24,8 +25,7 @@ class Standing:
     @classmethod
     def of(cls, index: Index) -> "Standing":
         """Where the run stood when a checkpoint was written."""
-        health = {**index.health, "recent": tuple(index.health.get("recent", ()))}
-        return cls(index.step, index.position, [Skipped(**one) for one in index.skipped], Health(**health))
+        return cls(index.step, index.position, index.skipped, index.health)
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,14 @@ class Rewind:
 
 
 def rewinds(run: Path) -> list[Rewind]:
-    """Those of a run so far, the last one at the end."""
+    """Those of a run so far, the last one at the end. Raises FailedError where the file is damaged."""
     try:
-        return [Rewind(**one) for one in json.loads((run / REWINDS).read_text())]
+        return read_json(run / REWINDS, list[Rewind])
     except FileNotFoundError:
         return []
+    except FailedError as error:
+        way_out = "it names rows that spoilt the loss; without it a run takes them again, where it went back last"
+        raise FailedError(f"{error} ({way_out})") from None
 
 
 def add_rewind(run: Path, rewind: Rewind) -> None:

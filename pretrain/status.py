@@ -1,11 +1,14 @@
 """RUN/status.json: how the run stands; RUN/stop: a request to stop, at which ranks look each step."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import NonNegativeInt
+
 from data_pipeline.atomic import write_json
+from data_pipeline.errors import UserError
+from data_pipeline.json_file import read_sound_json
 
 STATUS, STOP = "status.json", "stop"
 
@@ -15,19 +18,33 @@ class Status:
     """`attempt` counts the starts of the run from 1; `step`: steps done when it ended."""
 
     state: Literal["new", "running", "stopped", "finished"] = "new"
-    attempt: int = 0
-    step: int | None = None
+    attempt: NonNegativeInt = 0
+    step: NonNegativeInt | None = None
 
 
 def read(run: Path) -> Status:
-    try:
-        return Status(**json.loads((run / STATUS).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return Status()
+    """How `run` stands; a new run where its file is missing or damaged."""
+    return read_sound_json(run / STATUS, Status) or Status()
 
 
 def write(run: Path, status: Status) -> None:
     write_json(run / STATUS, asdict(status))
+
+
+def move_aside(run: Path) -> Path | None:
+    """Renames `run`, so that a new run may begin in its place; returns its new name, None where there is nothing.
+
+    Raises UserError where it can't be renamed.
+    """
+    if not run.exists():
+        return None
+    number = 1
+    while (aside := run.with_name(f"{run.name}.old-{number}")).exists():
+        number += 1
+    try:
+        return run.rename(aside)
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be moved to {aside}: {error.strerror}") from None
 
 
 def request_stop(run: Path) -> None:

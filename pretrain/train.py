@@ -16,10 +16,11 @@ from data_pipeline.loading.stream import Progress
 from pretrain import lock, status, stop_signals, watchdog
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
+from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.construction import construct
 from pretrain.journal import Journal
-from pretrain.ranks import communication_device, joined, of_rank_0
+from pretrain.ranks import by_rank_0, communication_device, joined
 from pretrain.setup import Setup, prepare
 from pretrain.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.throughput import Meter
@@ -29,23 +30,28 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 
-def train(config: RunConfig, stop_at_step: int | None = None) -> int:
-    """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving."""
+def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
+    """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving.
+
+    `fresh`: begins a new run; the one in the run directory is moved aside.
+    """
     lock.check(Path(config.run.directory))  # before anything there is read, while another run may write it
     hang_seconds = config.faults.hang_seconds
     with (
         watching(int(os.environ.get("RANK", "0")), hang_seconds),
         joined(config.run.cpu_threads, hang_seconds) as (rank, ranks),
     ):
-        return train_on(rank, ranks, config, stop_at_step)
+        return train_on(rank, ranks, config, stop_at_step, fresh)
 
 
-def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None) -> int:
+def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """`train`, by processes that have joined one another."""
-    resume = newest_verified(Path(config.run.directory), rank, ranks, communication_device())
-    setup = prepare(config, rank, ranks, resume)
+    run = Path(config.run.directory)
+    setup = prepare(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
+    if fresh and (aside := by_rank_0(lambda: status.move_aside(run))) and rank == 0:
+        print(f"{run}: the run there is now {aside}", flush=True)
     nothing_left = setup.standing.step >= config.run.max_steps
-    if nothing_left and of_rank_0(status.read(setup.directory).state == "finished"):
+    if nothing_left and by_rank_0(lambda: status.read(setup.directory).state == "finished"):
         Journal.nothing_left(setup)
         return 0
     with Journal(setup) as journal:
@@ -169,7 +175,7 @@ class Training:
         self._saved(self.saver.wait())
         run, sound = self.setup.directory, self.sound
         if sound.step:
-            kept = checkpoint_index.directory_of(run, sound.step)
+            kept = directory_of(run, sound.step)
             self.saver.start(sound)
             self._saved(self.saver.wait(), last=True)
             told += f"; the state before, after step {sound.step}, is in {kept}"
@@ -185,10 +191,10 @@ class Training:
         if spikes.action == "warn":
             return False
         self._saved(self.saver.wait())
-        back = checkpoint_index.latest(run)
+        back = newest_verified(run, self.setup.cut.rank, self.setup.cut.ranks, self.engine.device)
         if back is None:
             self.journal.warn("there is no checkpoint to go back to yet")
-        elif len(of_rank_0(rewinds(run))) >= spikes.max_rewinds:
+        elif len(by_rank_0(lambda: rewinds(run))) >= spikes.max_rewinds:
             self.journal.warn(f"taken back {spikes.max_rewinds} times already (faults.spikes.max_rewinds)")
         else:
             self._rewind(back, loss)

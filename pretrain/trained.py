@@ -22,8 +22,7 @@ class TrainedModel:
     @classmethod
     def open(cls, directory: Path) -> "TrainedModel":
         """Raises UserError where `directory` is no checkpoint, FailedError where it is damaged."""
-        saved = checkpoint_index.read(directory).identity["model"]
-        model = models.build(models.FAMILIES[saved["family"]][0].model_validate(saved))
+        model = models.build(checkpoint_index.read(directory).model)
         load_weights(model, directory)
         return cls(model.eval(), tokenizer.load(directory))
 

@@ -36,7 +36,8 @@ import torch
 from data_pipeline.config_file import load
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.stream import Stream
-from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import all_steps
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.metric_log import read_metrics
@@ -122,7 +123,7 @@ class Run:
         return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        latest = checkpoint_index.latest(self.directory)
+        latest = newest(self.directory)
         assert latest is not None
         stored = StoredTensors(latest)
         return {name: stored.whole(PARAMETER, name) for name in stored.shapes}
@@ -242,8 +243,8 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
 
 def _damage(directory: Path, generator: random.Random) -> bool:
     """Turns over a bit of a tensor file of the latest checkpoint, where another one could take its place."""
-    latest = checkpoint_index.latest(directory)
-    if latest is None or len(checkpoint_index.all_steps(directory)) < 2:
+    latest = newest(directory)
+    if latest is None or len(all_steps(directory)) < 2:
         return False
     path = generator.choice(sorted(latest.glob("*.safetensors")))
     content = bytearray(path.read_bytes())

@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.errors import FailedError, UserError
+from pretrain import watchdog
 from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.directory import candidates, step_of
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+
+def checkpoint_in(path: Path) -> Path:
+    """`path` where it is a checkpoint, or the newest one of the run directory `path`.
+
+    Raises FailedError for a run with checkpoints none of which is sound.
+    """
+    return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
 
 
 def newest(run: Path) -> Path | None:
@@ -20,20 +30,21 @@ def newest(run: Path) -> Path | None:
     Raises FailedError where there are checkpoints, and none of them is sound.
     """
 
-    def damage(directory: Path) -> str | None:
-        return _damage(directory, lambda index: checkpoint_index.missing_or_short(directory, index))
+    def check(directory: Path) -> None:
+        checkpoint_index.missing_or_short(directory, checkpoint_index.read(directory))
 
-    return _first_sound(run, damage)
+    return _first_sound(run, lambda directory: _damage(directory, check))
 
 
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
-    """The latest checkpoint whose checksums are right; each rank reads its share of the files, all call it together."""
+    """The latest checkpoint that holds what it says; each rank reads its share of the files, all call it together."""
     import torch  # the launcher looks for checkpoints too, and starts fast
     import torch.distributed as dist
 
+    from pretrain.checkpoint.tensors import StoredTensors
+
     def damage(directory: Path) -> str | None:
-        mine = slice(rank, None, ranks)
-        own = _damage(directory, lambda index: checkpoint_index.verify(directory, index, mine))
+        own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
         damaged = torch.tensor([int(own is not None)], device=device)
         dist.all_reduce(damaged)
         return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
@@ -42,22 +53,26 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
 
 
 def _first_sound(run: Path, damage: Callable[[Path], str | None]) -> Path | None:
-    found: list[str] = []
-    for directory in checkpoint_index.candidates(run):
+    directories, problem = candidates(run)
+    found = [problem] if problem else []
+    for directory in directories:
         reason = damage(directory)
         if reason is None:
             for line in found:
                 logger.warning("%s; going on from %s", line, directory)
             return directory
         found.append(reason)
-    if found:
-        raise FailedError("\n".join([*found, f"{run}: no checkpoint is sound; nothing was changed"]))
+    if directories:
+        raise FailedError("\n".join([*found, f"{run}: no checkpoint is sound; --fresh starts a new run in its place"]))
     return None
 
 
-def _damage(directory: Path, check: Callable[[checkpoint_index.Index], None]) -> str | None:
+def _damage(directory: Path, check: Callable[[Path], None]) -> str | None:
     try:
-        check(checkpoint_index.read(directory))
+        named, index = step_of(directory.name), checkpoint_index.read(directory)
+        if named != index.step:
+            return f"{directory}: damaged: its {checkpoint_index.INDEX} is of step {index.step}"
+        check(directory)
     except (UserError, OSError) as error:
         return str(error)
     return None

@@ -1,69 +1,148 @@
 """What a checkpoint directory says of itself: index.json, written last. Reads no tensors."""
 
 import json
+from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
-from data_pipeline.atomic import sha256, write_bytes
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+
+from data_pipeline.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.loading.stream import differences
-from pretrain.models import FAMILIES
+from data_pipeline.json_file import parse_json
+from data_pipeline.loading.stream import Skipped, differences
+from pretrain.checkpoint import rank_file
+from pretrain.health import Health
+from pretrain.models import FAMILIES, ModelConfig
 
 FORMAT_VERSION = 2
 INDEX = "index.json"
 
 
 @dataclass(frozen=True)
+class File:
+    """A file of the checkpoint."""
+
+    bytes: NonNegativeInt
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
 class Index:
     """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
 
-    `skipped`: damaged blocks whose rows counted for nothing. `health`: what pretrain.health keeps. `identity`: model,
-    tokenizer, corpora, seed, optimizer; `config_fingerprint`: sha256 of the resolved run file.
+    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, tokenizer, corpora, seed, optimizer;
+    `config_fingerprint`: sha256 of the resolved run file. `files`: by path below the checkpoint.
     """
 
-    step: int
-    position: int
-    consumed: list[int]
-    skipped: list[dict[str, Any]]
+    step: NonNegativeInt
+    position: Annotated[int, Field(ge=0, lt=2**62)]
+    consumed: list[NonNegativeInt]
+    skipped: list[Skipped]
     config_fingerprint: str
     identity: dict[str, Any]
-    world_size: int
-    zero_stage: int
-    files: dict[str, dict[str, Any]]
-    health: dict[str, Any] = field(default_factory=dict)
+    world_size: PositiveInt
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    files: dict[str, File]
+    health: Health = field(default_factory=Health)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def model(self) -> ModelConfig:
+        """What the weights are of."""
+        return _model(self.identity)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what can't be true of any checkpoint."""
+        if sum(self.consumed) != self.position:
+            raise ValueError(f"position: {self.position}, but the rows consumed are {sum(self.consumed)} in all")
+        for name in self.files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"files: {name!r} is not in the checkpoint")
+        for rank in range(self.world_size):
+            for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
+                if name not in self.files:
+                    raise ValueError(f"files: {name} is missing, and world_size is {self.world_size}")
+        _model(self.identity)
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """One line for each key in which the checkpoint is of another run than `identity`."""
-        saved = {**identity, **self.identity, "model": _with_defaults(self.identity["model"])}
+        # settings that are newer than the checkpoint have their defaults in it
+        saved = {**identity, **self.identity, "model": self.model.model_dump()}
         found = differences(saved, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        values = asdict(self)
+        return json.dumps({**values, _CHECKSUM: _checksum(values)}, indent=1)
+
+
+_CHECKSUM = "checksum"  # of the index's other keys; checkpoints of earlier versions have none
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return fingerprint({key: value for key, value in values.items() if key != _CHECKSUM})
 
 
 def read(directory: Path) -> Index:
     """The index of a checkpoint. Raises UserError where there is none, FailedError where it is damaged."""
+    path = directory / INDEX
     try:
-        values = json.loads((directory / INDEX).read_text())
-        if values.get("format_version") != FORMAT_VERSION:
-            raise UserError(
-                f"{directory}: expected format version {FORMAT_VERSION}, got {values.get('format_version')}"
-            )
-        return Index(**values)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None
-    except (ValueError, TypeError, AttributeError):
-        raise FailedError(f"{directory / INDEX}: damaged: not an index of this format") from None
+    except OSError as error:
+        raise FailedError(f"{path}: can't be read: {error.strerror}") from None
+    values = parse_json(content, dict[str, Any], path)
+    version = values.get("format_version")
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
+    if values.get(_CHECKSUM) not in (None, _checksum(values)):
+        raise FailedError(f"{path}: damaged: its checksum is not that of its content")
+    return parse_json(content, Index, path)
 
 
-def verify(directory: Path, index: Index, share: slice = slice(None)) -> None:
-    """Raises FailedError naming the first file that isn't as the index says. `share`: of the files, by name."""
+def _model(identity: dict[str, Any]) -> ModelConfig:
+    """Raises ValueError where `identity` has none."""
+    model = identity.get("model")
+    family = model.get("family") if isinstance(model, dict) else None
+    if family not in FAMILIES:
+        raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+    try:
+        config = FAMILIES[family][0].model_validate(model)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if config.vocab_size is None:
+        raise ValueError("identity.model.vocab_size: missing")
+    return config
+
+
+def files_below(directory: Path, but: Container[str] = ()) -> dict[str, File]:
+    """The files of a checkpoint that is being written, by their paths below it, once they are on the disk.
+
+    Those named in `but` are left out.
+    """
+    paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
+    found = {}
+    for name, path in sorted(paths.items()):
+        if name not in but and not name.endswith(TEMPORARY_SUFFIX):
+            flush(path)
+            found[name] = File(path.stat().st_size, sha256(path))
+    return found
+
+
+def verify(
+    directory: Path, index: Index, share: slice = slice(None), progress: Callable[[], None] = lambda: None
+) -> None:
+    """Raises FailedError naming the first file that isn't as the index says.
+
+    `share`: of the files, by name. `progress` is called as the files are read.
+    """
     missing_or_short(directory, index)
     for name in sorted(index.files)[share]:
-        if sha256(directory / name) != index.files[name]["sha256"]:
+        if sha256(directory / name, progress) != index.files[name].sha256:
             raise FailedError(f"{directory / name}: damaged: its checksum differs from {INDEX}'s")
 
 
@@ -71,46 +150,7 @@ def missing_or_short(directory: Path, index: Index) -> None:
     """Raises FailedError naming the first file that isn't there, or not as long as the index says."""
     for name, expected in sorted(index.files.items()):
         path = directory / name
-        if not path.exists():
+        if not path.is_file():
             raise FailedError(f"{path}: missing from the checkpoint")
-        if path.stat().st_size != expected["bytes"]:
-            raise FailedError(f"{path}: damaged: {path.stat().st_size} bytes, {INDEX} says {expected['bytes']}")
-
-
-def directory_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
-
-
-def latest(run: Path) -> Path | None:
-    """The checkpoint that the run's `latest` names, None before the first."""
-    try:
-        name = (run / "checkpoints" / "latest").read_text().strip()
-    except FileNotFoundError:
-        return None
-    return run / "checkpoints" / name
-
-
-def candidates(run: Path) -> list[Path]:
-    """What the run could go on from: the checkpoint that `latest` names, then those before it, newest first."""
-    named = latest(run)
-    if named is None:
-        return []
-    try:
-        step = int(named.name.removeprefix("step-"))
-    except ValueError:
-        raise FailedError(f"{run / 'checkpoints' / 'latest'}: names no checkpoint: {named.name!r}") from None
-    return [named, *(directory_of(run, before) for before in reversed(all_steps(run)) if before < step)]
-
-
-def set_latest(run: Path, step: int) -> None:
-    write_bytes(run / "checkpoints" / "latest", (directory_of(run, step).name + "\n").encode())
-
-
-def all_steps(run: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
-
-
-def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
-    """A saved model's settings with those that came later: they stand as they did then."""
-    config, _ = FAMILIES[model["family"]]
-    return config.model_validate(model).model_dump()
+        if path.stat().st_size != expected.bytes:
+            raise FailedError(f"{path}: damaged: {path.stat().st_size} bytes, {INDEX} says {expected.bytes}")

@@ -1,6 +1,5 @@
 """A checkpoint of weights alone, of step 0: what another run can start from, and `export` and `generate` can read."""
 
-import json
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -11,13 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline import tokenizer as tokenizers
-from data_pipeline.atomic import flush, sha256
+from data_pipeline.atomic import flush
 from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import rank_file
-from pretrain.checkpoint.index import Index
+from pretrain.checkpoint.index import Index, files_below
+from pretrain.checkpoint.table import Piece, Table
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.models import ModelConfig
 
@@ -37,21 +37,9 @@ def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: To
         tokenizers.save(tokenizer, partial)
         file = partial / f"{rank_file(0)}.safetensors"
         save_file({f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}, file)
-        fragments = {
-            name: {
-                "start": 0,
-                "size": state[name].numel(),
-                "shape": list(state[name].shape),
-                "scalars": {},
-                "states": [],
-                "whole": [],
-            }
-            for name in names
-        }
-        file.with_suffix(".json").write_text(json.dumps({"fragments": fragments}))
-        files = sorted(path for path in partial.rglob("*") if path.is_file())
-        for path in files:
-            flush(path)
+        Table({name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}).write(
+            file.with_suffix(".json")
+        )
         index = Index(
             step=0,
             position=0,
@@ -61,9 +49,7 @@ def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: To
             identity={"model": config.model_dump(), "tokenizer_sha256": tokenizer.sha256},
             world_size=1,
             zero_stage=0,
-            files={
-                str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
-            },
+            files=files_below(partial),
         )
         (partial / checkpoint_index.INDEX).write_text(index.as_json())
         flush(partial / checkpoint_index.INDEX)

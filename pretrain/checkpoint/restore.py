@@ -16,7 +16,7 @@ def restore(engine: Engine, directory: Path) -> None:
 
     Each rank reads what it owns. The files have been verified before.
     """
-    stored = StoredTensors(directory, verified=True)
+    stored = StoredTensors(directory)
     state = optimizer_state(engine.deepspeed)
     for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
         watchdog.alive()

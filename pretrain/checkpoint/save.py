@@ -10,12 +10,11 @@ Training waits only until its state is copied. A thread of each rank writes the 
 .json files that they are done. Ranks tell one another of a failure where they meet anyway, between two steps.
 """
 
-import json
 import shutil
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,17 @@ from torch import Tensor
 from data_pipeline import tokenizer
 from data_pipeline.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256
 from data_pipeline.errors import FailedError
+from data_pipeline.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from data_pipeline.safetensors_file import os_errors
+from pretrain import watchdog
 from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.index import Index, directory_of
+from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
+from pretrain.checkpoint.index import File, Index
+from pretrain.checkpoint.table import Piece, Table
 from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.config import CheckpointSection
 from pretrain.engine import Engine
 from pretrain.optimizers import factored_state
 from pretrain.optimizers.fragments import in_memory, optimizer_state
@@ -41,13 +45,15 @@ from pretrain.setup import Setup
 from pretrain.standing import Standing
 
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_OF_A_ROUND = 1.0
 
 
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint of `step`: `stall_seconds` training waited for it, `write_seconds` it took to be on disk.
 
-    `gigabytes`: of all ranks. `error`: why it isn't there; the one before it is untouched.
+    `gigabytes`: of all ranks. `error`: why it isn't there; the one before it is untouched. `warnings`: what went wrong
+    around a checkpoint that is there.
     """
 
     directory: Path
@@ -56,6 +62,7 @@ class Saved:
     write_seconds: float
     gigabytes: float = 0.0
     error: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Saver:
@@ -79,8 +86,8 @@ class Saver:
         final = directory_of(self._setup.directory, standing.step)
         temporary = final.with_name(f".{final.name}.{self._token}-{self._number}{TEMPORARY_SUFFIX}")
         standing = replace(standing, skipped=_union(standing.skipped))
-        tensors, table = _copy(self._engine)
-        self._writing = _Writing(self._setup, standing, temporary, final, tensors, table)
+        tensors, fragments = _copy(self._engine)
+        self._writing = _Writing(self._setup, standing, temporary, final, tensors, fragments)
         self._writing.stall_seconds = time.perf_counter() - started
         self._writing.start()
         return before
@@ -95,17 +102,20 @@ class Saver:
     def wait(self) -> Saved | None:
         """Waits until the checkpoint being saved is there, or has failed; what became of it, on every rank.
 
-        None where there is none, or where `done` has told it.
+        None where there is none, or where `done` has returned it. The ranks wait in rounds: in each they agree on
+        whether one has failed, and on whether one still gets on, so that a save may take longer than a hang does.
         """
-        writing = self._writing
-        if writing is not None:
-            writing.written.wait()
-        if self._any(self.failed) and writing is not None:
-            writing.given_up.set()
-        if writing is not None:
-            writing.join()
-        failed = self._any(self.failed)
-        return self._end(failed) if writing is not None else None
+        writing, unfinished, failed = self._writing, 1, 0
+        while unfinished:
+            if writing is not None:
+                writing.join(_SECONDS_OF_A_ROUND)
+            busy = writing is not None and writing.is_alive()
+            unfinished, failed, moved = self._sums(busy, self.failed, writing is not None and writing.moved())
+            if failed and writing is not None:
+                writing.given_up.set()
+            if moved:
+                watchdog.alive()
+        return self._end(bool(failed)) if writing is not None else None
 
     def _end(self, failed: bool) -> Saved:
         writing, self._writing = self._writing, None
@@ -118,12 +128,14 @@ class Saver:
             writing.write_seconds,
             writing.gigabytes,
             error and f"{writing.final}: can't be saved: {error}; the checkpoint before it is untouched",
+            tuple(writing.warnings),
         )
 
-    def _any(self, condition: bool) -> bool:
-        count = torch.tensor([int(condition)], device=self._engine.device)
-        dist.all_reduce(count)
-        return bool(int(count))
+    def _sums(self, *conditions: bool) -> list[int]:
+        """On how many ranks each condition holds."""
+        counts = torch.tensor([int(condition) for condition in conditions], device=self._engine.device)
+        dist.all_reduce(counts)
+        return counts.tolist()
 
 
 class _Writing(threading.Thread):
@@ -139,22 +151,32 @@ class _Writing(threading.Thread):
         temporary: Path,
         final: Path,
         tensors: dict[str, Tensor],
-        table: dict[str, Any],
+        fragments: dict[str, Piece],
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.setup, self.standing, self.temporary, self.final = setup, standing, temporary, final
         self.error: str | None = None
-        self.written, self.given_up = threading.Event(), threading.Event()  # this rank's part; the whole
+        self.warnings: list[str] = []
+        self.given_up = threading.Event()
         self.stall_seconds = self.write_seconds = self.gigabytes = 0.0
-        self._tensors, self._table = tensors, table
+        self._tensors, self._fragments = tensors, fragments
+        self._name = rank_file(setup.cut.rank)
+        self._desk = temporary / f".{self._name}{TEMPORARY_SUFFIX}"  # where this rank writes: shows how it gets on
+        self._phases = 0
+        self._seen = (0, 0)
+
+    def moved(self) -> bool:
+        """Whether anything was done since the last call: the file has grown, or something else was read or written."""
+        before, self._seen = self._seen, (self._phases, _space(self._desk))
+        return self._seen != before
 
     def run(self) -> None:
         started = time.perf_counter()
         try:
             self._write_part()
-            self.written.set()
             if self.setup.cut.rank == 0:
                 self._complete()
+                self._settle()
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
@@ -162,93 +184,127 @@ class _Writing(threading.Thread):
             raise
         finally:
             self._tensors.clear()
-            self.written.set()
             if self.error is not None:
                 shutil.rmtree(self.temporary, ignore_errors=True)
             self.write_seconds = time.perf_counter() - started
 
+    def _advance(self) -> None:
+        self._phases += 1
+
     def _write_part(self) -> None:
-        self.temporary.mkdir(parents=True, exist_ok=True)
-        name = rank_file(self.setup.cut.rank)
-        path = self.temporary / f"{name}.safetensors"
+        self._desk.mkdir(parents=True, exist_ok=True)
+        path = self._desk / f"{self._name}.safetensors"
         with os_errors():
             save_file(self._tensors, path)
-        flush(path)
-        self._table["file"] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         self._tensors.clear()
-        table = self.temporary / f"{name}.json"
-        unnamed = table.with_name(f".{table.name}{TEMPORARY_SUFFIX}")
-        unnamed.write_text(json.dumps(self._table))
-        flush(unnamed)
-        unnamed.replace(table)  # the last touch: rank 0 may rename the whole directory from here on
+        self._advance()
+        flush(path)
+        table = Table(self._fragments, File(path.stat().st_size, sha256(path, self._advance)))
+        path.rename(self.temporary / path.name)
+        self._desk.rmdir()
+        table.write(self.temporary / f"{self._name}.json")
 
     def _complete(self) -> None:
         setup, ranks = self.setup, self.setup.cut.ranks
         tokenizer.save(setup.training[0].tokenizer, self.temporary)
         shutil.copyfile(setup.directory / CONFIG, self.temporary / CONFIG)
-        files = {}
+        files: dict[str, File] = {}
         for rank in range(ranks):
             table = self.temporary / f"{rank_file(rank)}.json"
             while not table.exists():
                 if self.given_up.wait(_SECONDS_BETWEEN_LOOKS):
                     raise FailedError("another rank failed")
-            files[f"{rank_file(rank)}.safetensors"] = json.loads(table.read_text())["file"]
-        for path in self.temporary.rglob("*"):
-            name = str(path.relative_to(self.temporary))
-            if path.is_file() and name not in files and not name.endswith(TEMPORARY_SUFFIX):
-                flush(path)
-                files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        self.gigabytes = sum(file["bytes"] for file in files.values()) / 1e9
+            written = read_json(table, Table).file
+            assert written is not None
+            files[f"{rank_file(rank)}.safetensors"] = written
+            self._advance()
+        files |= checkpoint_index.files_below(self.temporary, but=files)
+        self.gigabytes = sum(file.bytes for file in files.values()) / 1e9
         index = Index(
             step=self.standing.step,
             position=self.standing.position,
             consumed=setup.stream.mixture.consumed(self.standing.position),
-            skipped=[asdict(one) for one in self.standing.skipped],
+            skipped=self.standing.skipped,
             config_fingerprint=fingerprint(setup.config.model_dump()),
             identity=setup.identity,
             world_size=ranks,
             zero_stage=setup.config.zero_stage,
             files=dict(sorted(files.items())),
-            health=asdict(self.standing.health),
+            health=self.standing.health,
         )
         with atomic_path(self.temporary / checkpoint_index.INDEX) as path:
             path.write_text(index.as_json())
         flush(self.temporary)
-        replaced = self.temporary.with_name(
-            f"{self.temporary.name.removesuffix(TEMPORARY_SUFFIX)}-old{TEMPORARY_SUFFIX}"
-        )
-        if self.final.exists():  # of an attempt that came as far, and went on from before it
-            self.final.rename(replaced)
+        # of an attempt that came as far, and went on from before it
+        replaced = _hidden(self.final) if self.final.exists() else None
         self.temporary.rename(self.final)
         flush(self.final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-        checkpoint_index.set_latest(setup.directory, self.standing.step)
-        _retain(setup, self.standing.step)
+        if replaced:
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def _settle(self) -> None:
+        """The checkpoint is there; what goes wrong from here on doesn't undo it."""
+        run, settings = self.setup.directory, self.setup.config.checkpoint
+        try:
+            set_latest(run, self.standing.step)
+        except OSError as error:
+            self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
+            return  # an older one may be all that it names
+        for old in _superseded(all_steps(run), self.standing.step, settings):
+            try:
+                shutil.rmtree(_hidden(directory_of(run, old)), ignore_errors=True)
+            except OSError as error:
+                self.warnings.append(f"{directory_of(run, old)}: can't be removed: {error.strerror}")
 
 
-def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _space(directory: Path) -> int:
+    """Blocks that the files in `directory` take on the disk; 0 where it isn't there."""
+    try:
+        return sum(file.stat().st_blocks for file in directory.iterdir())
+    except FileNotFoundError:  # or renamed meanwhile
+        return 0
+
+
+def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> list[int]:
+    """Steps of checkpoints that go once that of `step` is there.
+
+    Those after `step` are of an attempt that went on from before it, and will be written anew.
+    """
+    done = [one for one in steps if one <= step]
+    kept = settings.keep_every_steps
+    return [one for one in done[: -settings.keep_last] if not kept or one % kept]
+
+
+def _hidden(directory: Path) -> Path:
+    """A checkpoint under a name that the next start removes, should its files not go now."""
+    hidden = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}")
+    return directory.rename(hidden)
+
+
+def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Piece]]:
     """(tensors by "STATE/NAME" in host memory, where they belong) of what this rank owns."""
     tensors: dict[str, Tensor] = {}
-    table: dict[str, Any] = {"fragments": {}}
+    pieces: dict[str, Piece] = {}
     state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)
     for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
+        watchdog.alive()
         slots = state.get(fragment.flat, {})
         elementwise = [name for name, value in slots.items() if value.dim()]
         whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
-        table["fragments"][fragment.name] = {
-            "start": fragment.start,
-            "size": fragment.size,
-            "shape": fragment.shape,
-            "scalars": {name: float(value) for name, value in slots.items() if not value.dim()},
-            "states": elementwise,
-            "whole": list(whole),
-        }
+        pieces[fragment.name] = Piece(
+            start=fragment.start,
+            size=fragment.size,
+            shape=list(fragment.shape),
+            scalars={name: float(value) for name, value in slots.items() if not value.dim()},
+            states=elementwise,
+            whole=list(whole),
+        )
         tensors[f"{PARAMETER}/{fragment.name}"] = _on_host(fragment.of(fragment.flat.data))
         for name in elementwise:
             tensors[f"{name}/{fragment.name}"] = _on_host(fragment.of(slots[name]))
         for name, value in whole.items():
             tensors[f"{name}/{fragment.name}"] = _on_host(value)
-    return tensors, table
+    return tensors, pieces
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -261,12 +317,3 @@ def _union(skipped: list[Skipped]) -> list[Skipped]:
     dist.all_gather_object(of_ranks, skipped)
     by_place = {(one.corpus, one.shard, one.offset): one for rank in of_ranks for one in rank}
     return [by_place[place] for place in sorted(by_place)]
-
-
-def _retain(setup: Setup, step: int) -> None:
-    """Removes old checkpoints; those after `step` are of an attempt that went on from before it, and will be redone."""
-    settings = setup.config.checkpoint
-    steps = [done for done in checkpoint_index.all_steps(setup.directory) if done <= step]
-    for old in steps[: -settings.keep_last]:
-        if not settings.keep_every_steps or old % settings.keep_every_steps:
-            shutil.rmtree(directory_of(setup.directory, old))

@@ -1,16 +1,18 @@
 """Reading the tensors of a checkpoint, by name and range, whichever ranks wrote them."""
 
 import contextlib
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from data_pipeline.errors import FailedError
-from pretrain.checkpoint import index, rank_file
+from pretrain import models
+from pretrain.checkpoint import index
+from pretrain.checkpoint.table import Piece, read_tables
 from pretrain.models.model import whole_shape
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
@@ -22,6 +24,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
     All ranks that share a sharded model must call it together. Raises FailedError if the tensors differ.
     """
     stored = StoredTensors(directory)
+    stored.verify()
     own = dict(model.named_parameters())
     shapes = {name: tuple(whole_shape(parameter)) for name, parameter in own.items()}
     if problems := _misfits(shapes, stored.shapes):
@@ -63,70 +66,108 @@ def _some(names: list[str], most: int = 5) -> str:
 class StoredTensors:
     """The tensors of a checkpoint by name and range, whichever ranks wrote them.
 
-    Raises FailedError where a file isn't as the index says, unless that was `verified` before.
+    Raises FailedError where the tables of the ranks are damaged or not those of the model. What the tensors hold is
+    looked at by `verify`.
     """
 
-    def __init__(self, directory: Path, verified: bool = False):
+    def __init__(self, directory: Path):
         self.directory = directory
         self.index = index.read(directory)
-        if not verified:
-            index.verify(directory, self.index)
-        self._pieces: dict[str, list[tuple[int, int, str]]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._scalars: dict[str, dict[str, float]] = {}
-        self._states: dict[str, list[str]] = {}
+        index.missing_or_short(directory, self.index)
+        self._tables = read_tables(directory, self.index.world_size)
+        self._pieces: dict[str, list[tuple[Piece, str]]] = {}
         self._whole: dict[str, tuple[str, list[str]]] = {}
-        for rank in range(self.index.world_size):
-            table = json.loads((directory / f"{rank_file(rank)}.json").read_text())
-            file = f"{rank_file(rank)}.safetensors"
-            for name, piece in table["fragments"].items():
-                self._pieces.setdefault(name, []).append((piece["start"], piece["size"], file))
-                self._shapes[name] = tuple(piece["shape"])
-                self._scalars[name] = piece["scalars"]
-                self._states[name] = piece["states"]
-                if piece["whole"]:
-                    self._whole[name] = (file, piece["whole"])
+        for file, table in self._tables.items():
+            for name, piece in table.fragments.items():
+                self._pieces.setdefault(name, []).append((piece, file))
+                if piece.whole:
+                    self._whole[name] = (file, piece.whole)
+
+    def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
+        """Raises FailedError where a file isn't as the index and the tables say, or a tensor is not of numbers.
+
+        `share`: of the files, by name, to be looked into here. `progress` is called as they are read.
+        """
+        index.verify(self.directory, self.index, share, progress)
+        if problems := _misfits(_shapes_of(self.index.model), self.shapes):
+            raise FailedError("\n".join(f"{self.directory}: not of the model it names: {line}" for line in problems))
+        for file in sorted(self.index.files)[share]:
+            if file in self._tables:
+                self._verify_tensors(file, progress)
+
+    def _verify_tensors(self, file: str, progress: Callable[[], None]) -> None:
+        with self._open(file) as tensors:
+            for name, piece in self._tables[file].fragments.items():
+                for state in (PARAMETER, *piece.states, *piece.whole):
+                    progress()
+                    elements = None if state in piece.whole else piece.size
+                    if problem := _not_numbers(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
+                        raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
+        """Of each whole parameter, by name."""
+        return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
 
     def states(self, name: str) -> list[str]:
         """What the optimizer's element-wise states of a parameter are called; none before the first step."""
-        return self._states[name]
+        return self._pieces[name][0][0].states
 
     def scalars(self, name: str) -> dict[str, float]:
-        return self._scalars[name]
+        return self._pieces[name][0][0].scalars
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizer keeps in another shape than the parameters', by parameter and its own name."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, (file, states) in self._whole.items():
-            with safe_open(self.directory / file, "pt") as tensors:
+            with self._open(file) as tensors:
                 found[name] = {state: tensors.get_tensor(f"{state}/{name}") for state in states}
         return found
 
     def whole(self, state: str, name: str) -> Tensor:
-        shape = self._shapes[name]
+        shape = self._pieces[name][0][0].shape
         return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
 
     def read(self, state: str, name: str, start: int, size: int) -> Tensor:
         """(size,) fp32: elements from `start` on of the flattened parameter `name`, or of a state of it."""
         out = torch.empty(size)
         filled = 0
-        for piece_start, piece_size, file in self._pieces.get(name, []):
-            first, last = max(start, piece_start), min(start + size, piece_start + piece_size)
+        for piece, file in self._pieces.get(name, []):
+            first, last = max(start, piece.start), min(start + size, piece.start + piece.size)
             if first < last:
-                piece = self._slice(file, f"{state}/{name}", slice(first - piece_start, last - piece_start))
-                out[first - start : last - start] = piece
+                with self._open(file) as tensors:
+                    elements = slice(first - piece.start, last - piece.start)
+                    out[first - start : last - start] = tensors.get_slice(f"{state}/{name}")[elements]
                 filled += last - first
         if filled != size:
             raise FailedError(f"{self.directory}: holds {filled} of {size} elements of {state}/{name}")
         return out
 
-    def _slice(self, file: str, tensor: str, elements: slice) -> Tensor:
+    @contextlib.contextmanager
+    def _open(self, file: str) -> Iterator[Any]:
+        """A safetensors file. Raises FailedError for what it can't give."""
         try:
             with safe_open(self.directory / file, "pt") as tensors:
-                return tensors.get_slice(tensor)[elements]
-        except SafetensorError as error:
+                yield tensors
+        except (SafetensorError, OSError) as error:
             raise FailedError(f"{self.directory / file}: damaged: {error}") from None
+
+
+def _shapes_of(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the parameters of a model, by name."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in models.build(config).named_parameters()}
+
+
+def _not_numbers(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
+    """What is wrong with a stored tensor. `elements`: None for a state in a shape of its own.
+
+    A parameter is `finite`; a second moment may overflow, and its element then stands still.
+    """
+    if tensor.dtype != torch.float32:
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, expected float32"
+    if elements is not None and tuple(tensor.shape) != (elements,):
+        return f"has the shape {list(tensor.shape)}, expected {[elements]}"
+    if tensor.isnan().any() or (finite and tensor.isinf().any()):
+        return "holds what is not a number"
+    return None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.errors import FailedError
 from pretrain.optimizers.config import AdafactorConfig
 from pretrain.optimizers.fragments import Flat
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
@@ -52,8 +53,11 @@ class Adafactor(Sharded):
     def set_factored_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         for flat in self._flats.values():
             for name, parts in self._moments_of(flat).by_name().items():
+                found = state.get(name, {})
                 for part, values in parts.items():
-                    values.copy_(state[name][part])
+                    if part not in found or found[part].shape != values.shape:
+                        raise FailedError(f"the checkpoint has no {part} of {name} in the shape {list(values.shape)}")
+                    values.copy_(found[part])
 
     def _moments_of(self, flat: Flat) -> "_SecondMoments":
         if id(flat.tensor) not in self._moments:

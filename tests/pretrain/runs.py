@@ -48,15 +48,15 @@ def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> P
     return path
 
 
-def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None) -> list[int]:
+def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None, fresh: bool = False) -> list[int]:
     """Exit codes of ranks without a launcher: they start in half the time."""
-    return on_ranks(ranks, _train, path, overrides, stop, joined=False)
+    return on_ranks(ranks, _train, path, overrides, stop, fresh, joined=False)
 
 
-def _train(path: Path, overrides: tuple[str, ...], stop: int | None) -> int:
+def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool) -> int:
     from pretrain.train import train
 
-    return train(load(path, list(overrides), RunConfig), stop)
+    return train(load(path, list(overrides), RunConfig), stop, fresh)
 
 
 def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,72 +7,29 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
+from data_pipeline.atomic import sha256
 from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import FailedError
 from data_pipeline.loading.stream import Stream
+from pretrain import watchdog
 from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint import save
+from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.config import RunConfig
+from pretrain.standing import Standing
+from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
-from tests.pretrain.runs import losses, run_file, train
-
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1},
-    "adamw_scale": {"learning_rate": 1e-2},
-    "adafactor": {"learning_rate": 1e-2, "min_dim_size_to_factor": 16},
-    "muon": {"learning_rate": 1e-3, "newton_schulz_dtype": "fp32"},
-}
-STEPS = 12
-
-
-def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
-    path = run_file(
-        folder / optimizer,
-        corpus,
-        stage,
-        run={"name": optimizer, "directory": str(folder / optimizer / "run"), "max_steps": STEPS},
-        batch={"global_batch_size": 16, "micro_batch_size": 2},
-        optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
-        checkpoint={"every_steps": 3, "keep_last": 9},
-        evaluation=[],
-        tracking={"mlflow": None, "log_every_steps": 1},
-    )
-    return RunConfig.model_validate(json.loads(path.read_text()))
-
-
-def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
-    """Exit codes of runs with each optimizer up to step `stop`, on each rank."""
-    runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
-    return on_ranks(ranks, segment, folder, runs, stop)
-
-
-def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
-    from pretrain.engine import Engine
-    from pretrain.train import train_on
-    from tests.pretrain.recorded import record_steps
-
-    take_step, codes = Engine.step, []
-    for settings in runs:
-        os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
-        Engine.step = take_step
-        record_steps(Engine)
-        codes.append(train_on(dist.get_rank(), dist.get_world_size(), settings, stop))
-    return codes
-
-
-@pytest.fixture(scope="module")
-def whole(small_corpus, tmp_path_factory) -> Path:
-    """Uninterrupted runs of one rank at stage 1, one with each optimizer."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
-    return folder
+from tests.pretrain.runs import losses, train, train_ranks
+from tests.pretrain.small_runs import run_config, setup
 
 
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
@@ -125,8 +82,97 @@ def test_without_any_sound_checkpoint_nothing_is_begun_anew(finished):
         index.write_text("{}")
     done = train(finished, 1)
     assert done.returncode == 1
-    assert "no checkpoint is sound; nothing was changed" in done.stderr
+    assert "no checkpoint is sound; --fresh starts a new run in its place" in done.stderr
     assert len(list(checkpoints.glob("step-*"))) == 4
+
+
+def test_a_fresh_start_is_made_on_request_alone(finished):
+    """The run that was there, with none of its checkpoints sound, is moved aside; on two ranks, then launched."""
+    run = finished.parent / "run"
+    for index in (run / "checkpoints").glob("*/index.json"):
+        index.write_text("{}")
+    for number in (1, 2):
+        if number == 1:
+            assert train_ranks(finished, 2, "run.max_steps=1", fresh=True) == [0, 0]
+        else:
+            done = train(finished, 2, "run.max_steps=1", "--fresh")
+            assert done.returncode == 0, done.stderr
+            assert f"{run}: the run there is now {run}.old-2" in done.stdout
+        assert set(losses(finished)) == {1}
+        assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000001"]
+    assert len(list((finished.parent / "run.old-1/checkpoints").glob("step-*"))) == 4
+    assert len(list((finished.parent / "run.old-2/checkpoints").glob("step-*"))) == 1
+
+
+def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, whole):
+    run = finished.parent / "run"
+    for name in ("status.json", "tracking.json", "mlflow.json", "checkpoints/latest"):
+        (run / name).write_bytes(b"\x80junk")
+    (run / "config.yaml").write_text("- a\n- list\n")
+    (run / "logs/attempt-junk").mkdir(parents=True)
+    shutil.copytree(run / "checkpoints/step-00000012", run / "checkpoints/step-00000020.keep")
+    done = train(finished, 1, "run.max_steps=13", "checkpoint.keep_last=1")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"{run}/checkpoints/latest: names no checkpoint" in done.stderr
+    assert "config.yaml: holds no settings of a run; kept as config.before-attempt-2.yaml" in done.stdout
+    assert "steps 12 to 13" in done.stdout
+    assert losses(finished).keys() == {*range(1, 14)}
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["latest", "step-00000013", "step-00000020.keep"]
+
+
+def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished):
+    """`latest` can't be replaced; then an old checkpoint can't be emptied, being a link to one elsewhere."""
+    checkpoints = finished.parent / "run/checkpoints"
+    (checkpoints / "latest").unlink()
+    (checkpoints / "latest").mkdir()
+    done = train(finished, 1, "run.max_steps=13", "checkpoint.on_failure=stop")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {checkpoints}/latest: can't be written: Is a directory" in done.stdout
+    assert len(list(checkpoints.glob("step-*"))) == 5
+    (checkpoints / "latest").rmdir()
+    elsewhere = (checkpoints / "step-00000003").rename(finished.parent / "elsewhere")
+    (checkpoints / "step-00000003").symlink_to(elsewhere)
+    done = train(finished, 1, "run.max_steps=14", "checkpoint.on_failure=stop", "checkpoint.keep_last=1")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000014"]
+    assert (elsewhere / "index.json").exists()
+
+
+@pytest.fixture
+def _one_rank(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(save, "_SECONDS_OF_A_ROUND", 0.02)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("moves", [True, False])
+def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves):
+    """A file that grows is no hang, however long it takes; one that doesn't is."""
+
+    class Slow(save._Writing):
+        def run(self) -> None:
+            self._desk.mkdir()
+            with (self._desk / "file").open("wb", buffering=0) as file:
+                for _ in range(20):
+                    file.write(bytes(100_000 if moves else 0))
+                    os.fsync(file.fileno())
+                    time.sleep(0.05)
+
+    alone = setup(run_config())
+    saver = save.Saver(SimpleNamespace(device="cpu"), alone)
+    saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", {}, {})
+    saver._writing.start()
+    time.sleep(0.1)
+    saver._writing.moved()
+    watchdog.alive()
+    started = watchdog._last
+    saver.wait()
+    waited = time.monotonic() - started
+    assert (watchdog._last - started > waited / 2) == moves
 
 
 def test_no_pickle_is_read(finished):
@@ -136,7 +182,7 @@ def test_no_pickle_is_read(finished):
         def __reduce__(self):
             return Path.touch, (finished.parent / "planted",)
 
-    latest = checkpoint_index.latest(finished.parent / "run")
+    latest = newest(finished.parent / "run")
     for name in ("pytorch_model.bin", "mp_rank_00_model_states.pt"):
         (latest / name).write_bytes(pickle.dumps(Planted()))
     assert train(finished, 1).returncode == 0
@@ -145,11 +191,12 @@ def test_no_pickle_is_read(finished):
     index = json.loads((latest / "index.json").read_text())
     index["files"][tensors.name] = {
         "bytes": tensors.stat().st_size,
-        "sha256": checkpoint_index.sha256(tensors),
+        "sha256": sha256(tensors),
     }
+    del index["checksum"]  # as in earlier versions
     (latest / "index.json").write_text(json.dumps(index))
     with pytest.raises(FailedError, match=r"rank-00000\.safetensors: damaged"):
-        StoredTensors(latest).whole(PARAMETER, "embedding.weight")
+        StoredTensors(latest).verify()
     assert not (finished.parent / "planted").exists()
 
 
@@ -231,8 +278,8 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
     """Rank 0 renames a checkpoint's directory as soon as every rank's files are there."""
     assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
     run = tmp_path / "adamw/run"
-    index = checkpoint_index.read(checkpoint_index.directory_of(run, 3))
-    checkpoint_index.verify(checkpoint_index.latest(run), index)
+    index = checkpoint_index.read(directory_of(run, 3))
+    checkpoint_index.verify(newest(run), index)
 
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:

@@ -120,7 +120,7 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_bef
         assert of_rank["healed"][0] == 0
     assert taken_by_both(told, "healed") == [(step, schedule[step]) for step in range(6, 12)]
     kept = checkpoint_index.read(run / "checkpoints/step-00000006")
-    assert (kept.step, kept.position, kept.health["skipped"]) == (6, 96, 0)
+    assert (kept.step, kept.position, kept.health.skipped) == (6, 96, 0)
     rows = {row.step: row for row in read_metrics(run)}
     assert rows[12].metrics["train/skipped_steps"] == 0
 

@@ -1,0 +1,59 @@
+"""Where the checkpoints of a run lie: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
+
+Only names of this form count. Whatever else lies there, or stands in `latest`, is never followed.
+"""
+
+import re
+from pathlib import Path
+
+from data_pipeline.atomic import write_bytes
+
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # of no step is there a second name
+
+
+def directory_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in the name of a checkpoint's directory; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def all_steps(run: Path) -> list[int]:
+    """The steps of the checkpoints of `run`, ascending; whether they are sound is not looked at."""
+    found = [step_of(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
+    return sorted(step for step in found if step is not None)
+
+
+def candidates(run: Path) -> tuple[list[Path], str | None]:
+    """(the checkpoints that `run` could go on from, in the order to try them, what is wrong with `latest`).
+
+    They are the one that `latest` names and those before it, newest first. Where `latest` is missing or names none,
+    they are all of them, and the second value says so.
+    """
+    newest_first = all_steps(run)[::-1]
+    named, problem = _latest(run)
+    if named is None:
+        return [directory_of(run, step) for step in newest_first], problem if newest_first else None
+    return [directory_of(run, step) for step in (named, *(step for step in newest_first if step < named))], None
+
+
+def set_latest(run: Path, step: int) -> None:
+    write_bytes(run / "checkpoints" / "latest", (directory_of(run, step).name + "\n").encode())
+
+
+def _latest(run: Path) -> tuple[int | None, str]:
+    """(the step that `latest` names, or why there is none)"""
+    path = run / "checkpoints" / "latest"
+    try:
+        name = path.read_bytes().decode().strip()
+    except FileNotFoundError:
+        return None, f"{path}: missing"
+    except OSError as error:
+        return None, f"{path}: can't be read: {error.strerror}"
+    except UnicodeDecodeError:
+        return None, f"{path}: names no checkpoint: it isn't text"
+    step = step_of(name)
+    return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"

@@ -1,0 +1,55 @@
+"""Runs with each optimizer that write checkpoints."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1},
+    "adamw_scale": {"learning_rate": 1e-2},
+    "adafactor": {"learning_rate": 1e-2, "min_dim_size_to_factor": 16},
+    "muon": {"learning_rate": 1e-3, "newton_schulz_dtype": "fp32"},
+}
+STEPS = 12
+
+
+def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
+    path = run_file(
+        folder / optimizer,
+        corpus,
+        stage,
+        run={"name": optimizer, "directory": str(folder / optimizer / "run"), "max_steps": STEPS},
+        batch={"global_batch_size": 16, "micro_batch_size": 2},
+        optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
+        checkpoint={"every_steps": 3, "keep_last": 9},
+        evaluation=[],
+        tracking={"mlflow": None, "log_every_steps": 1},
+    )
+    return RunConfig.model_validate(json.loads(path.read_text()))
+
+
+def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
+    """Exit codes of runs with each optimizer up to step `stop`, on each rank."""
+    runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
+    return on_ranks(ranks, segment, folder, runs, stop)
+
+
+def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
+    from pretrain.engine import Engine
+    from pretrain.train import train_on
+    from tests.pretrain.recorded import record_steps
+
+    take_step, codes = Engine.step, []
+    for settings in runs:
+        os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
+        Engine.step = take_step
+        record_steps(Engine)
+        codes.append(train_on(dist.get_rank(), dist.get_world_size(), settings, stop))
+    return codes

@@ -1,0 +1,281 @@
+"""Files of a run as a disk or a hand may leave them: each costs at most one checkpoint, and is named in one line."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from data_pipeline.atomic import fingerprint, sha256
+from data_pipeline.errors import FailedError
+from pretrain import rank_logs, status
+from pretrain.checkpoint.choose import checkpoint_in, newest_verified
+from pretrain.metric_log import FILE_NAME
+from pretrain.mlflow_feeder import FeedState, TrackedRun
+from pretrain.standing import rewinds
+
+JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
+HUGE = 10**30
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def run(whole, tmp_path) -> Path:
+    """A finished run with checkpoints of steps 3, 6, 9 and 12; second moments are factored."""
+    shutil.copytree(whole / "adafactor/run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def chosen(run: Path) -> int:
+    """The step that the run would go on from."""
+    found = newest_verified(run, 0, 1, torch.device("cpu"))
+    assert found is not None
+    return int(found.name.removeprefix("step-"))
+
+
+def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, file: str) -> str:
+    """The warning with which the run goes on from step 9 because `file` of step 12 is damaged."""
+    assert chosen(run) == 9
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert "\n" not in line
+    assert "step-00000012" in line
+    assert file in line
+    assert line.endswith(f"going on from {run}/checkpoints/step-00000009")
+    return line
+
+
+def last(run: Path) -> Path:
+    return run / "checkpoints/step-00000012"
+
+
+@pytest.mark.parametrize("content", JUNK)
+@pytest.mark.parametrize("file", ["index.json", "rank-00000.json", "rank-00000.safetensors"])
+def test_a_file_of_junk_costs_its_checkpoint(run, caplog, file, content):
+    (last(run) / file).write_bytes(content)
+    the_one_before(run, caplog, file)
+
+
+def rewrite(path: Path, change: Callable[[Any], None]) -> None:
+    """Changes a JSON file, and makes every checksum right again, so that no sha256 gives the change away."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    index = path.parent / "index.json"
+    if path != index:
+        content = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        rewrite(index, lambda values: values["files"].update({path.name: content}))
+        return
+    values.pop("checksum", None)
+    index.write_text(json.dumps({**values, "checksum": fingerprint(values)}))
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in nested JSON, those of dicts and lists included."""
+    if place:
+        yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from leaves(one, (*place, key))
+
+
+def put(values: Any, place: tuple[Any, ...], value: Any) -> None:
+    for key in place[:-1]:
+        values = values[key]
+    values[place[-1]] = value
+
+
+def kind(value: Any) -> str:
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+# What is compared with the run file later, by key, is not the index's to judge.
+OPEN = ("identity", "config_fingerprint")
+
+
+def test_an_index_with_a_value_of_another_type_is_refused(run, caplog):
+    """Each value in turn, with right checksums."""
+    index = last(run) / "index.json"
+    whole = index.read_text()
+    values = json.loads(whole)
+    places = [place for place in leaves(values) if place[0] not in (*OPEN, "checksum")]
+    assert len(places) > 20
+    for place in places:
+        for wrong in ("text", None, -1, 1.5, HUGE, [], {"a": 1}):
+            found = values
+            for key in place:
+                found = found[key]
+            if kind(wrong) == kind(found) and (place[0] == "health" or kind(wrong) != "number"):
+                continue
+            rewrite(index, lambda values, place=place, wrong=wrong: put(values, place, wrong))
+            caplog.clear()
+            assert chosen(run) == 9, (place, wrong)
+            assert "Traceback" not in caplog.text
+            index.write_text(whole)
+
+
+def test_an_index_without_one_of_its_keys_is_refused(run, caplog):
+    index = last(run) / "index.json"
+    whole = index.read_text()
+    for key in ("step", "position", "consumed", "skipped", "identity", "world_size", "zero_stage", "files"):
+        rewrite(index, lambda values, key=key: values.pop(key))
+        caplog.clear()
+        the_one_before(run, caplog, key)
+        index.write_text(whole)
+
+
+def test_an_index_that_was_changed_is_refused(run, caplog):
+    """One digit, without a checksum that fits it."""
+    index = last(run) / "index.json"
+    content = index.read_text()
+    assert '"position": 192' in content
+    index.write_text(content.replace('"position": 192', '"position": 193').replace("   192\n", "   193\n"))
+    assert "its checksum is not that of its content" in the_one_before(run, caplog, "index.json")
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../step-00000009/index.json", "tokenizer/../../latest"])
+def test_a_file_outside_the_checkpoint_is_never_followed(run, caplog, name):
+    entry = {"bytes": 1, "sha256": "0" * 64}
+    rewrite(last(run) / "index.json", lambda values: values["files"].update({name: entry}))
+    assert "is not in the checkpoint" in the_one_before(run, caplog, "index.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("start", -1), ("start", 3), ("start", HUGE), ("start", "0"),
+        ("size", -1), ("size", 7), ("size", HUGE), ("size", None),
+        ("shape", [HUGE, HUGE]), ("shape", [3, 3]), ("shape", "32"), ("shape", None), ("shape", [-520, -32]),
+        ("states", ["exp_avg"]), ("states", None), ("states", "exp_avg"),
+        ("whole", ["nothing"]), ("whole", {"a": 1}),
+        ("scalars", {"step": "12"}), ("scalars", {"step": math.nan}), ("scalars", []),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_not_of_its_tensors_is_refused(run, caplog, key, wrong):
+    rewrite(
+        last(run) / "rank-00000.json",
+        lambda values: values["fragments"]["embedding.weight"].update({key: wrong}),
+    )
+    the_one_before(run, caplog, "")
+
+
+def test_a_table_of_transposed_or_missing_parameters_is_not_of_the_model(run, caplog):
+    table = last(run) / "rank-00000.json"
+    rewrite(table, lambda values: values["fragments"]["embedding.weight"]["shape"].reverse())
+    assert "embedding.weight (32, 520) for (520, 32)" in the_one_before(run, caplog, "misshapen")
+    caplog.clear()
+    rewrite(table, lambda values: values["fragments"].pop("embedding.weight"))
+    the_one_before(run, caplog, "missing: embedding.weight")
+
+
+def retyped(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.int8)
+
+
+def halved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16)
+
+
+def not_a_number(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.index_fill(0, torch.tensor([0]), math.nan)
+
+
+def shorter(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[1:].clone()
+
+
+PARAMETER, STATE = "parameter/embedding.weight", "exp_avg_sq_row/embedding.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, change) for name in (PARAMETER, STATE) for change in (retyped, halved, not_a_number)]
+    + [(PARAMETER, shorter)],
+)
+def test_a_tensor_of_another_type_or_size_or_of_no_numbers_is_refused(run, caplog, name, change):
+    file = last(run) / "rank-00000.safetensors"
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, file)
+    content = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    rewrite(last(run) / "index.json", lambda values: values["files"].update({file.name: content}))
+    assert name in the_one_before(run, caplog, file.name)
+
+
+@pytest.mark.parametrize("content", [*JUNK, b"step-00000012.keep", b"step-12", b"../other/checkpoints/step-00000012"])
+def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog, content):
+    latest = run / "checkpoints/latest"
+    latest.write_bytes(content)
+    assert chosen(run) == 12
+    assert f"{latest}: names no checkpoint" in caplog.text
+    assert "going on from" in caplog.text
+
+
+def test_latest_may_be_missing_or_a_directory_or_name_another_run(run, caplog, tmp_path):
+    latest = run / "checkpoints/latest"
+    latest.unlink()
+    assert chosen(run) == 12
+    assert f"{latest}: missing; going on from {last(run)}" in caplog.text
+    latest.mkdir()
+    assert chosen(run) == 12
+    latest.rmdir()
+    shutil.copytree(run, tmp_path / "other")
+    latest.write_text(f"{tmp_path}/other/checkpoints/step-00000012\n")
+    shutil.rmtree(last(run))
+    assert chosen(run) == 9
+    assert checkpoint_in(run) == run / "checkpoints/step-00000009"
+
+
+def test_other_names_beside_checkpoints_are_no_checkpoints(run, caplog):
+    checkpoints = run / "checkpoints"
+    shutil.copytree(last(run), checkpoints / "step-00000020.keep")
+    shutil.copytree(last(run), checkpoints / "step-junk")
+    (checkpoints / "step-00000030").write_text("a file")
+    (checkpoints / "latest").unlink()
+    assert chosen(run) == 12
+    shutil.copytree(last(run), checkpoints / "step-00000040")
+    assert chosen(run) == 12
+    assert "step-00000040: damaged: its index.json is of step 12" in caplog.text
+
+
+@pytest.mark.parametrize("content", [*JUNK, b'{"state": "dead"}', b'{"attempt": "2"}', b'{"attempt": -1}'])
+def test_a_damaged_status_counts_as_none_and_attempts_go_on(run, content):
+    """The log of metrics knows of one attempt, the logs of three."""
+    (run / "status.json").write_bytes(content)
+    assert status.read(run) == status.Status()
+    assert rank_logs.next_attempt(run) == 2
+    for name in ("attempt-0003", "attempt-junk", "attempt-0009.old"):
+        (run / "logs" / name).mkdir(parents=True)
+    assert rank_logs.next_attempt(run) == 4
+    (run / FILE_NAME).write_bytes(b"junk\n")
+    assert rank_logs.next_attempt(run) == 4
+
+
+@pytest.mark.parametrize(
+    "content", [*(one for one in JUNK if one != b"[]"), b'[{"step": 1}]', b'[{"step": -1, "position": 0, "to": 0}]']
+)
+def test_damaged_rewinds_are_refused_in_one_line(run, content):
+    """They say which rows to pass over: a run that went on without them would train on those again."""
+    (run / "rewinds.json").write_bytes(content)
+    with pytest.raises(FailedError, match=r"rewinds\.json: damaged: ") as error:
+        rewinds(run)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [*JUNK, b'{"uri": 3}', b'{"tracking_uri": "a", "experiment_id": 3, "run_id": []}'])
+def test_damaged_files_of_mlflow_count_as_none(run, content):
+    for name, kind in (("tracking.json", TrackedRun), ("mlflow.json", FeedState)):
+        (run / name).write_bytes(content)
+        assert kind.load(run) is None
