@@ -116,7 +116,7 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
     assert index.position == 128
     assert len(index.skipped) >= 2
-    assert all(one["shard"].startswith("shards/train/") for one in index.skipped)
+    assert all(one.shard.startswith("shards/train/") for one in index.skipped)
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):
