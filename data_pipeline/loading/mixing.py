@@ -8,7 +8,7 @@ _CYCLES = (10_000, 100_000, 1_000_000)  # rows; the first in which every corpus 
 
 
 def too_light(weights: Sequence[float]) -> list[int]:
-    """Numbers of the corpora whose share, about half a millionth or less, rounds to no row even in the longest cycle."""
+    """Numbers of the corpora whose share rounds to no row even in the longest cycle: about half a millionth or less."""
     return np.flatnonzero(_rows(weights, _CYCLES[-1]) == 0).tolist()
 
 

@@ -48,8 +48,8 @@ def describe(corpora: dict[str, Corpus], metrics: dict[str, float]) -> Iterator[
             )
         if damaged := metrics.get(f"validation/{name}/damaged_rows"):
             yield (
-                f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and left "
-                f"out; data-pipeline verify {corpus.directory} names their blocks"
+                f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and "
+                f"left out; data-pipeline verify {corpus.directory} names their blocks"
             )
 
 
