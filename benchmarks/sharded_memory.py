@@ -49,7 +49,7 @@ def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
 
 def setup_of(model: Path, stage: int) -> Setup:
     config = config_of(model, stage, dist.get_world_size())
-    return Setup(config, [], [], config.model, Cut(dist.get_rank(), dist.get_world_size(), 1, 1), None)
+    return Setup(config, [], {}, config.model, Cut(dist.get_rank(), dist.get_world_size(), 1, 1), None)
 
 
 def built(model: Path) -> dict[str, float]:

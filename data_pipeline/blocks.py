@@ -2,7 +2,8 @@
 
 Noise at load: "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in the flat array), and one
 array (rows,) for each column that the objective needs. Noise at build: "inputs", "input_offsets", "targets",
-"target_offsets", and what else the examples say, flat like the inputs or targets it is about.
+"target_offsets", and what else the examples say, flat like the inputs or targets it is about and as narrow as its
+values allow.
 """
 
 import io
@@ -44,7 +45,7 @@ def of_examples(examples: Examples) -> Block:
     for name, values in examples.told.items():
         if name in _OF_TOKENS:
             values = values[getattr(examples, _OF_TOKENS[name][0]).filled]
-        block[name] = values.astype(np.uint8)
+        block[name] = values.astype(np.min_scalar_type(int(values.max(initial=0))))
     return block
 
 

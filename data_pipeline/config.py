@@ -209,6 +209,16 @@ class CorpusConfig(Section):
         return CleaningConfig(profile="none") if source.format == "pairs" else self.cleaning
 
     @property
+    def steps(self) -> list[str]:
+        """Steps of deduplication, and "filters" behind the last one that changes what a page says, if there is one:
+        there language and bad words are decided."""
+        steps = self.dedup.steps
+        behind = [number for number, step in enumerate(steps, 1) if step in ("lines", "spans")]
+        if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
+            steps.insert(behind[-1], "filters")
+        return steps
+
+    @property
     def tokens_per_shard(self) -> int:
         return self.shards.rows_per_block * self.shards.blocks_per_shard * self.rows.objective.raw_length
 

@@ -29,16 +29,17 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
     What is deduplicated later is no document of the corpus yet, and lies with the stages.
     """
     units = []
-    steps = config.dedup.steps
+    steps = config.steps
     files = [file for source in config.sources for file in list_files(source)]
     plans = corpus / ".stages" / "plans"
     inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
     for number, (file, piece) in enumerate(inputs):
         name = f"part-{number:05d}"
         source = file.source.model_dump(include={"format", "name", "language", "options"})
+        cleaning = config.cleaning_of(file.source)
         settings = {
             **source,
-            "cleaning": config.cleaning_of(file.source).model_dump(),
+            "cleaning": (cleaning.without_page_filters() if "filters" in steps else cleaning).model_dump(),
             "file": file.name,
             "range": [piece.start, piece.stop, piece.first_ordinal],
             "split": config.split.ratio,

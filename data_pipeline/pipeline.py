@@ -25,14 +25,14 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)
-    dedup.forget(corpus, config.dedup)
+    dedup.forget(corpus, config)
     planned = documents.plan(config, corpus)
     finished: dict[str, list[Finished]] = {}
 
     finished["documents"] = left = run(documents.STAGE, planned, corpus, config.ray)
     _tell_damage(left, strict)
     parts = parts_of(left)
-    if config.dedup.steps:
+    if config.steps:
         keep_only(corpus, ".stages/documents", parts)
         finished |= dedup.deduplicate(config, corpus, parts)
         left = finished[dedup.LAST.name]

@@ -99,7 +99,7 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 COUNT = Stage("rows", 1, count_rows)
-STAGE = Stage("shards", 3, write_shard)
+STAGE = Stage("shards", 4, write_shard)
 
 
 def _buckets(config: CorpusConfig, tokenized: list[Finished]) -> list[Bucket]:

@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from data_pipeline.config_file import Section
+from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
 from pretrain.models.config import AnyModelConfig
@@ -32,11 +33,14 @@ class RunSection(Section):
 
 class TrainingCorpus(Section):
     corpus: str
-    weight: PositiveFloat = 1.0
+    weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
 
 
 class ValidationCorpus(Section):
+    """`name`: in the names of its metrics (null: the corpus's own)."""
+
     corpus: str
+    name: Annotated[str, Field(min_length=1)] | None = None
 
 
 class CacheSection(Section):
@@ -61,6 +65,15 @@ class DataSection(Section):
     prefetch: PositiveInt = 4
     on_damage: Literal["stop", "skip"] = "stop"
     cache: CacheSection = CacheSection()
+
+    @field_validator("train")
+    @classmethod
+    def _every_corpus_gets_rows(cls, train: list[TrainingCorpus]) -> list[TrainingCorpus]:
+        weights = [entry.weight for entry in train]
+        if light := mixing.too_light(weights):
+            told = ", ".join(f"{weights[number]:g} for {train[number].corpus}" for number in light)
+            raise ValueError(f"weight: {told}, of {sum(weights):g} in all, is not a row in a million: leave it out")
+        return train
 
 
 class RampUp(Section):

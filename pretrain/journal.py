@@ -57,6 +57,8 @@ class Journal:
         )
         if self.setup.initial_weights and not self.setup.resume:
             self._print(f"starts from the weights in {self.setup.initial_weights}")
+        for line in self.setup.warnings:
+            self.warn(line)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Keeps the metrics of a step, and prints what one follows a run by."""
@@ -175,7 +177,8 @@ def _settings_in(config: Path) -> dict[str, Any] | None:
 def _tracker(setup: Setup, attempt: int) -> Tracker:
     config, run = setup.config, setup.directory
     mlflow = config.tracking.mlflow
-    uses = [("train", corpus) for corpus in setup.training] + [("validation", corpus) for corpus in setup.validation]
+    uses = [("train", corpus.name, corpus) for corpus in setup.training]
+    uses += [("validation", name, corpus) for name, corpus in setup.validation.items()]
     return Tracker(
         run,
         attempt=attempt,
@@ -191,13 +194,13 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         },
         datasets=[
             DatasetInfo(
-                name=corpus.name,
+                name=name,
                 digest=corpus.fingerprint,
                 source=str(corpus.directory / "manifest.json"),
                 context=split,
                 profile={key: corpus.manifest["splits"][split][key] for key in ("rows", "tokens", "documents")},
             )
-            for split, corpus in uses
+            for split, name, corpus in uses
         ],
         artifacts=[run / CONFIG, run / "environment.json"],
     )

@@ -22,11 +22,14 @@ from pretrain.standing import Standing, position_after
 
 @dataclass(frozen=True)
 class Setup:
-    """A run file with what it refers to. `model` has its vocabulary filled in from the corpus."""
+    """A run file with what it refers to. `model` has its vocabulary filled in from the corpus.
+
+    `validation`: by the name that a corpus has in its metrics.
+    """
 
     config: RunConfig
     training: list[Corpus]
-    validation: list[Corpus]
+    validation: dict[str, Corpus]
     model: ModelConfig
     cut: Cut
     resume: Path | None
@@ -62,6 +65,19 @@ class Setup:
         """What may not change over the life of a run: another value here is another run."""
         return identity(self.config, self.model, self.training)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the run can do, though it is seldom meant."""
+        size = self.config.batch.global_batch_size
+        return [
+            f"data.train.{number}: {corpus.directory} has {rows} rows, and a step takes {taken} "
+            "(batch.global_batch_size): some rows stand in a step more than once"
+            for number, (corpus, taken) in enumerate(
+                zip(self.training, self.stream.mixture.consumed(size), strict=True)
+            )
+            if taken > (rows := corpus.rows("train"))
+        ]
+
 
 def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None) -> Setup:
     """Opens and checks all that `config` names, and that it may go on from the checkpoint `resume`.
@@ -73,7 +89,9 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = _cut(config, rank, ranks)
     problems += device_problems(config)
-    problems += _disagreements(training, validation) + _objective_problems(config, training)
+    problems += _given_twice("train", training) + _given_twice("validation", validation)
+    names, alike = _names(config, validation)
+    problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
     model, unlike = _with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
@@ -84,7 +102,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     if problems:
         raise UserError("\n".join(problems))
     assert cut is not None
-    return Setup(config, training, validation, model, cut, resume)
+    return Setup(config, training, dict(zip(names, validation, strict=True)), model, cut, resume)
 
 
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
@@ -154,7 +172,7 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
 
 def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """`model` with the size and the marks of the corpus's tokenizer, and what the run file says of them otherwise."""
-    described = corpus.manifest["tokenizer"]
+    described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
     problems = [
         f"model.{name}: {said}, but {corpus.directory}'s tokenizer has {value}"
@@ -189,6 +207,29 @@ def _weights(model: ModelConfig) -> dict[str, Any]:
     return {**said, "rows of the embedding matrix": model.padded_vocab_size}
 
 
+def _given_twice(split: str, corpora: list[Corpus]) -> list[str]:
+    """Corpora that stand in a list again: trained on, their rows would come in the same order at the same time."""
+    first: dict[str, int] = {}
+    return [
+        f"data.{split}.{number}: {corpus.directory} is the corpus of data.{split}.{before}: leave one out"
+        for number, corpus in enumerate(corpora)
+        if (before := first.setdefault(corpus.fingerprint, number)) != number
+    ]
+
+
+def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list[str]]:
+    """The name of each corpus in metrics, and what is wrong where two corpora have the same."""
+    entries = config.data.validation
+    names = [entry.name or corpus.name for entry, corpus in zip(entries, validation, strict=True)]
+    problems = [
+        f"data.validation.{number}: named {name!r}, as data.validation.{names.index(name)} is: "
+        f"give it another with data.validation.{number}.name"
+        for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
+        if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
+    ]
+    return names, problems
+
+
 def _empty(split: str, corpora: list[Corpus]) -> list[str]:
     return [f"data.{split}: {corpus.directory} has no {split} row" for corpus in corpora if not corpus.rows(split)]
 
@@ -205,8 +246,8 @@ def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str
 
 def _ids_in_words(corpus: Corpus) -> str:
     """What decides what the ids of a corpus stand for."""
-    described = corpus.manifest["tokenizer"]
-    words = [f"sha256 {described['sha256'][:12]}", *described.get("special_tokens", [])]
+    described = corpus.tokenizer.describe()
+    words = [f"sha256 {described['sha256'][:12]}", *described["special_tokens"]]
     return ", ".join([*words, f"{described['sentinels']} sentinels"])
 
 

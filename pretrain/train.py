@@ -132,7 +132,7 @@ class Training:
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
                 return End.REWOUND
             step, last = self.standing.step, self.standing.step == config.run.max_steps
-            self.meter.step(waited, rows)
+            self.meter.step(waited, step_batches)
             if step % config.tracking.log_every_steps == 0 or last or stopping:
                 counts = {
                     "train/skipped_steps": health.skipped,

@@ -22,6 +22,8 @@ class LanguageConfig(Section):
 class CleaningConfig(Section):
     """Rules, in the order in which they are applied. `profile` sets the defaults of all that follows.
 
+    `language` and `bad_words` look at what deduplication of lines and spans has left of a page, as in C4.
+
     c4: every rule of C4. wikipedia, none: no rule but those that are named here. `web_rules` are C4's on the content of
     lines: end marks, JavaScript, policies, lorem ipsum, curly brackets, citation marks. 0 or null leaves a rule out.
     `paragraphs`: multilingual C4's rule, that many lines of 200 characters. `bad_words`: languages whose pages are
@@ -52,6 +54,14 @@ class CleaningConfig(Section):
             "bad_words": ["en"],
         }
         return {**defaults, **given}
+
+    @property
+    def filters_pages(self) -> bool:
+        """Whether a page may be dropped for its language or for bad words."""
+        return self.language.detector != "none" or bool(self.bad_words)
+
+    def without_page_filters(self) -> "CleaningConfig":
+        return self.model_copy(update={"language": LanguageConfig(detector="none"), "bad_words": []})
 
     @model_validator(mode="after")
     def _word_lists_exist(self) -> "CleaningConfig":

@@ -19,13 +19,12 @@ class Cleaner:
             min_words_per_line=config.min_words_per_line,
             min_sentences_per_page=config.min_sentences_per_page,
         )
-        self._detect = detector(config.language.detector) if config.language.detector != "none" else None
+        self._filters = PageFilters(config)
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> tuple[str, str] | None:
         """(text, language) of the page as it stays, or None if it is dropped; counts what each rule drops.
 
-        `language`: what the source says ("" for nothing); where languages are detected, the detected one stays. A page
-        of unknown language is looked through for the words of every list that is asked for.
+        `language`: what the source says ("" for nothing).
         """
         config = self._config
         if self._rules.look_at_lines:
@@ -38,6 +37,24 @@ class Cleaner:
         if config.paragraphs and not has_paragraphs(text, config.paragraphs):
             tally.drop("too_few_paragraphs", text)
             return None
+        kept = self._filters(text, url, language, tally)
+        return None if kept is None else (text, kept)
+
+
+class PageFilters:
+    """Rules on a whole page, which C4 applies to what deduplication of lines has left of it: language, bad words."""
+
+    def __init__(self, config: CleaningConfig):
+        self._config = config
+        self._detect = detector(config.language.detector) if config.language.detector != "none" else None
+
+    def __call__(self, text: str, url: str, language: str, tally: Tally) -> str | None:
+        """The language of a page that stays, None of one that is dropped, which is counted.
+
+        Where languages are detected, the detected one stays; else `language`, what the source says. A page of unknown
+        language is looked through for the words of every list that is asked for.
+        """
+        config = self._config
         if self._detect is not None:
             found = keep_language(text, self._detect, config.language.keep, config.language.threshold, tally)
             if found is None:
@@ -47,4 +64,4 @@ class Cleaner:
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
             tally.drop("bad_words", url)  # where it is, not what it says: examples stand in a report
             return None
-        return text, language
+        return language

@@ -3,10 +3,14 @@
 Each step gathers the keys of every unit's text as the steps before have left it. That is worked out again from what
 they decided rather than stored: no intermediate text is written. Then each bucket of hashes decides who loses, and the
 last stage writes the documents that are left. For near-duplicates the buckets find pairs, and one unit more clusters.
+
+Language and bad words are decided between two steps, by each unit for its own documents: C4 looks at what is left of a
+page when lines that stand elsewhere are gone.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from data_pipeline.atomic import atomic_path, fingerprint
+from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
@@ -25,6 +31,7 @@ from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.dedup.spans import Spans
 from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
+from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.document import Document
 from data_pipeline.parts import Histograms, Part, describe, part_file, read_documents, totals
 from data_pipeline.safetensors_file import os_errors
@@ -39,7 +46,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
     finished: dict[str, list[Finished]] = {}
     in_order = sorted(parts, key=lambda part: part.first_id)
     number = {part.name: position for position, part in enumerate(in_order)}
-    minimum = {source.name: config.cleaning_of(source).min_sentences_per_page for source in config.sources}
+    cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
     applied: list[Json] = []  # what the steps so far decided; the same lists for every unit
     depends = ""  # fingerprint of what the steps so far were made from
 
@@ -49,7 +56,8 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             "source": part.source,
             "first_id": part.first_id,
             "unit": number[part.name],
-            "min_sentences": minimum[part.source],
+            "min_sentences": cleaning[part.source].min_sentences_per_page,
+            "cleaning": cleaning[part.source].model_dump(),
             "dedup": config.dedup.model_dump(),
             "applied": applied[:],
             "step": own,
@@ -60,12 +68,20 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
         units = []
         for part in of:
             name = output.format(part.name)
-            inputs = fingerprint([part.checksums, number[part.name], minimum[part.source], depends])
+            rules = {"language", "bad_words", "bad_words_fraction"} if step == "filters" else set()
+            settings = cleaning[part.source].model_dump(include={"min_sentences_per_page", *rules})
+            inputs = fingerprint([part.checksums, number[part.name], settings, depends])
             units.append(Unit(part.name, spec(part, step, name), inputs, (name,) if step else (), part.text_bytes))
         return units
 
-    for step in config.dedup.steps:
+    for step in config.steps:
         depends = fingerprint([depends, step, config.dedup.model_dump(include={step})])
+        if step == "filters":
+            units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
+            finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
+            applied.append({"step": step, "verdicts": [name for unit in filtered for name in unit.outputs]})
+            depends = fingerprint([depends, [unit.checksums for unit in filtered]])
+            continue
         if step == "urls":  # noted while reading
             files = [part.urls for part in in_order]
             count = sum(part.url_keys for part in in_order)
@@ -108,13 +124,14 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
     return finished
 
 
-def forget(corpus: Path, config: DedupConfig) -> None:
+def forget(corpus: Path, config: CorpusConfig) -> None:
     """Removes what belongs to steps that the config no longer asks for: their results don't stand there any more."""
+    steps = config.steps
     stages = corpus / ".stages"
-    unasked = [stages / name for name, step in _STEP_OF.items() if step not in config.steps]
-    for folder in unasked if config.steps else [*unasked, stages / LAST.name]:
+    unasked = [stages / name for name, step in _STEP_OF.items() if step not in steps]
+    for folder in unasked if steps else [*unasked, stages / LAST.name]:
         shutil.rmtree(folder, ignore_errors=True)
-    for pattern in ([] if "urls" in config.steps else ["*.urls.safetensors"]) + ([] if config.steps else ["*.parquet"]):
+    for pattern in ([] if "urls" in steps else ["*.urls.safetensors"]) + ([] if steps else ["*.parquet"]):
         for file in (stages / "documents").glob(pattern):
             file.unlink()
 
@@ -131,6 +148,18 @@ def gather_keys(corpus: Path, spec: Json) -> Json:
         for item, words in step.keys(row):
             keys.add(number, item, words)
     return {"keys": keys.write(corpus / spec["output"], gone)}
+
+
+def filter_pages(corpus: Path, spec: Json) -> Json:
+    """What language and bad words decide of one unit's documents, as the steps before have left them."""
+    filters = PageFilters(CleaningConfig.model_validate(spec["cleaning"]))
+    verdicts = Verdicts()
+    for _, row in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
+        rules = Tally()
+        language = None if row is None else filters(row["text"], row["url"], row["language"], rules)
+        verdicts.add(gone=row is None, rule=next(iter(rules), ""), language=language or "")
+    verdicts.write(corpus / spec["output"])
+    return {}
 
 
 def decide_bucket(corpus: Path, spec: Json) -> Json:
@@ -188,35 +217,44 @@ _STEPS = ("urls", "lines", "spans", "documents", "minhash")
 KEYS = {step: Stage(f"{step}-keys", 1, gather_keys) for step in _STEPS}
 LOSERS = {step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters)
+FILTERS = Stage("page-filters", 1, filter_pages)
 _STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
+_STEP_OF[FILTERS.name] = "filters"
 LAST = Stage("deduplicated", 2, write_left)
 
 
 def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
     """(number, row) of each document of a part, its text as the steps applied so far leave it; None if they drop it."""
     unit = spec["unit"]
-    steps = [
-        (
-            _step(done["step"], spec["dedup"]),
-            read_losers(corpus, done["own"] and done["own"][unit], done["losers"], unit),
-        )
-        for done in spec["applied"]
-    ]
+    steps: list[Callable[[int, Row, Tally, int], str | None]] = []
     # What is left is looked at once for its number of sentences, which is slow: the last keys say who was dropped.
     counted, gone = 0, set()
     for position, done in enumerate(spec["applied"]):
+        if done["step"] == "filters":
+            verdicts = Verdicts.read(corpus / done["verdicts"][unit])
+            steps.append(verdicts.without)
+            counted, gone = position, verdicts.gone
+            continue
+        losers = read_losers(corpus, done["own"] and done["own"][unit], done["losers"], unit)
+        steps.append(partial(_without, _step(done["step"], spec["dedup"]), losers))
         if done["keys"]:
             counted, gone = position, read_gone(corpus, done["keys"][unit])
     for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
         left: Row | None = row
-        for position, (step, losers) in enumerate(steps):
+        for position, without in enumerate(steps):
             min_sentences = spec["min_sentences"] if position >= counted or number in gone else 0
-            text = step.without(row, losers.get(number, []), tally, min_sentences)
+            text = without(number, row, tally, min_sentences)
             if text is None:
                 left = None
                 break
             row["text"] = text
         yield number, left
+
+
+def _without(
+    step: Step, losers: dict[int, list[int]], number: int, row: Row, tally: Tally, min_sentences: int
+) -> str | None:
+    return step.without(row, losers.get(number, []), tally, min_sentences)
 
 
 def _step(name: str, dedup: Json) -> Step:

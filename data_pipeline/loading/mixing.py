@@ -1,34 +1,50 @@
 """Mixtures: which corpus stands at which position, by a closed function of the position."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-_CYCLE = 10_000  # weights are rounded to ten-thousandths
+_CYCLES = (10_000, 100_000, 1_000_000)  # rows; the first in which every corpus has one is taken
+
+
+def too_light(weights: Sequence[float]) -> list[int]:
+    """Numbers of the corpora whose share rounds to no row even in the longest cycle: about half a millionth or less."""
+    return np.flatnonzero(_rows(weights, _CYCLES[-1]) == 0).tolist()
 
 
 class Mixture:
-    """Deals positions to corpora in proportion to `weights`, as evenly as possible, in a cycle that repeats."""
+    """Deals positions to corpora in proportion to `weights`, as evenly as possible, in a cycle that repeats.
 
-    def __init__(self, weights: list[float]):
-        shares = np.array(weights, dtype=np.float64) / sum(weights)
-        exact = shares * _CYCLE
-        counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: _CYCLE - counts.sum()]] += 1
+    Shares are rounded to whole rows of the cycle. No corpus may be `too_light` (ValueError).
+    """
+
+    def __init__(self, weights: Sequence[float]):
+        counts = next((counts for cycle in _CYCLES if (counts := _rows(weights, cycle)).all()), None)
+        if counts is None:
+            raise ValueError(f"weights {list(weights)}: a share rounds to no row in {_CYCLES[-1]}")
         # the k-th turn of a corpus with n turns in the cycle is due at (k + 1/2) / n of it
-        due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
-        owner = np.repeat(np.arange(len(counts)), counts)
-        self._owner = owner[np.argsort(due, kind="stable")]
-        self._per_cycle = counts
-        turns = np.zeros((_CYCLE + 1, len(counts)), dtype=np.int64)
-        turns[1:] = np.cumsum(self._owner[:, None] == np.arange(len(counts)), axis=0)
-        self._before = turns
+        due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        turn = np.concatenate([np.arange(count) for count in counts])
+        order = np.argsort(due, kind="stable")
+        self._cycle, self._counts = len(order), counts
+        self._owner, self._turn = np.repeat(np.arange(len(counts)), counts)[order], turn[order]
 
     def consumed(self, position: int) -> list[int]:
         """How many rows of each corpus stand before `position`."""
-        cycles, rest = divmod(position, _CYCLE)
-        return (cycles * self._per_cycle + self._before[rest]).tolist()
+        cycles, rest = divmod(position, self._cycle)
+        before = np.bincount(self._owner[:rest], minlength=len(self._counts))
+        return (cycles * self._counts + before).tolist()
 
     def deal(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus (n,), place in that corpus's own sequence (n,)) of `positions` (n,)."""
-        cycles, rest = np.divmod(positions, _CYCLE)
+        cycles, rest = np.divmod(positions, self._cycle)
         owner = self._owner[rest]
-        return owner, cycles * self._per_cycle[owner] + self._before[rest, owner]
+        return owner, cycles * self._counts[owner] + self._turn[rest]
+
+
+def _rows(weights: Sequence[float], cycle: int) -> np.ndarray:
+    """Rows of a cycle for each corpus, by largest remainder: weights [5, 3, 2] of 9 rows  ->  [4, 3, 2]"""
+    exact = np.array(weights, dtype=np.float64) / sum(weights) * cycle
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: cycle - counts.sum()]] += 1
+    return counts

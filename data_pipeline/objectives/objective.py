@@ -144,7 +144,8 @@ def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> n
     if len(arrays) < len(parts):
         raise ValueError(f"{name}: examples with and without can't be put together")
     widest = max(array.shape[1:] for _, array in arrays)
-    whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=arrays[0][1].dtype)
+    dtype = np.result_type(*(array for _, array in arrays))
+    whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=dtype)
     for places, array in arrays:
         inside: tuple[Any, ...] = (places, *(slice(width) for width in array.shape[1:]))
         whole[inside] = array
@@ -155,7 +156,7 @@ def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
     """One set of rows of several: each with the places (k,) of its rows in the whole."""
     count = sum(len(places) for places, _ in parts)
     width = max(part.values.shape[1] for _, part in parts)
-    values = np.full((count, width), pad, dtype=parts[0][1].values.dtype)
+    values = np.full((count, width), pad, dtype=np.result_type(*(part.values for _, part in parts)))
     lengths = np.zeros(count, dtype=np.int64)
     for places, part in parts:
         values[places, : part.values.shape[1]] = part.values

@@ -73,6 +73,6 @@ def _side(examples: Padded, row: np.ndarray, segment: np.ndarray, count: int, wi
     out = Padded(np.zeros((count, width), dtype=examples.values.dtype), lengths)
     ordered = Padded(examples.values[order], examples.lengths[order])
     out.values[out.filled] = ordered.values[ordered.filled]
-    segments = np.zeros((count, width), dtype=np.uint8)
+    segments = np.zeros((count, width), dtype=np.min_scalar_type(width))  # a row holds at most an example per token
     segments[out.filled] = np.repeat(segment[order], ordered.lengths)
     return out, segments

@@ -24,6 +24,7 @@ from data_pipeline.vocabulary import Vocabulary
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
+_IDS = ("size", "pieces", "pad", "eos", "unk", "bos", "mask", "special", "first_sentinel")  # keys of a description
 
 
 class Tokenizer:
@@ -143,7 +144,7 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
     """The tokenizer in `directory`, a corpus or a checkpoint.
 
     `described`: `TokenizerConfig.layout`, or what a manifest says; None, of a checkpoint: what `save` wrote beside the
-    files. Raises FailedError where the files are others than described.
+    files. Raises FailedError where files or ids are others than described.
     """
     if described is None:
         described = _read_description(directory / _DESCRIPTION)
@@ -157,7 +158,16 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
             raise UserError(f"{directory}: a tokenizer of kind {other!r} is not known here")
     if described.get("sha256", model.sha256) != model.sha256:
         raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with")
-    return Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
+    tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
+    found = tokenizer.describe()
+    wrong = [
+        f"{directory}: tokenizer.{key} is described as {described[key]!r}; the one in {FOLDER} has {found[key]!r}"
+        for key in _IDS
+        if key in described and described[key] != found[key]
+    ]
+    if wrong:
+        raise FailedError("\n".join(wrong))
+    return tokenizer
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:

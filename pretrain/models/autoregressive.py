@@ -22,7 +22,7 @@ from pretrain.models.config.autoregressive import EmbeddingLossConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.loss import IGNORED, Losses, configured_losses
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, matrix_weights
+from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
 STD = 0.02  # of all matrices and tables but those that end a residual branch
@@ -322,10 +322,13 @@ class Autoregressive(Model):
         assert self.position_embedding is not None, "checked with the config"
         return self.position_embedding(positions + 1)
 
-    def flops(self, inputs: int, targets: int) -> float:
-        """All weights meet each token once; all three kinds of attention join the sequence to itself."""
+    def flops(self, sizes: Sizes) -> float:
+        """All weights meet each token once; all three kinds of attention join the sequence to itself.
+
+        The mean of the embeddings, of the embedding loss, is a running sum: it needs no product.
+        """
         config = self.config
         stacks = (self.encoder, self.bridge, self.decoder)
         weights = sum(matrix_weights(stack) for stack in stacks) + config.padded_vocab_size * config.d_model
         layers = config.num_encoder_layers + 2 * config.num_decoder_layers
-        return 6 * weights * inputs + 12 * config.d_model * layers * inputs**2
+        return 6 * weights * sizes.inputs + 12 * config.d_model * layers * sizes.input_pairs

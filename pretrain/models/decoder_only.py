@@ -11,7 +11,7 @@ from pretrain.models.config import DecoderOnlyConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, matrix_weights
+from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -177,8 +177,8 @@ class DecoderOnly(Model):
         """An empty cache for `decode`, one for each layer."""
         return [KeyValueCache() for _ in self.decoder.layers]
 
-    def flops(self, inputs: int, targets: int) -> float:
-        """All weights meet all tokens; of a pair of tokens, the later sees the earlier."""
+    def flops(self, sizes: Sizes) -> float:
+        """All weights meet all tokens."""
         config = self.config
         weights = matrix_weights(self.decoder.layers) + config.padded_vocab_size * config.d_model
-        return 6 * weights * inputs + 12 * config.d_model * config.num_layers * inputs**2
+        return 6 * weights * sizes.inputs + 12 * config.d_model * config.num_layers * sizes.input_pairs

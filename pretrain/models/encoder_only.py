@@ -12,11 +12,10 @@ from pretrain.models.config import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, matrix_weights
+from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
 
 STD = 0.02  # of every matrix; the authors also cut what is beyond two deviations
-PREDICTED_SHARE = 0.15  # of tokens, where only flops are reckoned
 
 
 def _norm(config: EncoderOnlyConfig) -> LayerNorm:
@@ -169,11 +168,11 @@ class EncoderOnly(Model):
         """(…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
 
-    def flops(self, inputs: int, targets: int) -> float:
-        """The head meets the tokens that are predicted, of `targets` as many as the paper's share."""
+    def flops(self, sizes: Sizes) -> float:
+        """The layers meet all tokens, the head those that are predicted, the next-sentence head one of each example."""
         config = self.config
         head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
-        weights = matrix_weights(self.encoder.layers) * inputs + head * PREDICTED_SHARE * targets
+        weights = matrix_weights(self.encoder.layers) * sizes.inputs + head * sizes.targets
         if self.next_sentence is not None:
-            weights += matrix_weights(self.next_sentence)
-        return 6 * weights + 12 * config.d_model * config.num_layers * inputs**2
+            weights += matrix_weights(self.next_sentence) * sizes.examples
+        return 6 * weights + 12 * config.d_model * config.num_layers * sizes.input_pairs

@@ -14,7 +14,7 @@ from pretrain.models.config import T5Config
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, matrix_weights
+from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -206,6 +206,7 @@ class T5(Model):
     """`forward` gives the loss of every target token; `encode` and `decode` are its two halves."""
 
     config: T5Config
+    decoder_reads_targets = True
 
     def __init__(self, config: T5Config):
         super().__init__()
@@ -279,12 +280,13 @@ class T5(Model):
     def _logits(self, x: Tensor) -> Tensor:
         return self.lm_head(x * self.config.d_model**-0.5 if self.config.tie_embeddings else x)
 
-    def flops(self, inputs: int, targets: int) -> float:
+    def flops(self, sizes: Sizes) -> float:
         """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""
         config = self.config
         width = config.num_heads * config.d_kv
         cross = config.num_decoder_layers * 2 * config.d_model * width
         decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
-        weights = (matrix_weights(self.encoder.layers) + cross) * inputs + decoder * targets
-        pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
+        weights = (matrix_weights(self.encoder.layers) + cross) * sizes.inputs + decoder * sizes.targets
+        decoder_pairs = sizes.target_pairs + sizes.cross_pairs
+        pairs = config.num_encoder_layers * sizes.input_pairs + config.num_decoder_layers * decoder_pairs
         return 6 * weights + 12 * width * pairs

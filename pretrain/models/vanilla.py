@@ -15,7 +15,7 @@ from pretrain.models.config.transformer import TransformerConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, matrix_weights
+from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
@@ -171,6 +171,7 @@ class Transformer(Model):
     """What the Transformer and BART have in common; `forward` gives the loss of every target token."""
 
     config: TransformerConfig
+    decoder_reads_targets = True
 
     def __init__(
         self,
@@ -247,13 +248,14 @@ class Transformer(Model):
         """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
         return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
 
-    def flops(self, inputs: int, targets: int) -> float:
+    def flops(self, sizes: Sizes) -> float:
         """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""
         config = self.config
         cross = config.num_decoder_layers * 2 * config.d_model**2
         decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
-        weights = (matrix_weights(self.encoder.layers) + cross) * inputs + decoder * targets
-        pairs = config.num_encoder_layers * inputs**2 + config.num_decoder_layers * (targets**2 + targets * inputs)
+        weights = (matrix_weights(self.encoder.layers) + cross) * sizes.inputs + decoder * sizes.targets
+        decoder_pairs = sizes.target_pairs + sizes.cross_pairs
+        pairs = config.num_encoder_layers * sizes.input_pairs + config.num_decoder_layers * decoder_pairs
         return 6 * weights + 12 * config.d_model * pairs
 
 

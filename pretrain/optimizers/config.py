@@ -120,7 +120,7 @@ class MuonConfig(OptimizerConfig):
 
 
 class Schedule(Section):
-    """Over run.max_steps; formulas in pretrain/optimizers/schedules.py."""
+    """Formulas in pretrain/optimizers/schedules.py."""
 
     name: str
     warmup_steps: NonNegativeInt = 0
@@ -130,14 +130,24 @@ class Schedule(Section):
         return []
 
 
-class CosineSchedule(Schedule):
+class DecaySchedule(Schedule):
+    """Down to `final_learning_rate` at `until_step` (null: run.max_steps), where it stays if the run goes on."""
+
+    final_learning_rate: NonNegativeFloat = 0.0
+    until_step: PositiveInt | None = None
+
+    def problems(self, max_steps: int) -> list[str]:
+        if self.until_step is None or self.until_step > self.warmup_steps:
+            return []
+        return [f"until_step {self.until_step} is not after {self.warmup_steps} warmup_steps"]
+
+
+class CosineSchedule(DecaySchedule):
     name: Literal["cosine"] = "cosine"
-    final_learning_rate: NonNegativeFloat = 0.0
 
 
-class LinearSchedule(Schedule):
+class LinearSchedule(DecaySchedule):
     name: Literal["linear"] = "linear"
-    final_learning_rate: NonNegativeFloat = 0.0
 
 
 class WarmupStableDecaySchedule(Schedule):
@@ -156,7 +166,10 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 class InverseSquareRootSchedule(Schedule):
+    """`warmup`: constant, as T5's, or linear, as the Transformer's and Adafactor's with warmup_init."""
+
     name: Literal["inverse_square_root"] = "inverse_square_root"
+    warmup: Literal["constant", "linear"] = "constant"
 
 
 class ConstantSchedule(Schedule):

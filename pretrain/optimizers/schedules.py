@@ -3,29 +3,37 @@
 import math
 
 from pretrain.config import RunConfig
-from pretrain.optimizers.config import ConstantSchedule, InverseSquareRootSchedule, WarmupStableDecaySchedule
+from pretrain.optimizers.config import (
+    ConstantSchedule,
+    DecaySchedule,
+    InverseSquareRootSchedule,
+    WarmupStableDecaySchedule,
+)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
     """The rate of step `step` (from 0), of parameters to which no group gives another.
 
-    inverse_square_root: T5's rule (Raffel et al. 2020, section 3.1.2): constant over the warm-up, then ∝ 1/√step.
-    The others rise linearly from 0 over the warm-up. constant: then flat. cosine, linear: then down to
-    `final_learning_rate` at run.max_steps, along half a cosine or a line. warmup_stable_decay: flat, then down over the
-    last `decay_steps`.
+    All rise linearly from 0 over the warm-up but inverse_square_root with `warmup: constant`, which begins at its peak:
+    T5's rule (Raffel et al. 2020, section 3.1.2). inverse_square_root: then ∝ 1/√step, with `warmup: linear` the rule
+    of Vaswani et al. 2017, section 5.3. constant: then flat. cosine, linear: then down to `final_learning_rate` at
+    `until_step`, along half a cosine or a line. warmup_stable_decay: flat, then down over the last `decay_steps`.
     """
     peak, schedule, count = config.optimizer.learning_rate, config.schedule, step + 1
     warmup = schedule.warmup_steps
-    if isinstance(schedule, InverseSquareRootSchedule):
-        return peak * math.sqrt(max(warmup, 1) / max(count, warmup, 1))
     if count < warmup:
-        return peak * count / warmup
+        flat = isinstance(schedule, InverseSquareRootSchedule) and schedule.warmup == "constant"
+        return peak if flat else peak * count / warmup
+    if isinstance(schedule, InverseSquareRootSchedule):
+        return peak * math.sqrt(max(warmup, 1) / count)
     if isinstance(schedule, ConstantSchedule):
         return peak
-    begin, shape = warmup, str(schedule.name)
+    begin, end, shape = warmup, config.run.max_steps, str(schedule.name)
     if isinstance(schedule, WarmupStableDecaySchedule):
-        begin, shape = config.run.max_steps - schedule.decay_steps, schedule.decay_shape
-    progress = min(1.0, max(0, count - begin) / max(1, config.run.max_steps - begin))
+        begin, shape = end - schedule.decay_steps, schedule.decay_shape
+    elif isinstance(schedule, DecaySchedule):
+        end = schedule.until_step or end
+    progress = min(1.0, max(0, count - begin) / max(1, end - begin))
     final = schedule.final_learning_rate
     return final + (peak - final) * _REMAINING[shape](progress)
 

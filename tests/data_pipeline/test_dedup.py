@@ -33,6 +33,7 @@ from data_pipeline.pipeline import build
 from tests.conftest import C4_SAMPLE, write_corpus_file
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
+RIVERS = ("Elbe", "Rhine", "Loire", "Seine", "Tagus", "Ebro", "Po", "Drava", "Sava", "Tisza", "Volga", "Don")
 Page = dict[str, str]
 
 
@@ -162,6 +163,31 @@ def test_a_line_stays_on_the_page_of_the_smallest_md5_where_it_stands_first(dedu
     assert {row["url"]: row["text"] for row in found.rows} == expected
     assert found.counts["line_duplicate_line"] == 5 + 2  # five more copies of the shared line, two more swans
     assert found.counts["too_few_sentences_after_dedup"] + found.counts.get("empty_after_dedup", 0) == 4 - len(expected)
+
+
+def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):
+    """TFDS's order. A page of two languages is English once its German lines stay on another page, which then goes for
+    its language and takes them along; a page that loses its line with a bad word has none."""
+    english = [f"The {river} is a river that flows through {n} towns of the plain." for n, river in enumerate(RIVERS)]
+    german = "Die Donau fließt hier seit vielen Jahren ruhig durch die alte Stadt.\nDer Turm der Kirche ist sehr hoch."
+    german += "\nIm Sommer sitzen viele Menschen gerne am Ufer und schauen auf das Wasser."
+    bad = "Nobody says shit in front of the whole congregation here."
+    smaller, larger = sorted(["http://a.org/1", "http://b.org/2"], key=md5)
+    least, most = sorted(["http://c.org/3", "http://d.org/4"], key=md5)
+    pages = [
+        page("\n".join(english[:4]) + "\n" + german, larger),
+        page(german, smaller),
+        page("\n".join(english[4:8]) + "\n" + bad, most),
+        page("\n".join(english[8:]) + "\n" + bad, least),
+    ]
+    for files in ([pages], [[one] for one in pages]):
+        found = deduplicated(files, {"profile": "c4"}, lines=True, documents=True)
+        kept = {row["url"]: row["text"] for row in found.rows}
+        assert kept == {larger: "\n".join(english[:4]), most: "\n".join(english[4:8])}
+        assert {row["language"] for row in found.rows} == {"en"}
+        assert (found.counts["language_other"], found.counts["bad_words"]) == (1, 1)
+    undisturbed = deduplicated([pages], {"profile": "c4"}, documents=True)
+    assert undisturbed.texts == []  # each by itself is of two languages, German, or has a bad word
 
 
 def test_a_page_without_a_line_left_is_empty(deduplicated):

@@ -10,7 +10,7 @@ from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.errors import DamagedInput
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.mixing import Mixture
+from data_pipeline.loading.mixing import Mixture, too_light
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Progress, Stream
@@ -54,6 +54,22 @@ def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
     assert before.tolist() == mixture.consumed(start + 300)
     shares = np.array(mixture.consumed(10**9)) / 10**9
     assert np.abs(shares - np.array(weights) / sum(weights)).max() < 2e-4
+
+
+@pytest.mark.parametrize("rows", [5_000, 20_001, 100_000, 1_000_000])
+def test_a_corpus_of_small_weight_gets_its_rows(rows):
+    """One row in `rows`, wherever it stands: 1,000 of 1,000 times as many, to the rounding of one in ten."""
+    mixture = Mixture([rows - 1, 1])
+    assert mixture.consumed(1000 * rows)[1] == pytest.approx(1000, rel=0.1)
+    owners, places = mixture.deal(np.arange(2 * rows))
+    assert places[owners == 1].tolist() == [0, 1]
+
+
+def test_a_weight_without_a_row_in_a_million_is_too_light():
+    assert too_light([1, 1e-7, 1]) == [1]
+    assert too_light([1, 2e-6, 1]) == []
+    with pytest.raises(ValueError, match="rounds to no row"):
+        Mixture([1, 1e-7])
 
 
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):

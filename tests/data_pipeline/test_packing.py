@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import UL2, SpanCorruption, TextToText
+from data_pipeline import blocks
+from data_pipeline.objectives import UL2, Examples, Padded, SpanCorruption, TextToText, together
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.packing import PACKINGS, Documents, Rules
@@ -75,6 +76,26 @@ def test_packed_examples_stand_behind_one_another_with_segments():
     assert packed.input_segments.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
     assert packed.targets.values.tolist() == [[5, EOS, 7, EOS], [12, EOS, 0, 0]]
     assert packed.target_segments.tolist() == [[1, 1, 2, 2], [1, 1, 0, 0]]
+
+
+def test_more_than_255_examples_share_a_row():
+    """600 pairs of one token and an end mark on each side fill rows of 600 tokens with 300 examples."""
+    texts = [[3 + number % 5, 8] for number in range(600)]
+    rows = pack("examples", documents(*texts, targets=[1] * 600), TextToText(inputs_length=600, targets_length=600))
+    block = blocks.of_examples(rows.examples)
+    read = blocks.examples_in([block, block], [0, 1])
+    for segments in (read.input_segments, read.target_segments):
+        assert segments.tolist() == [np.repeat(np.arange(1, 301), 2).tolist()] * 2
+
+
+def test_rows_of_few_and_of_many_examples_are_put_together():
+    few, many = np.full((1, 4), 2, dtype=np.uint8), np.full((1, 4), 300, dtype=np.uint16)
+    side = Padded.full(np.ones((1, 4), dtype=np.uint16))
+    parts = [
+        (np.array([place]), Examples(side, side, input_segments=segments, target_segments=segments))
+        for place, segments in enumerate((few, many))
+    ]
+    assert together(parts, pad=0).input_segments.tolist() == [[2] * 4, [300] * 4]
 
 
 def test_an_example_goes_where_it_leaves_least_room():

@@ -45,7 +45,7 @@ def run_config(
 def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> Setup:
     """For the ranks that have joined: two micro-batches a step."""
     cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
-    return Setup(config, [], [], config.model, cut, resume)
+    return Setup(config, [], {}, config.model, cut, resume)
 
 
 def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100) -> list[Batch]:

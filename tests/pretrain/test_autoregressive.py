@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from pretrain.models import AutoregressiveConfig, build
 from pretrain.models.autoregressive import running_mean
+from pretrain.models.model import Sizes
 
 VOCABULARY = 19
 PUBLISHED = Path(__file__).parents[2] / "configs/models/autoregressive-yan2024.yaml"
@@ -270,7 +271,7 @@ def test_flops_of_the_published_model():
     with torch.device("meta"):
         model = build(published())
     matrices = 50_257 * 150 + 13 * (12 + 16) * 150**2 + 150**2
-    assert model.flops(200, 200) == 6 * matrices * 200 + 12 * 150 * 39 * 200**2
+    assert model.flops(Sizes.of_example(200, 200)) == 6 * matrices * 200 + 12 * 150 * 39 * 200**2
 
 
 # Who sees what.

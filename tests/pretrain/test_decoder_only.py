@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pretrain.models import DecoderOnlyConfig, build
+from pretrain.models.model import Sizes
 
 POSITIONS = ["learned", "rotary", "alibi", "sinusoidal"]
 SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2}
@@ -216,7 +217,7 @@ def test_flops_of_gpt2_small():
     """6 for each of 12 layers' 12 d² weights and the output matrix, 12 d for each pair of positions in each layer."""
     d, layers, length = 768, 12, 1024
     expected = 6 * (layers * 12 * d**2 + 50_257 * d) * length + 12 * d * layers * length**2
-    assert shipped("gpt2-small").flops(length, length) == expected
+    assert shipped("gpt2-small").flops(Sizes.of_example(length, length)) == expected
 
 
 @pytest.mark.parametrize(

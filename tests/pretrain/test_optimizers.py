@@ -336,16 +336,86 @@ def test_schedules():
     assert rates({"warmup_steps": 20}, 59) == rates({"name": "cosine", "warmup_steps": 20}, 59) == [5e-3]
 
 
-@pytest.mark.parametrize("run_file", ["t5-v1.1-base-c4", "t5-v1.1-base-nanot5"])
-def test_shipped_recipes_have_the_published_rates(run_file):
+@pytest.mark.parametrize("warmup", [1, 20])
+def test_linear_warm_up_into_1_over_the_square_root(warmup):
+    """Vaswani et al. 2017, equation 3, up to its factor: min(n^-0.5, n · warmup^-1.5)."""
+    schedule = {"name": "inverse_square_root", "warmup_steps": warmup, "warmup": "linear"}
+    steps = (0, 9, 18, 19, 20, 79, 99)
+    expected = [1e-2 * warmup**0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5) for step in steps]
+    assert rates(schedule, *steps) == pytest.approx(expected)
+
+
+def test_the_rate_of_transformers_adafactor_with_warmup_init():
+    """relative_step and warmup_init: min(1e-6 n, 1/√n), a linear warm-up of 10,000 steps to 1e-2."""
+    theirs = transformers.Adafactor([torch.nn.Parameter(torch.zeros(1))], warmup_init=True, scale_parameter=False)
+    group = theirs.param_groups[0]
+    schedule = {"name": "inverse_square_root", "warmup_steps": 10_000, "warmup": "linear"}
+    for step in (0, 4_999, 9_999, 10_000, 39_999):
+        (rate,) = rates(schedule, step)
+        assert rate == pytest.approx(theirs._get_lr(group, {"step": step + 1, "RMS": 1.0}))
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_a_decay_may_reach_beyond_the_run_or_end_before_it(name):
+    """Half way down at half of the horizon; a run of 100 steps sees the first part, or the end and what follows."""
+    schedule = {"name": name, "warmup_steps": 20, "final_learning_rate": 2e-3}
+    assert rates({**schedule, "until_step": 180}, 99) == pytest.approx([6e-3])
+    assert rates({**schedule, "until_step": 60}, 39, 59, 99) == pytest.approx([6e-3, 2e-3, 2e-3])
+    assert rates(schedule, 59) == rates({**schedule, "until_step": 100}, 59)
+
+
+def _t5(n):
+    """Raffel et al. 2020, section 3.1.2."""
+    return max(n, 10_000) ** -0.5
+
+
+def _nanot5(n):
+    if n < 10_000:
+        return 2e-2 * n / 10_000
+    return 1e-5 + (2e-2 - 1e-5) * (1 + math.cos(math.pi * (n - 10_000) / (65_536 - 10_000))) / 2
+
+
+def _transformer(n):
+    """Vaswani et al. 2017, section 5.3."""
+    return 512**-0.5 * min(n**-0.5, n * 4000**-1.5)
+
+
+def _yan(n):
+    if n < 300:
+        return 9e-4 * n / 300
+    return 9e-5 + (1 + math.cos(math.pi * (n - 300) / (700_000 - 300))) / 2 * (9e-4 - 9e-5)
+
+
+def _bert(n):
+    """Devlin et al. 2018, appendix A.2: warm-up, then a linear decay; a tenth of the steps here."""
+    return 1e-4 * min(n / 1000, (100_000 - n) / (100_000 - 1000))
+
+
+@pytest.mark.parametrize(
+    ("run_file", "rate"),
+    [
+        ("t5-v1.1-base-c4", _t5),
+        ("t5-v1.1-base-nanot5", _nanot5),
+        ("transformer-base-wmt14", _transformer),
+        ("autoregressive-yan2024", _yan),
+        ("bert-base-c4", _bert),
+    ],
+)
+def test_shipped_recipes_have_the_published_rates(run_file, rate):
     run = load(f"configs/runs/{run_file}.yaml", [], RunConfig)
-    if run.optimizer.name == "adafactor":  # Raffel et al. 2020, section 3.1.2
-        expected = [1 / math.sqrt(max(step + 1, 10_000)) for step in (0, 9_999, 50_000)]
-    else:
-        halfway = 10_000 + (65_536 - 10_000) // 2 - 1
-        expected = [2e-6, 2e-2, (2e-2 + 1e-5) / 2]
-    steps = (0, 9_999, 50_000) if run.optimizer.name == "adafactor" else (0, 9_999, halfway)
-    assert [learning_rate(run, step) for step in steps] == pytest.approx(expected)
+    steps = [step for step in (0, 99, 299, 300, 3_999, 4_000, 9_999, 37_767, 50_000) if step < run.run.max_steps]
+    steps.append(run.run.max_steps - 1)
+    expected = [rate(step + 1) for step in steps]
+    assert [learning_rate(run, step) for step in steps] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def test_the_recipe_of_t5_has_its_z_loss():
+    """Raffel et al.'s is that of Mesh TensorFlow, 1e-4; nanoT5 trains without."""
+    z_losses = {
+        name: load(f"configs/runs/t5-v1.1-base-{name}.yaml", [], RunConfig).model.z_loss
+        for name in ("c4", "wikipedia", "nanot5")
+    }
+    assert z_losses == {"c4": 1e-4, "wikipedia": 1e-4, "nanot5": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -384,6 +454,8 @@ def test_wrong_options_are_refused_by_their_keys(section, expected):
         ({"name": "inverse_square_root", "final_learning_rate": 0}, "schedule.final_learning_rate: unknown key"),
         ({"final_learning_rat": 0}, "unknown key; nearest valid key: schedule.final_learning_rate"),
         ({"name": "warmup_stable_decay"}, "schedule.decay_steps: missing"),
+        ({"name": "cosine", "warmup": "linear"}, "schedule.warmup: unknown key"),
+        ({"warmup_steps": 50, "until_step": 50}, "schedule: until_step 50 is not after 50 warmup_steps"),
         (
             {"name": "warmup_stable_decay", "warmup_steps": 50, "decay_steps": 51},
             "schedule: 50 warmup_steps and 51 decay_steps exceed run.max_steps 100",

@@ -1,9 +1,13 @@
 """What a run is refused for at its start: rows that its model can't take."""
 
+import json
+import shutil
+
 import pytest
+from pydantic import ValidationError
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import UserError
+from data_pipeline.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.setup import OBJECTIVES, prepare
@@ -16,10 +20,10 @@ VANILLA = {**SIZES, "family": "vanilla", "num_encoder_layers": 1, "num_decoder_l
 
 @pytest.fixture
 def prepared(small_corpus, tmp_path):
-    """prepared(model, objective, key=…): the setup of a run with that objective instead of the corpus's span
-    corruption, and those keys of the optimizer."""
+    """prepared(model, objective, sections, key=…): the setup of a run with that objective instead of the corpus's span
+    corruption, `sections` replaced, and those keys of the optimizer."""
 
-    def made(model, objective=None, **optimizer):
+    def made(model, objective=None, sections=None, **optimizer):
         corpora = [{"corpus": str(small_corpus)}]
         content = {
             "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
@@ -27,6 +31,7 @@ def prepared(small_corpus, tmp_path):
             "data": {"train": corpora, "validation": corpora, "objective": objective},
             "batch": {"global_batch_size": 8},
             "optimizer": {"learning_rate": 1e-3, **optimizer},
+            **(sections or {}),
         }
         return prepare(RunConfig.model_validate(content), 0, 1)
 
@@ -83,3 +88,54 @@ def test_all_problems_are_told_at_once(prepared, raw_length):
     for expected in ("no mask token", "model.vocab_size: 100", f"takes sequences of {raw_length + 1} tokens at most"):
         assert len([line for line in lines if expected in line]) == 1
     assert len(lines) == 3
+
+
+def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_corpus, tmp_path):
+    """Rows of a corpus that is trained on twice would come twice, at the same time. A copy is the same corpus."""
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    twice = [{"corpus": str(small_corpus)}, {"corpus": str(copy), "name": "other"}]
+    train = [{key: entry[key] for key in ("corpus",)} for entry in twice]
+    with pytest.raises(UserError) as refused:
+        prepared(VANILLA, sections={"data": {"train": train, "validation": twice}})
+    assert str(refused.value).splitlines() == [
+        f"data.train.1: {copy} is the corpus of data.train.0: leave one out",
+        f"data.validation.1: {copy} is the corpus of data.validation.0: leave one out",
+    ]
+
+
+def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpus_built_with_noise):
+    """Both are called "small", and their metrics would overwrite each other."""
+    entries = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise)}]
+    data = {"train": entries[:1], "validation": entries}
+    with pytest.raises(UserError, match=r"data\.validation\.1: named 'small', as data\.validation\.0 is: .*1\.name"):
+        prepared(VANILLA, sections={"data": data})
+    entries[1]["name"] = "built"
+    assert list(prepared(VANILLA, sections={"data": data}).validation) == ["small", "built"]
+
+
+def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
+    rows = open_corpus(small_corpus).rows("train")
+    sections = {"batch": {"global_batch_size": rows}}
+    assert prepared(VANILLA, sections=sections).warnings == []
+    sections = {"batch": {"global_batch_size": rows + 1}}
+    (warning,) = prepared(VANILLA, sections=sections).warnings
+    assert f"data.train.0: {small_corpus} has {rows} rows, and a step takes {rows + 1}" in warning
+
+
+def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_with_noise):
+    train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
+    with pytest.raises(ValidationError, match=r"1e-07 for .*/built, of 1 in all, is not a row in a million"):
+        prepared(VANILLA, sections={"data": {"train": train}})
+
+
+@pytest.mark.parametrize(("key", "value"), [("size", 500), ("sentinels", 19), ("eos", 2)])
+def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_corpus, tmp_path, key, value):
+    """Ids of its rows would lie outside the model's vocabulary, or mean something else."""
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["tokenizer"][key] = value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FailedError, match=rf"{copy}: tokenizer\.(size|eos) is described as \d+; .* has \d+"):
+        prepared(VANILLA, sections={"data": {"train": [{"corpus": str(copy)}]}})

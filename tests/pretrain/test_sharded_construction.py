@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain import models
-from pretrain.models.model import Model
+from pretrain.models.model import Model, Sizes
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
@@ -34,7 +34,7 @@ def constructed(precision: str, changes: dict) -> tuple:
     model = construct(setup(config))
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
-    return whole(model), held, own, model.num_parameters(), model.flops(512, 114)
+    return whole(model), held, own, model.num_parameters(), model.flops(Sizes.of_example(512, 114))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -50,7 +50,7 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
         assert values.keys() == expected.keys()
         assert all(torch.equal(values[name], expected[name]) for name in expected)
         assert num_parameters == plain.num_parameters()
-        assert flops == plain.flops(512, 114)
+        assert flops == plain.flops(Sizes.of_example(512, 114))
         assert own == 0
         assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
 

@@ -15,6 +15,7 @@ from pretrain.config import RunConfig
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.loss import shift_right, token_losses
+from pretrain.models.model import Sizes
 from pretrain.models.positions import RelativePositionBias, relative_position_bucket
 from pretrain.setup import prepare
 
@@ -347,7 +348,7 @@ def test_flops_are_those_of_the_matrices_and_of_attention(positions):
     cross = 2 * 2 * 64 * 64  # keys and values of the inputs
     pairs = 2 * (inputs**2 + targets**2 + inputs * targets)
     expected = 6 * ((encoder + cross) * inputs + decoder * targets) + 12 * 64 * pairs
-    assert build(tiny(**positions)).flops(inputs, targets) == expected
+    assert build(tiny(**positions)).flops(Sizes.of_example(inputs, targets)) == expected
 
 
 LENGTHS = [[(7, 4), (3, 6), (5, 2)], [(12, 9)], [(1, 1), (8, 8)]]  # (inputs, targets) of each example of each row

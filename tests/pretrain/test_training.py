@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
+from pretrain.evaluation.validation_loss import describe
 from pretrain.fill_blanks import fill
 from pretrain.huggingface import export
 from pretrain.metric_log import read_metrics
@@ -99,16 +101,18 @@ def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corp
 
 
 def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
-    """Every rank skips its own share; the checkpoint tells what all have skipped."""
+    """Every rank skips its own share; the checkpoint tells what all have skipped. Of the held-out blocks none is whole:
+    their loss is not a number, and the log says why."""
     corpus = tmp_path / "corpus"
     shutil.copytree(small_corpus, corpus)
-    blocks = open_corpus(corpus).blocks("train")
-    for shard in (corpus / "shards/train").iterdir():
-        content = bytearray(shard.read_bytes())
-        for place in blocks.of_shard(f"shards/train/{shard.name}")[::2].tolist():
-            content[int(blocks.offset[place]) + 700] ^= 1
-        shard.write_bytes(content)
-    path = run_file(tmp_path, corpus, evaluation=[])
+    for split, every in (("train", 2), ("validation", 1)):
+        blocks = open_corpus(corpus).blocks(split)
+        for shard in (corpus / "shards" / split).iterdir():
+            content = bytearray(shard.read_bytes())
+            for place in blocks.of_shard(f"shards/{split}/{shard.name}")[::every].tolist():
+                content[int(blocks.offset[place]) + 700] ^= 1
+            shard.write_bytes(content)
+    path = run_file(tmp_path, corpus)
     stopped = train(path, 2)
     assert stopped.returncode == 1
     assert "sha256 differs" in stopped.stderr + stopped.stdout
@@ -117,6 +121,12 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     assert index.position == 128
     assert len(index.skipped) >= 2
     assert all(one.shard.startswith("shards/train/") for one in index.skipped)
+    (metrics,) = [row.metrics for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
+    assert math.isnan(metrics["validation/small/loss"])
+    rows = open_corpus(corpus).rows("validation")
+    assert metrics["validation/small/damaged_rows"] == rows
+    said = list(describe({"small": open_corpus(corpus)}, metrics))
+    assert f"{rows} of {rows} rows are damaged and left out" in said[-1]
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):

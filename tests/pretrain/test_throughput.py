@@ -1,0 +1,155 @@
+"""Tokens per second and MFU: arithmetic against what torch counts while a model computes, peaks against data sheets."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pretrain import throughput
+from pretrain.models import build
+from pretrain.models.config import AnyModelConfig
+from pretrain.models.model import Sizes
+from pretrain.throughput import Meter, data_sheet_peak, measured_peak, sizes
+from tests.pretrain.small_runs import run_config
+
+SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}
+STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 3}
+FAMILIES = {
+    "t5": {**STACKS, "d_kv": 16, "d_ff": 80},
+    "bart": {**STACKS, "d_ff": 80},
+    "vanilla": {**STACKS, "d_ff": 80},
+    "autoregressive": {**STACKS, "max_positions": 64, "subtract_positions": "without_norm"},
+    "decoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64},
+    "encoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64, "next_sentence": True},
+}
+DECODERS_OF_TARGETS = ("t5", "bart", "vanilla")
+
+
+def model_of(family):
+    config: AnyModelConfig = run_config(model={"family": family, **FAMILIES[family]}).model
+    return build(config)
+
+
+def row(family, inputs, targets):
+    """One row of so many tokens; where targets stand beside inputs, so many of them are predicted."""
+    generator = torch.Generator().manual_seed(inputs)
+    batch = {"encoder_input_ids": torch.randint(3, 48, (1, inputs), generator=generator)}
+    if family in DECODERS_OF_TARGETS:
+        return {**batch, "labels": torch.randint(3, 48, (1, targets), generator=generator)}
+    labels = torch.randint(3, 48, (1, inputs), generator=generator)
+    if family == "encoder_only":
+        labels[:, targets:] = -100
+        batch["next_sentence_labels"] = torch.ones(1, dtype=torch.int64)
+    return {**batch, "labels": labels}
+
+
+def counted(model, batch):
+    """Floating-point operations of matrix products, forward and backward, as torch dispatches them."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        sum(losses.sum() for losses in model(**batch).values()).backward()
+    return counter.get_total_flops()
+
+
+def padded(rows):
+    """A batch of rows of different lengths, as the loader makes it."""
+    widest = {name: max(one[name].size(-1) for one in rows) for name in ("encoder_input_ids", "labels")}
+    batch = {
+        name: torch.cat(
+            [torch.nn.functional.pad(one[name], (0, width - one[name].size(1)), value=fill) for one in rows]
+        )
+        for (name, width), fill in zip(widest.items(), (0, -100), strict=True)
+    }
+    lengths = torch.tensor([one["encoder_input_ids"].size(1) for one in rows])
+    batch["encoder_attention_mask"] = (torch.arange(widest["encoder_input_ids"]) < lengths[:, None]).long()
+    if "next_sentence_labels" in rows[0]:
+        batch["next_sentence_labels"] = torch.cat([one["next_sentence_labels"] for one in rows])
+    return batch
+
+
+def packed(rows):
+    """One row of several examples behind one another, with two tokens of padding."""
+    batch = {}
+    for side, name, fill in (("encoder", "encoder_input_ids", 0), ("decoder", "labels", -100)):
+        end = torch.tensor([[0, 0]])
+        batch[name] = torch.cat([*(one[name] for one in rows), end + fill], dim=1)
+        numbers = [torch.full_like(one[name], number) for number, one in enumerate(rows, 1)]
+        batch[f"{side}_segment_ids"] = torch.cat([*numbers, end], dim=1)
+    return batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_are_those_that_torch_counts(family):
+    """Of rows without padding, and of padded ones what each row takes by itself."""
+    model = model_of(family)
+    whole = row(family, 20, 12)
+    assert model.flops(Sizes(*sizes(whole).tolist())) == counted(model, whole)
+    rows = [row(family, 20, 12), row(family, 9, 5), row(family, 14, 7)]
+    alone = sum(counted(model, one) for one in rows)
+    assert model.flops(Sizes(*sizes(padded(rows)).tolist())) == alone
+    assert model.flops(Sizes(*sizes(padded(rows)).tolist())) < counted(model, padded(rows))
+
+
+@pytest.mark.parametrize("family", DECODERS_OF_TARGETS)
+def test_packed_examples_take_what_each_takes_by_itself(family):
+    model = model_of(family)
+    rows = [row(family, 9, 5), row(family, 6, 8), row(family, 3, 2)]
+    alone = sum(counted(model, one) for one in rows)
+    assert model.flops(Sizes(*sizes(packed(rows)).tolist())) == alone
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "tokens"), [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
+def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
+    """Those that a decoder reads of the targets too, where it does. Ratios of metrics know no clock."""
+    model = model_of(family)
+    batch = padded([row(family, 20, 12), row(family, 9, 5)])
+    meter = Meter(model, peak=1e9)
+    for _ in range(3):
+        meter.step(0.0, [batch, batch])
+    metrics = meter.take()
+    assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
+    flops = model.flops(Sizes(*sizes(batch).tolist()))
+    assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "tf32", "fp32"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 494.7e12, 66.9e12),
+        ("NVIDIA H100 PCIe", 756e12, 378e12, 51e12),
+        ("NVIDIA H100 NVL", 835.5e12, 417.5e12, 60e12),
+        ("NVIDIA H200", 989.4e12, 494.7e12, 66.9e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 156e12, 19.5e12),
+        ("NVIDIA A100 80GB PCIe", 312e12, 156e12, 19.5e12),
+        ("NVIDIA L40S", 362e12, 183e12, 91.6e12),
+    ],
+)
+def test_peaks_are_the_data_sheets_without_sparsity(name, bf16, tf32, fp32):
+    found = [data_sheet_peak(name, arithmetic) for arithmetic in ("bf16", "tf32", "fp32")]
+    assert found == pytest.approx([bf16, tf32, fp32])
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H20", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090"])
+def test_other_devices_are_measured(name):
+    assert data_sheet_peak(name, "bf16") is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
+    """A clock that takes a second each time it is read: as many operations a second as torch counts in a second."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: float(next(seconds)))
+    before = torch.random.get_rng_state()
+    with FlopCounterMode(display=False) as counter:
+        peak = measured_peak(dtype, torch.device("cpu"))
+    monkeypatch.undo()
+    timed = next(seconds) / 2  # two readings each
+    assert peak == pytest.approx(counter.get_total_flops() / timed)
+    assert torch.equal(torch.random.get_rng_state(), before)
