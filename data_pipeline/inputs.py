@@ -1,10 +1,14 @@
 """Which files a source names, and the pieces they are read in."""
 
+import glob
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.atomic import fingerprint, write_json
 from data_pipeline.config import SourceConfig
@@ -25,17 +29,17 @@ class InputFile:
 
 
 def list_files(source: SourceConfig) -> list[InputFile]:
-    """The files a source's path names, sorted by name. Raises UserError where a path or glob names none."""
+    """The files a source's path names, sorted by name. A directory stands for all files below it.
+
+    Raises UserError where a path or glob names no file, and for what can't be read as one: a broken link, a directory
+    that links back to one above it or may not be listed, a name that isn't UTF-8.
+    """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         filesystem, path = fsspec.core.url_to_fs(pattern)
-        paths = sorted(filesystem.glob(path)) if fsspec.core.has_magic(path) else [path]
-        if filesystem.isdir(path):
-            paths = sorted(filesystem.find(path))
-            root = PurePosixPath(path)
-        else:
-            root = PurePosixPath(*_until_magic(PurePosixPath(path)))
-        files = [candidate for candidate in paths if filesystem.isfile(candidate)]
+        list_below = _local_files if isinstance(filesystem, LocalFileSystem) else _remote_files
+        root = path if filesystem.isdir(path) else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
+        files = sorted(list_below(filesystem, path, root))
         if not files:
             raise UserError(f"{pattern}: no such file (path of source {source.name!r})")
         for file in files:
@@ -48,6 +52,54 @@ def list_files(source: SourceConfig) -> list[InputFile]:
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
     return [found[name] for name in sorted(found)]
+
+
+def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
+    """The files that `path`, perhaps a glob, names: each file, and all files below each directory."""
+    named = filesystem.glob(path) if fsspec.core.has_magic(path) and path != root else [path]
+    below = {file for directory in named if filesystem.isdir(directory) for file in filesystem.find(directory)}
+    return {file for file in named if filesystem.isfile(file)} | below
+
+
+def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
+    """The same on this machine, where fsspec would pass by linked and forbidden directories without a word."""
+    is_glob = fsspec.core.has_magic(path) and path != root
+    named = glob.glob(path, recursive=True, include_hidden=True) if is_glob else [path]
+    files = {file for found in named if os.path.lexists(found) for file in _files_below(found.rstrip("/"), root)}
+    for file in files:
+        try:
+            file.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{_printable(file)}: a file's name is part of its documents' ids; rename it in UTF-8"
+            ) from None
+    return files
+
+
+def _files_below(path: str, root: str) -> Iterator[str]:
+    """The file at `path`, or all files below that directory, links followed."""
+    parents = [str(parent) for parent in PurePosixPath(path).parents if parent.is_relative_to(root)]
+    above = [os.path.realpath(parent) for parent in parents]
+    if len(set(above)) < len(above) or (os.path.isdir(path) and os.path.realpath(path) in above):
+        raise UserError(f"{_printable(path)}: lies below a link to a directory above the link; remove the link")
+    if os.path.isfile(path):
+        yield path
+    elif os.path.isdir(path):
+        try:
+            names = os.listdir(path)
+        except PermissionError:
+            raise UserError(f"{_printable(path)}: no permission to list this directory") from None
+        for name in names:
+            yield from _files_below(os.path.join(path, name), root)
+    elif os.path.islink(path):
+        raise UserError(f"{_printable(path)}: links to {_printable(os.path.realpath(path))}, which isn't there")
+    else:
+        raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
+
+
+def _printable(path: str) -> str:
+    r"""A path with escapes for the bytes that aren't UTF-8: "caf\xe9.txt"."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Input]:

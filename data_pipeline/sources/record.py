@@ -45,14 +45,19 @@ class Record:
 class Intake:
     """Notes on one input: `counters` by rule ("read" counts every record), and `damage` with its place.
 
-    `damage`: (position, reason) of records that can't be used while the rest of the file can; the first hundred are
-    kept, all are counted under "damaged". A reader that can't go on raises DamagedInput instead.
+    `damage`: (position, reason) of what can't be used while the rest of the file can; the first hundred are kept.
+    Records lost to it are counted under "damaged", all of them. A reader that can't go on raises DamagedInput instead.
     """
 
     counters: Tally = field(default_factory=Tally)
     damage: list[tuple[str, str]] = field(default_factory=list)
 
     def damaged(self, position: str, reason: str) -> None:
+        """One record, counted as read, is lost."""
         self.counters.drop("damaged", f"{position}: {reason}")
+        self.damaged_between(position, reason)
+
+    def damaged_between(self, position: str, reason: str) -> None:
+        """Something other than a record is damaged or missing: no record is lost that can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append((position, reason))

@@ -29,8 +29,9 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and what was dropped:
     `not_article`, `redirect`, `empty`, and `damaged`: a page that is no well-formed XML is noted with its place, and
     reading goes on with the next one. A file that ends before `</mediawiki>` yields its whole pages, is noted as
-    damaged, and sets `truncated_xml` to 1. Raises `DamagedInput` for anything that isn't a MediaWiki export, and where
-    the file can't be decompressed. One page's text is in memory at a time.
+    damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
+    `DamagedInput` for anything that isn't a MediaWiki export, and where the file can't be decompressed. One page's text
+    is in memory at a time.
 
     Of a range of bytes (`multistream.ranges`) the pages are read that begin in it.
 
@@ -130,7 +131,7 @@ class _Reader:
             self._end_between()
             if not self._open:
                 return
-            self._intake.damaged(f"page {self._ordinal}", "the XML ends before </mediawiki>")
+            self._intake.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
         self._intake.counters["truncated_xml"] = 1
 
     def _add_between(self, data: bytes) -> None:
@@ -151,7 +152,9 @@ class _Reader:
             if self._site is None or _ROOT_TAG.search(part):
                 part = self._begin_export(part)
             if _COMMENT.sub(b"", part).strip():
-                self._intake.damaged(self._where(), "bytes between two pages that are no part of a MediaWiki export")
+                self._intake.damaged_between(
+                    self._where(), "bytes between two pages that are no part of a MediaWiki export"
+                )
 
     def _begin_export(self, data: bytes) -> bytes:
         """Take in the head of an export; what follows it in `data`."""
@@ -163,7 +166,7 @@ class _Reader:
         except ValueError as error:
             if self._site is None:
                 raise self._no_export(str(error)) from None
-            self._intake.damaged(self._where(), str(error))
+            self._intake.damaged_between(self._where(), str(error))
         self._open = not (root and root[0].endswith(b"/>"))
         return rest
 
