@@ -63,41 +63,47 @@ def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -
 
 def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
     """The same on this machine, where fsspec would pass by linked and forbidden directories without a word."""
-    is_glob = fsspec.core.has_magic(path) and path != root
-    named = glob.glob(path, recursive=True, include_hidden=True) if is_glob else [path]
-    files = {file for found in named if os.path.lexists(found) for file in _files_below(found.rstrip("/"), root)}
+    named = [path]
+    if fsspec.core.has_magic(path) and path != root:
+        named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib follows no links in **)
+    files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, root)]
+    for directory in {file.parent for file in files}:
+        _refuse_loop(directory, root)
     for file in files:
         try:
-            file.encode()
+            str(file).encode()
         except UnicodeEncodeError:
-            raise UserError(
-                f"{_printable(file)}: a file's name is part of its documents' ids; rename it in UTF-8"
-            ) from None
-    return files
+            reason = "a file's name is part of its documents' ids; rename it in UTF-8"
+            raise UserError(f"{_printable(file)}: {reason}") from None
+    return {str(file) for file in files}
 
 
-def _files_below(path: str, root: str) -> Iterator[str]:
+def _files_below(path: Path, root: str) -> Iterator[Path]:
     """The file at `path`, or all files below that directory, links followed."""
-    parents = [str(parent) for parent in PurePosixPath(path).parents if parent.is_relative_to(root)]
-    above = [os.path.realpath(parent) for parent in parents]
-    if len(set(above)) < len(above) or (os.path.isdir(path) and os.path.realpath(path) in above):
-        raise UserError(f"{_printable(path)}: lies below a link to a directory above the link; remove the link")
-    if os.path.isfile(path):
+    if path.is_file():
         yield path
-    elif os.path.isdir(path):
+    elif path.is_dir():
+        _refuse_loop(path, root)
         try:
-            names = os.listdir(path)
+            entries = list(path.iterdir())
         except PermissionError:
             raise UserError(f"{_printable(path)}: no permission to list this directory") from None
-        for name in names:
-            yield from _files_below(os.path.join(path, name), root)
-    elif os.path.islink(path):
-        raise UserError(f"{_printable(path)}: links to {_printable(os.path.realpath(path))}, which isn't there")
+        for entry in entries:
+            yield from _files_below(entry, root)
+    elif path.is_symlink():
+        raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which isn't there")
     else:
         raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
 
 
-def _printable(path: str) -> str:
+def _refuse_loop(directory: Path, root: str) -> None:
+    """Raises UserError where the way from `root` to `directory` leads through one directory twice."""
+    way = [place.resolve() for place in (directory, *directory.parents) if place.is_relative_to(root)]
+    if len(set(way)) < len(way):
+        raise UserError(f"{_printable(directory)}: is a directory above itself, by a link; remove the link")
+
+
+def _printable(path: str | Path) -> str:
     r"""A path with escapes for the bytes that aren't UTF-8: "caf\xe9.txt"."""
     return os.fsencode(path).decode(errors="backslashreplace")
 

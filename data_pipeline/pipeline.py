@@ -11,7 +11,6 @@ from data_pipeline.inputs import list_files
 from data_pipeline.parts import keep_only, parts_of
 from data_pipeline.work_units import Finished, run
 
-
 _ERRORS_SHOWN = 10
 
 

@@ -43,14 +43,14 @@ def test_a_directory_stands_for_all_files_below_it_and_so_does_a_link_to_one(fol
 @pytest.mark.parametrize("below", ["", "/*", "/**/a"])
 def test_a_link_to_a_directory_above_it_is_named(folder, below):
     (folder / "sub/loop").symlink_to(folder)
-    with pytest.raises(UserError, match="sub/loop.*: lies below a link to a directory above the link"):
+    with pytest.raises(UserError, match=r"sub/loop.*: is a directory above itself, by a link"):
         names(f"{folder}{below}")
 
 
 @pytest.mark.parametrize("below", ["", "/*"])
 def test_what_is_no_file_is_named(folder, below):
     (folder / "gone").symlink_to("nowhere")
-    with pytest.raises(UserError, match=f"in/gone: links to {folder}/nowhere, which isn't there"):
+    with pytest.raises(UserError, match="in/gone: links to nowhere, which isn't there"):
         names(f"{folder}{below}")
     (folder / "gone").unlink()
     os.mkfifo(folder / "pipe")
