@@ -171,7 +171,9 @@ def _pages(spec: dict[str, Any], intake: Intake) -> Iterator[tuple[Record, Docum
     clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
     start, stop, first_ordinal = spec["range"]
     for record in READERS[spec["format"]](Input(spec["path"], start, stop, first_ordinal, spec["options"]), intake):
-        text = plain_text(record.text) if spec["format"] == "wikipedia" else record.text
+        text = record.text
+        if spec["format"] == "wikipedia":
+            text = plain_text(text, record.title, record.hidden_namespaces)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue

@@ -29,7 +29,8 @@ class Record:
 
     `ordinal`: index of the record among all records of its file, dropped ones included, so that it never depends on
     what the filters do. `text`: as the file has it (for Wikipedia: wikitext). `target`: of a text-to-text pair.
-    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say.
+    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say. `hidden_namespaces`: of
+    wikitext, the names that its wiki has for files and categories, links to which show no text.
     """
 
     ordinal: int
@@ -39,6 +40,7 @@ class Record:
     timestamp: str = ""
     language: str = ""
     target: str = ""
+    hidden_namespaces: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

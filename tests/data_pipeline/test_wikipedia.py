@@ -125,6 +125,15 @@ def test_addresses_are_written_as_wikipedia_writes_them(parse):
     assert url_title("Who's (on) A/B: 1,2!") == "Who%27s_(on)_A/B:_1,2!"
 
 
+def test_the_wikis_names_of_files_and_categories_are_told(parse):
+    """By the numbers of their namespaces: Media is -2, File 6, Category 14."""
+    names = {-2: "Sonido", 6: "Lakaw_Lakaw", 7: "Talk", 14: "\u200eKlase"}
+    siteinfo = "".join(f'<namespace key="{key}">{name}</namespace>' for key, name in names.items())
+    siteinfo = f"<siteinfo><namespaces>{siteinfo}</namespaces></siteinfo>"
+    [record], _ = parse(export(page("Klase: A", "a"), page("B", "b"), siteinfo=siteinfo))
+    assert record.hidden_namespaces == {"sonido", "lakaw lakaw", "klase"}
+
+
 def test_language_is_the_exports(parse):
     kept, _ = parse(export(page("A", "a")).replace(b"<mediawiki>", b'<mediawiki version="0.11" xml:lang="it">'))
     assert kept[0].language == "it"
