@@ -8,7 +8,7 @@ linear in the length of the page whatever it looks like: markup that is never cl
 import html
 import re
 
-from data_pipeline.cleaning.wikitext_inline import fill_in, marked
+from data_pipeline.cleaning.wikitext_inline import fill_in, marked, without_edges
 from data_pipeline.cleaning.wikitext_math import math_text
 from data_pipeline.cleaning.wikitext_names import (
     CATEGORY_NAMESPACES,
@@ -301,7 +301,7 @@ def _line_text(line: str) -> tuple[int, str]:
 
     "== '''A''' =="  ->  (2, "A")        "* b  c"  ->  (9, "b c")        "| a cell"  ->  (9, "")
     """
-    line = line.strip()
+    line = without_edges(line.strip())
     level = _BODY
     if not line:
         return level, ""

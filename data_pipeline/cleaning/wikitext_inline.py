@@ -12,6 +12,8 @@ from data_pipeline.cleaning.wikitext_templates import positional, with_unit
 
 _OPEN, _CLOSE = "\x01", "\x02"  # around an argument until its line is whole; a page has neither
 _MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_MARKED_AND_SPACE = re.compile(rf"{_MARKED.pattern} *")
+_MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # with which a line can begin
 _LONGEST = 1000
 _LOOKED_AT = 8  # characters on each side
 
@@ -84,12 +86,26 @@ def marked(name: str, source: str) -> str:
     return f"{_OPEN}{with_unit(text, source)}{_CLOSE}"
 
 
+def without_edges(line: str) -> str:
+    r"""A line without what can't be text: arguments at its end, and those before its markup, which they would hide.
+
+    "== A ==\x01b\x02"  ->  "== A =="        "\x01b\x02* c"  ->  "* c"        "\x01b\x02 c"  ->  "\x01b\x02 c"
+    """
+    start, end = 0, len(line)
+    while end and line[end - 1] in f"{_CLOSE} ":
+        opening = line.rfind(_OPEN, 0, end) if line[end - 1] == _CLOSE else -1
+        end = opening if opening >= 0 else end - 1
+    while start < end and (mark := _MARKED_AND_SPACE.match(line, start)):
+        start = mark.end()
+    return line[start if line[start : start + 1] in _MARKUP else 0 : end]
+
+
 def fill_in(line: str) -> str:
     r"""A line in which each marked argument is text or gone.
 
     "built in \x011900\x02 by"  ->  "built in 1900 by"        "by them. \x01A 7\x02"  ->  "by them. "
     """
-    if _OPEN not in line:
+    if _OPEN not in line and _CLOSE not in line:  # one alone where {{#switch}} has split an argument
         return line
     pieces, position, before = list[str](), 0, ""
     for mark in _MARKED.finditer(line):

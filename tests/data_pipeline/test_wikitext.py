@@ -74,6 +74,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
             "at {{coord|40 N}} and {{x|A.jpg}} or {{x|a_1}} so {{x|http://a}} or {{x|QB1}} but {{x|y|z}}, {{x|}} a",
             "at and or so or but, a",
         ),
+        ("{{x|a}}== A == {{x|b}}\nb\n{{x|a}} {{x|b}}* c {{x|d}}{{x|e}}\n== D =={{x|e}}", "A\nb\nc"),
         ("{{Box\n|a}} and {{x|b\nc}} d", "and d"),
         # the page's own name
         ("'''{{PAGENAME}}''' is {{NOMEPAGINA}}, {{lc:{{PAGENAME}}}}", "Ulm is Ulm, ulm"),
@@ -218,7 +219,24 @@ _FRAGMENTS = [
         " ",
     ),
     *("<ref>", "</ref>", "<ref/>", "<!--", "-->", "<nowiki>", "</nowiki>", "<table>", "</table>", "<br>", "<sup>1"),
-    *("[http://a", "&#", "&#1;", "&#xD800;", "&amp;", "File:", "de:", "convert|", "1|", "to|", "lang|", "__A__"),
+    *(
+        "{{x|",
+        "{{!}}",
+        "{{nowrap|",
+        "{{x|a{{!}}b}}",
+        "[http://a",
+        "&#",
+        "&#1;",
+        "&#xD800;",
+        "&amp;",
+        "File:",
+        "de:",
+        "convert|",
+        "1|",
+        "to|",
+        "lang|",
+        "__A__",
+    ),
     *("-{", "}-", "-{A|zh-cn:", "<math>", "</math>", "\\frac{", "{{#if:", "{{#switch:a|", "a", "é", "\x00"),
 ]
 
@@ -229,6 +247,7 @@ def test_any_markup_gives_tidy_text(wikitext):
     text = plain_text(wikitext)
     assert text == text.strip("\n")
     assert "\n\n\n" not in text
+    assert not re.search("[\x01\x02]", text)
     text.encode()
 
 
@@ -248,6 +267,8 @@ def test_any_markup_gives_tidy_text(wikitext):
             "{{lang|fr|",
             "{{convert|1|",
             "[[File:a|[[b]]",
+            "{{a|b}}",
+            "c {{a|b}}",
         ),
         *("<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"),
         *("-{", "-{a", "-{A|zh:", "<math>", "<math>{", "{{#if:", "{{#switch:a|b", "&a"),
