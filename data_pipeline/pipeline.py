@@ -90,9 +90,9 @@ def tell_damage(units: list[Finished], strict: bool) -> None:
             print(f"warning: {line}; what is whole was kept")
     if errors and not strict:
         sources = sorted({unit.result["source"] for unit in units} - readable)
-        more = [f"and {len(errors) - _ERRORS_SHOWN:,} inputs more"] if len(errors) > _ERRORS_SHOWN else []
+        others = [f"and {len(errors) - _ERRORS_SHOWN:,} inputs more"] if len(errors) > _ERRORS_SHOWN else []
         question = f"nothing could be read of source {', '.join(sources)}: are its path and format right?"
-        errors = [*errors[:_ERRORS_SHOWN], *more, question]
+        errors = [*errors[:_ERRORS_SHOWN], *others, question]
     if errors:
         raise FailedError("\n".join(errors))
 
