@@ -5,6 +5,7 @@ core). Here every construct is a token of one regular expression, and a stack pa
 linear in the length of the page whatever it looks like: markup that is never closed costs no more than markup that is.
 """
 
+import functools
 import html
 import re
 
@@ -45,7 +46,7 @@ def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str]
         text = _INLINE_TAG.sub("", text)
     if "-{" in text:
         text = one_variant(text)
-    text = _resolve_nested(text, _Nesting(title, _NOT_TEXT | hidden_namespaces))
+    text = _resolve_nested(text, _Nesting(title, _without_text(hidden_namespaces)))
     if "[" in text:
         text = _EXTERNAL_LINK.sub(r"\1", text)
     return _assemble(text.split("\n"))
@@ -224,6 +225,13 @@ class _Nesting:
 
 
 _NOT_TEXT = FILE_NAMESPACES | CATEGORY_NAMESPACES | LANGUAGES
+
+
+@functools.lru_cache(maxsize=16)  # one wiki's pages follow each other
+def _without_text(hidden_namespaces: frozenset[str]) -> frozenset[str]:
+    return _NOT_TEXT | hidden_namespaces
+
+
 _TITLE_QUALIFIER = re.compile(r" *[(（][^()（）]*[)）]$")
 
 
