@@ -20,6 +20,7 @@ from data_pipeline.errors import DamagedInput, UserError
 from data_pipeline.inputs import list_files, pieces
 from data_pipeline.parts import Histograms, describe, part_file, size_of, totals
 from data_pipeline.sources import READERS, Input, Intake, Record
+from data_pipeline.sources.recognition import look_of
 from data_pipeline.work_units import Finished, Stage, Unit
 
 
@@ -113,7 +114,8 @@ class PartsWriter:
 def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Reads, cleans and splits one input and writes its documents; returns what came in and what was dropped.
 
-    Damage ends the input, not the build: what was whole is kept, the place and the reason are returned.
+    Damage ends the input, not the build: what was whole is kept, the place and the reason are returned. The status is
+    "unreadable" where that is no record at all.
     """
     intake = Intake()
     damage: list[tuple[str, str]] = []
@@ -126,20 +128,30 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         except UserError as error:  # the file went away, or may not be read
             damage.append(("the start", str(error)))
     counts = intake.counters
+    found = [*damage, *intake.damage]
+    unreadable = bool(found) and counts["read"] <= counts["damaged"]
+    if unreadable and (look := look_of(spec["path"])):
+        position, reason = found[0]
+        name = look.description if spec["format"] in look.formats else str(look)
+        found[0] = (position, reason if name in reason else f"{reason}; it looks like {name}")
     return {
         "source": spec["name"],
         "file": spec["file"],
         "range": spec["range"],
         **(_checksum(spec["path"]) if spec["range"][0] == 0 else {}),
-        "status": "truncated" if counts["truncated_xml"] else "damaged" if damage or intake.damage else "ok",
-        "damage": [*damage, *intake.damage],
+        "status": _status(unreadable, bool(counts["truncated_xml"]), bool(found)),
+        "damage": found,
         "counts": dict(sorted(counts.items())),
         "examples": dict(sorted(counts.examples.items())),
         **parts.as_json(),
     }
 
 
-STAGE = Stage("documents", 3, write_documents)
+def _status(unreadable: bool, truncated: bool, damaged: bool) -> str:
+    return "unreadable" if unreadable else "truncated" if truncated else "damaged" if damaged else "ok"
+
+
+STAGE = Stage("documents", 4, write_documents)
 
 
 def total(finished: list[Finished], split: str) -> int:
@@ -160,7 +172,9 @@ def _pages(spec: dict[str, Any], intake: Intake) -> Iterator[tuple[Record, Docum
     clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
     start, stop, first_ordinal = spec["range"]
     for record in READERS[spec["format"]](Input(spec["path"], start, stop, first_ordinal, spec["options"]), intake):
-        text = plain_text(record.text) if spec["format"] == "wikipedia" else record.text
+        text = record.text
+        if spec["format"] == "wikipedia":
+            text = plain_text(text, record.title, record.hidden_namespaces)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue

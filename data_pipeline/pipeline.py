@@ -11,6 +11,8 @@ from data_pipeline.inputs import list_files
 from data_pipeline.parts import keep_only, parts_of
 from data_pipeline.work_units import Finished, run
 
+_ERRORS_SHOWN = 10
+
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> Path:
     """Brings the corpus up to date, stopping after the stage `until`; returns its directory.
@@ -30,7 +32,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     finished: dict[str, list[Finished]] = {}
 
     finished["documents"] = left = run(documents.STAGE, planned, corpus, config.ray)
-    _tell_damage(left, strict)
+    tell_damage(left, strict)
     parts = parts_of(left)
     if config.steps:
         keep_only(corpus, ".stages/documents", parts)
@@ -70,20 +72,29 @@ def _prepare(corpus: Path) -> None:
     remove_leftovers(corpus)
 
 
-def _tell_damage(units: list[Finished], strict: bool) -> None:
-    """One line for each damaged input: its first damage, and how much more there is."""
-    lines = []
-    for unit in units:
-        result = unit.result
-        if result["status"] != "ok":
-            position, reason = result["damage"][0]
-            records = result["counts"].get("damaged", 0)
-            more = f" ({records:,} records damaged in all)" if records > 1 else ""
-            lines.append(f"{result['source']}/{result['file']}: {result['status']} at {position}: {reason}{more}")
-    if lines and strict:
-        raise FailedError("\n".join(lines))
-    for line in lines:
-        print(f"warning: {line}; what is whole was kept")
+def tell_damage(units: list[Finished], strict: bool) -> None:
+    """One line for each damaged input: its first damage, and how much more there is.
+
+    A source of which nothing could be read is an error, and so is any damage if `strict`.
+    """
+    readable = {unit.result["source"] for unit in units if unit.result["status"] != "unreadable"}
+    errors = []
+    for result in (unit.result for unit in units if unit.result["status"] != "ok"):
+        position, reason = result["damage"][0]
+        records = result["counts"].get("damaged", 0)
+        more = f" ({records:,} records damaged in all)" if records > 1 else ""
+        line = f"{result['source']}/{result['file']}: {result['status']} at {position}: {reason}{more}"
+        if strict or result["source"] not in readable:
+            errors.append(line)
+        else:
+            print(f"warning: {line}; what is whole was kept")
+    if errors and not strict:
+        sources = sorted({unit.result["source"] for unit in units} - readable)
+        others = [f"and {len(errors) - _ERRORS_SHOWN:,} inputs more"] if len(errors) > _ERRORS_SHOWN else []
+        question = f"nothing could be read of source {', '.join(sources)}: are its path and format right?"
+        errors = [*errors[:_ERRORS_SHOWN], *others, question]
+    if errors:
+        raise FailedError("\n".join(errors))
 
 
 def _complete(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:

@@ -135,7 +135,9 @@ def _cleaner() -> Cleaner:
 
 
 def _clean(source: str, record: Record) -> None:
-    text = plain_text(record.text) if source == "wikipedia" else record.text
+    text = record.text
+    if source == "wikipedia":
+        text = plain_text(text, record.title, record.hidden_namespaces)
     kept = _cleaner()(text, record.url, record.language, Tally())
     for value in (record.text, record.url, record.title, record.timestamp, record.language, record.target, text):
         value.encode()

@@ -5,27 +5,35 @@ core). Here every construct is a token of one regular expression, and a stack pa
 linear in the length of the page whatever it looks like: markup that is never closed costs no more than markup that is.
 """
 
+import functools
 import html
 import re
 
+from data_pipeline.cleaning.wikitext_inline import fill_in, marked, without_edges
 from data_pipeline.cleaning.wikitext_math import math_text
 from data_pipeline.cleaning.wikitext_names import (
     CATEGORY_NAMESPACES,
     FILE_NAMESPACES,
     FILE_SUFFIXES,
     LANGUAGES,
+    PAGE_NAMES,
     SISTER_PROJECTS,
+    normalised_namespace,
 )
-from data_pipeline.cleaning.wikitext_templates import has_text, template_text
+from data_pipeline.cleaning.wikitext_templates import has_text, normalised, template_text
 from data_pipeline.cleaning.wikitext_variants import one_variant
 
 
-def plain_text(wikitext: str) -> str:
+def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str] = frozenset()) -> str:
     """The prose of a page: paragraphs, headings and list items, one to a line, at most one blank line between them.
 
-    Dropped: templates (but for those that stand for words, such as {{convert}}), tables, files, categories, language
-    links, references, comments, galleries, code blocks, magic words, formulas that aren't a line of plain symbols, and
-    headings with nothing below them. Links keep their labels, external ones too. Never raises, whatever the markup.
+    Dropped: templates (but for those that stand for words, such as {{convert}}, and unknown ones of a single argument
+    amid a sentence), tables, files, categories, language links, references, comments, galleries, code blocks, magic
+    words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links keep their labels,
+    external ones too. Never raises, whatever the markup.
+
+    `title`: what {{PAGENAME}} reads as. `hidden_namespaces`: names that this wiki has for its files and categories,
+    normalised, beside those that are known here.
 
         "'''Ulm''' is a [[city]] on the [[Danube|river]]{{sfn|A|p=2}}.<ref>B</ref>\n== See also ==\n[[Category:Ulm]]"
         ->  "Ulm is a city on the river."
@@ -38,7 +46,7 @@ def plain_text(wikitext: str) -> str:
         text = _INLINE_TAG.sub("", text)
     if "-{" in text:
         text = one_variant(text)
-    text = _resolve_nested(text)
+    text = _resolve_nested(text, _Nesting(title, _without_text(hidden_namespaces)))
     if "[" in text:
         text = _EXTERNAL_LINK.sub(r"\1", text)
     return _assemble(text.split("\n"))
@@ -123,16 +131,15 @@ _TOKEN = re.compile(
 _MAX_DEPTH = 50  # each level copies what is inside it; MediaWiki's own limit is 40
 
 
-def _resolve_nested(text: str) -> str:
+def _resolve_nested(text: str, nesting: "_Nesting") -> str:
     """Templates, tables and links replaced by the text they stand for."""
     pieces = _TOKEN.split("\n" + text)
-    nesting = _Nesting()
     for index, piece in enumerate(pieces):
         if index % 2 == 0:
             nesting.out.append(piece)
         elif piece.startswith("[["):
             if len(piece) > 2:
-                nesting.out.append(_link_text(piece[2:-2]))
+                nesting.add_link(piece[2:-2])
             else:
                 nesting.open("link")
         elif piece == "]]":
@@ -154,8 +161,10 @@ def _resolve_nested(text: str) -> str:
 class _Nesting:
     """The constructs open at a point of the page, and the pieces of text of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str, hidden: frozenset[str]) -> None:
+        """`title`: of the page. `hidden`: the namespaces and prefixes whose links show no text."""
         self.out: list[str] = []  # of the innermost one
+        self._title, self._hidden = title, hidden
         self._outer: list[tuple[str, list[str]]] = []
         self._open = {"link": 0, "template": 0, "table": 0}
 
@@ -164,6 +173,9 @@ class _Nesting:
             self._outer.append((kind, self.out))
             self._open[kind] += 1
             self.out = []
+
+    def add_link(self, inside: str) -> None:
+        self.out.append(_link_text(inside, self._hidden))
 
     def close(self, kind: str) -> None:
         """End the innermost construct of this kind, if one is open; those opened inside it were never closed.
@@ -177,9 +189,19 @@ class _Nesting:
         inside = self.out
         self.out = self._pop()
         if kind == "link":
-            self.out.append(_link_text("".join(inside)))
-        elif kind == "template" and inside and has_text(inside[0].partition("|")[0]):
+            self.add_link("".join(inside))
+        elif kind == "template" and inside:
+            self._add_template(inside)
+
+    def _add_template(self, inside: list[str]) -> None:
+        written = inside[0].partition("|")[0]
+        name = normalised(written)
+        if has_text(name):
             self.out.append(template_text("".join(inside)))
+        elif name in PAGE_NAMES:
+            self.out.append(self._title)
+        elif "\n" not in written:  # else it is a box
+            self.out.append(marked(name, "".join(inside)))
 
     def finish(self) -> str:
         while self._outer:
@@ -203,10 +225,17 @@ class _Nesting:
 
 
 _NOT_TEXT = FILE_NAMESPACES | CATEGORY_NAMESPACES | LANGUAGES
+
+
+@functools.lru_cache(maxsize=16)  # one wiki's pages follow each other
+def _without_text(hidden_namespaces: frozenset[str]) -> frozenset[str]:
+    return _NOT_TEXT | hidden_namespaces
+
+
 _TITLE_QUALIFIER = re.compile(r" *[(（][^()（）]*[)）]$")
 
 
-def _link_text(inside: str) -> str:
+def _link_text(inside: str, hidden: frozenset[str]) -> str:
     """What a wikilink reads as.
 
     "Target"  ->  "Target"        "Target|label"  ->  "label"        "Ulm (city)|"  ->  "Ulm"
@@ -216,10 +245,10 @@ def _link_text(inside: str) -> str:
     target, bar, label = inside.partition("|")
     prefix, colon, rest = target.partition(":")
     if colon:
-        namespace = prefix.replace("_", " ").strip().lower()
+        namespace = normalised_namespace(prefix)
         if not namespace:
             target = rest
-        elif namespace in _NOT_TEXT or rest.rstrip().lower().endswith(FILE_SUFFIXES):
+        elif namespace in hidden or normalised_namespace(rest).endswith(FILE_SUFFIXES):
             return ""
         elif namespace in SISTER_PROJECTS:
             target = rest
@@ -280,7 +309,7 @@ def _line_text(line: str) -> tuple[int, str]:
 
     "== '''A''' =="  ->  (2, "A")        "* b  c"  ->  (9, "b c")        "| a cell"  ->  (9, "")
     """
-    line = line.strip()
+    line = without_edges(line.strip())
     level = _BODY
     if not line:
         return level, ""
@@ -299,6 +328,7 @@ def _line_text(line: str) -> tuple[int, str]:
         line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line).replace("\n", " ")
     if not line.isascii():
         line = _INVISIBLE.sub("", _SPACE.sub(" ", line))
+    line = fill_in(line)
     if "  " in line:
         line = _SPACES.sub(" ", line)
     if "(" in line or "[" in line:

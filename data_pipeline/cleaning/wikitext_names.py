@@ -1,8 +1,20 @@
 """Names that decide whether a wikilink is text: file and category namespaces, languages, sister projects.
 
-Lower case, with spaces. The English names work in every wiki; the others are each wiki's own. Names that begin titles
-elsewhere ("Imagine: John Lennon") are left out: a file's suffix gives it away too.
+As `normalised_namespace` writes them. The English names work in every wiki; the others are each wiki's own. Names that
+begin titles elsewhere ("Imagine: John Lennon") are left out: a file's suffix gives it away too.
 """
+
+import re
+
+_MARKS = re.compile("[\u200e\u200f\u202a-\u202e]")  # of direction, which MediaWiki takes out of titles
+
+
+def normalised_namespace(name: str) -> str:
+    """A namespace or an interwiki prefix in lower case, with single spaces and no marks of direction.
+
+    "\u200eBild_Diskussion "  ->  "bild diskussion"
+    """
+    return _MARKS.sub("", name.replace("_", " ")).strip().lower()
 
 
 def _names(block: str) -> frozenset[str]:
@@ -82,4 +94,13 @@ SISTER_PROJECTS = _names(
 FILE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".gif", ".svg", ".tif", ".tiff", ".webp", ".xcf", ".djvu", ".pdf", ".mid", ".stl"),
     *(".ogg", ".oga", ".ogv", ".opus", ".webm", ".wav", ".mp3", ".flac", ".mpg"),
+)
+
+# {{PAGENAME}} and its kin, which read as the title of the article: the English names, and those of some wikis.
+PAGE_NAMES = _names(
+    """
+    pagename fullpagename basepagename subpagename rootpagename articlepagename subjectpagename
+    seitenname vollerseitenname nompage nombredepagina nombredepágina nomepagina paginanaam nomedapagina nomedapágina
+    nazwastrony sidnamn sidenavn sivunimi имястраницы названиестраницы назва_сторінки 页面名 頁面名 ページ名 문서이름
+    """
 )

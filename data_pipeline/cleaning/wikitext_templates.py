@@ -1,9 +1,10 @@
-"""Templates that stand for words of the sentence they are in; every other template is left out of the text."""
+"""Templates that are known to stand for words of the sentence they are in, and parser functions."""
 
 import re
 from collections.abc import Callable
 
 _NUMBER = re.compile(r"[-−+]?[\d,.]*\d(?:[ +]?\d+[/⁄]\d+)?(?:e[-−+]?\d+)?")
+_UNIT_ARGUMENT = re.compile(r"(?:^|\|) *ul? *=([^|]*)")
 _ARGUMENT_NAME = re.compile(r"[\w .-]*")
 
 _RANGES = {
@@ -20,8 +21,7 @@ _UNITS = {
 
 
 def has_text(name: str) -> bool:
-    """Whether a template of this name contributes anything: a cheap question, asked before its parts are joined."""
-    name = _normalised(name)
+    """Whether a template of this normalised name is known here: a cheap question, asked before its parts are joined."""
     return name in _VALUES or name.startswith("lang-") or name.partition(":")[0].rstrip() in _FUNCTIONS
 
 
@@ -32,18 +32,19 @@ def template_text(source: str) -> str:
     """
     name, _, rest = source.partition("|")
     function, colon, subject = name.partition(":")
-    if colon and (call := _FUNCTIONS.get(_normalised(function))):
+    if colon and (call := _FUNCTIONS.get(normalised(function))):
         return call(subject.strip(), [argument.strip() for argument in rest.split("|")])
-    name = _normalised(name)
+    name = normalised(name)
     value = _first if name.startswith("lang-") else _VALUES.get(name)
-    return value(_positional(rest)) if value else ""
+    return with_unit(value(positional(rest)), rest) if value else ""
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """ "Lang_Fr "  ->  "lang fr" """
     return name.replace("_", " ").strip().lower()
 
 
-def _positional(rest: str) -> list[str]:
+def positional(rest: str) -> list[str]:
     """Unnamed arguments in their order, and those that are numbered instead ("1=") in their places.
 
     "a|x=1|b"  ->  ["a", "b"]        "2=b|1=a"  ->  ["a", "b"]
@@ -59,6 +60,12 @@ def _positional(rest: str) -> list[str]:
     for position, value in sorted(numbered.items()):
         arguments[int(position or 1) - 1 : int(position or 1)] = [value]
     return arguments
+
+
+def with_unit(text: str, source: str) -> str:
+    """ "5", "val|5|ul=km"  ->  "5 km" """
+    unit = _UNIT_ARGUMENT.search(source)
+    return f"{text} {unit[1].strip()}".rstrip() if unit else text
 
 
 def _first(arguments: list[str]) -> str:
@@ -171,6 +178,7 @@ _NAMES: dict[str, Callable[[list[str]], str]] = {
     "gbp, £": _prefix("£"),
     "eur, euro, €": _prefix("€"),
     "isbn": _prefix("ISBN "),
+    **{name: _prefix(f"{name.upper()}: ") for name in ("nyse", "nasdaq", "amex", "lse", "tsx", "asx", "sehk", "tyo")},
     "e, esp": _prefix("×10^"),
     **{name: _prefix(f"{name.upper()} ") for name in ("hms", "uss", "hmas", "hmcs", "ss", "rms", "usns", "jds")},
     "ndash, en dash, –": _constant("–"),

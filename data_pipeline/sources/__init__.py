@@ -1,14 +1,27 @@
-"""Readers, one per file format: `read(file, intake) -> Iterator[Record]`, and what each format's options may say."""
+"""Readers, one per file format: `read(file, intake) -> Iterator[Record]`, and what each format's options may say.
+
+A file that begins as only files of another format do raises `DamagedInput`, whichever reader it is given to.
+"""
 
 from collections.abc import Callable, Iterator
 
 from data_pipeline.config_file import Section
 from data_pipeline.sources import c4, jsonl, pairs, parquet, text, warc, wet, wikiextractor, wikipedia
+from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, Intake, Record
 
 Reader = Callable[[Input, Intake], Iterator[Record]]
 
-READERS: dict[str, Reader] = {
+
+def _for_its_format(declared: str, reader: Reader) -> Reader:
+    def read(file: Input, intake: Intake) -> Iterator[Record]:
+        refuse_other_format(file, declared)
+        yield from reader(file, intake)
+
+    return read
+
+
+_READERS: dict[str, Reader] = {
     "wet": wet.read,
     "warc": warc.read,
     "c4": c4.read,
@@ -19,6 +32,7 @@ READERS: dict[str, Reader] = {
     "parquet": parquet.read,
     "pairs": pairs.read,
 }
+READERS = {declared: _for_its_format(declared, reader) for declared, reader in _READERS.items()}
 
 OPTIONS: dict[str, type[Section]] = {
     "wet": wet.Options,

@@ -33,7 +33,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     for number, record in json_lines(file, intake, options):
         try:
             text = string(record, options.text)
-            values = {field: string(record, name, required=False) for field, name in names.items()}
+            values: dict[str, Any] = {field: string(record, name, required=False) for field, name in names.items()}
         except ValueError as error:
             intake.damaged(f"line {number}", str(error))
             continue

@@ -53,6 +53,8 @@ def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, s
             intake.counters["read"] += 1
             if line is None:
                 intake.damaged(f"line {number}", too_long(options))
+            elif b"\0" in line:
+                intake.damaged(f"line {number}", "holds NUL bytes: expected UTF-8 text")
             elif line.count(b"\t") != 1:
                 intake.damaged(f"line {number}", f"expected input, tab, target, found {line.count(9)} tabs")
             else:

@@ -96,7 +96,7 @@ def _values(column: pa.Array) -> list[Any]:
 def _record(ordinal: int, row: dict[str, Any], intake: Intake) -> Record | None:
     intake.counters["read"] += 1
     try:
-        values = {field: _text(value) for field, value in row.items() if value is not None}
+        values: dict[str, Any] = {field: _text(value) for field, value in row.items() if value is not None}
     except UnicodeDecodeError as error:
         intake.damaged(f"row {ordinal}", str(error))
         return None

@@ -29,7 +29,8 @@ class Record:
 
     `ordinal`: index of the record among all records of its file, dropped ones included, so that it never depends on
     what the filters do. `text`: as the file has it (for Wikipedia: wikitext). `target`: of a text-to-text pair.
-    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say.
+    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say. `hidden_namespaces`: of
+    wikitext, the names that its wiki has for files and categories, links to which show no text.
     """
 
     ordinal: int
@@ -39,20 +40,26 @@ class Record:
     timestamp: str = ""
     language: str = ""
     target: str = ""
+    hidden_namespaces: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Intake:
     """Notes on one input: `counters` by rule ("read" counts every record), and `damage` with its place.
 
-    `damage`: (position, reason) of records that can't be used while the rest of the file can; the first hundred are
-    kept, all are counted under "damaged". A reader that can't go on raises DamagedInput instead.
+    `damage`: (position, reason) of what can't be used while the rest of the file can; the first hundred are kept.
+    Records lost to it are counted under "damaged", all of them. A reader that can't go on raises DamagedInput instead.
     """
 
     counters: Tally = field(default_factory=Tally)
     damage: list[tuple[str, str]] = field(default_factory=list)
 
     def damaged(self, position: str, reason: str) -> None:
+        """One record, counted as read, is lost."""
         self.counters.drop("damaged", f"{position}: {reason}")
+        self.damaged_between(position, reason)
+
+    def damaged_between(self, position: str, reason: str) -> None:
+        """Something other than a record is damaged or missing: no record is lost that can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append((position, reason))

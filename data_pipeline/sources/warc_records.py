@@ -16,6 +16,7 @@ from data_pipeline.sources.stream import open_stream
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _NEXT_RECORD = re.compile(rb"\r?\n\r?\n(WARC/\d+\.\d+[ \t]*\r?\n)")
 _LONGEST_LINE = 1 << 16
+_FORMATS = {"conversion": "wet", "response": "warc"}
 _TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"}
 
 
@@ -50,13 +51,15 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
     A record with a damaged header, length or digest is noted (and counted under `read` too, as its type may be lost),
     and reading goes on at the next line that begins a record. Raises `DamagedInput` for a file that isn't an archive,
     and, after all whole records, for one that is cut off or whose compression is corrupt. A cut exactly between two
-    records leaves a valid archive, which no reader can tell from the whole.
+    records leaves a valid archive, which no reader can tell from the whole. An archive of other records alone (a WARC
+    read as WET) is damage too; one with none but `warcinfo` is empty.
 
     We don't read with a WARC library: fastwarc and warcio both take a truncated archive for a shorter one.
     """
     with open_stream(file.path) as stream:
         source = _Source(stream)
         ordinal, astray = 0, False  # astray: the last record's end isn't known, so what follows may be part of it
+        types: set[str] = set()
         while source.skip_to_record():
             position = f"record {ordinal} at byte {source.offset} of the content"
             if source.skipped and not astray:
@@ -64,6 +67,7 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             astray = False
             try:
                 headers = _headers(source)
+                types.add(headers["warc-type"])
                 wanted = headers["warc-type"] == record_type
                 block = _block(source, headers, options)
             except _TooLong as problem:
@@ -91,6 +95,10 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             raise DamagedInput(file.path, "byte 0", "not a WARC archive: expected a line such as WARC/1.0")
         if source.skipped and not astray:
             raise DamagedInput(file.path, f"the last {source.skipped} bytes", "expected a line such as WARC/1.0")
+        if record_type not in types and (others := types - {"warcinfo"}):
+            way_out = "".join(f"; its format is {_FORMATS[kind]}" for kind in others & _FORMATS.keys())
+            reason = f"expected {record_type} records, found only {', '.join(sorted(others))}{way_out}"
+            raise DamagedInput(file.path, "its end", reason)
 
 
 def _note(intake: Intake, position: str, reason: str) -> None:

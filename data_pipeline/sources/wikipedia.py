@@ -6,6 +6,7 @@ from contextlib import closing
 from urllib.parse import quote, urlsplit
 from xml.parsers import expat
 
+from data_pipeline.cleaning.wikitext_names import normalised_namespace
 from data_pipeline.errors import DamagedInput
 from data_pipeline.sources.byte_ranges import DamagedBeyond, pieces
 from data_pipeline.sources.page_tags import END, PAGE, ROOT, page_tags
@@ -22,6 +23,8 @@ _CANONICAL_NAMESPACES = (
     "template template_talk help help_talk category category_talk"
 )
 
+_HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Category
+
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
@@ -29,8 +32,9 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and what was dropped:
     `not_article`, `redirect`, `empty`, and `damaged`: a page that is no well-formed XML is noted with its place, and
     reading goes on with the next one. A file that ends before `</mediawiki>` yields its whole pages, is noted as
-    damaged, and sets `truncated_xml` to 1. Raises `DamagedInput` for anything that isn't a MediaWiki export, and where
-    the file can't be decompressed. One page's text is in memory at a time.
+    damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
+    `DamagedInput` for anything that isn't a MediaWiki export, and where the file can't be decompressed. One page's text
+    is in memory at a time.
 
     Of a range of bytes (`multistream.ranges`) the pages are read that begin in it.
 
@@ -130,7 +134,7 @@ class _Reader:
             self._end_between()
             if not self._open:
                 return
-            self._intake.damaged(f"page {self._ordinal}", "the XML ends before </mediawiki>")
+            self._intake.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
         self._intake.counters["truncated_xml"] = 1
 
     def _add_between(self, data: bytes) -> None:
@@ -151,7 +155,9 @@ class _Reader:
             if self._site is None or _ROOT_TAG.search(part):
                 part = self._begin_export(part)
             if _COMMENT.sub(b"", part).strip():
-                self._intake.damaged(self._where(), "bytes between two pages that are no part of a MediaWiki export")
+                self._intake.damaged_between(
+                    self._where(), "bytes between two pages that are no part of a MediaWiki export"
+                )
 
     def _begin_export(self, data: bytes) -> bytes:
         """Take in the head of an export; what follows it in `data`."""
@@ -163,7 +169,7 @@ class _Reader:
         except ValueError as error:
             if self._site is None:
                 raise self._no_export(str(error)) from None
-            self._intake.damaged(self._where(), str(error))
+            self._intake.damaged_between(self._where(), str(error))
         self._open = not (root and root[0].endswith(b"/>"))
         return rest
 
@@ -187,7 +193,8 @@ class _Reader:
         else:
             url = site.url_prefix and site.url_prefix + url_title(title)
             timestamp = page.values.get("timestamp", "").strip()
-            return Record(ordinal, text, url, title, timestamp, site.language)
+            hidden = frozenset(site.hidden_namespaces)
+            return Record(ordinal, text, url, title, timestamp, site.language, hidden_namespaces=hidden)
         return None
 
     def _abandon_page(self, reason: str) -> None:
@@ -202,7 +209,7 @@ class _Reader:
             in_main = values["ns"].strip() == "0"
         else:  # schemas before 0.6
             prefix, colon, _ = values["title"].partition(":")
-            in_main = not (colon and _normalised(prefix) in self._site.namespaces)
+            in_main = not (colon and normalised_namespace(prefix) in self._site.namespaces)
         return in_main and values.get("model", "wikitext") == "wikitext"
 
     def _where(self) -> str:
@@ -227,7 +234,9 @@ class _Site:
         """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
         self.url_prefix = ""
         self.language = ""
-        self.namespaces = {_normalised(name) for name in _CANONICAL_NAMESPACES.split()}
+        self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
+        self.hidden_namespaces: set[str] = set()
+        self._key = ""  # of the namespace whose name comes next
         self._depth = 0
         self._value: list[str] | None = None
 
@@ -254,6 +263,7 @@ class _Site:
             self.language = attributes.get("xml:lang", "")
         elif (self._depth, name) in {(3, "base"), (4, "namespace")}:
             self._value = []
+            self._key = attributes.get("key", "")
 
     def _characters(self, data: str) -> None:
         if self._value is not None:
@@ -267,7 +277,9 @@ class _Site:
         if name == "base":
             self.url_prefix = _url_prefix(value)
         elif name == "namespace" and value:
-            self.namespaces.add(_normalised(value))
+            self.namespaces.add(normalised_namespace(value))
+            if self._key in _HIDDEN_KEYS:
+                self.hidden_namespaces.add(normalised_namespace(value))
 
     def _doctype(self, *_: object) -> None:
         raise ValueError("the XML has a document type declaration")
@@ -364,7 +376,3 @@ def url_title(title: str) -> str:
     "Who's (on) A/B?"  ->  "Who%27s_(on)_A/B%3F"
     """
     return quote(title.replace(" ", "_"), safe=";@$!*(),/:~")
-
-
-def _normalised(namespace: str) -> str:
-    return namespace.replace("_", " ").strip().casefold()

@@ -264,11 +264,11 @@ def test_inputs_of_the_wrong_kind_empty_and_unreadable_are_listed_and_the_rest_g
     stats = json.loads(run("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     status = {entry["path"]: (entry["status"], entry["documents"]) for entry in stats["inputs"]}
     assert status == {
-        "c4/empty.json.gz": ("damaged", 0),
-        "c4/picture.json.gz": ("damaged", 0),
+        "c4/empty.json.gz": ("unreadable", 0),
+        "c4/picture.json.gz": ("unreadable", 0),
         "c4/whole.json.gz": ("ok", 30),
     }
-    assert all(entry["reason"] for entry in stats["inputs"] if entry["status"] == "damaged")
+    assert all(entry["reason"] for entry in stats["inputs"] if entry["status"] == "unreadable")
 
 
 def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):

@@ -206,7 +206,7 @@ def test_digests_need_not_be_verified(tmp_path):
     assert read_bytes(tmp_path / "a", data, verify_digests=False)[1].counters == {"read": 1}
 
 
-@pytest.mark.parametrize("data", [b"<html>\n<body>", b"\n\n", b'{"text": "a"}\n'])
+@pytest.mark.parametrize("data", [b"<head>\n<body>", b"\n\n", b'{"text": "a"}\n'])
 def test_anything_but_an_archive_is_damage(tmp_path, data):
     path = tmp_path / "a"
     path.write_bytes(data)

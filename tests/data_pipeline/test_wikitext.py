@@ -38,6 +38,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
             "A",
         ),
         ("A [[Unknown:B.JPG|thumb|caption]]B", "A B"),
+        ("A [[\u200eFile:B|thumb|caption]][[Unknown:B.jpg\u200e|thumb]] [[\u200ede:Ziel]]B", "A B"),
         # external links
         ("[http://a.org the label], [http://a.org]; [//b.org a [sic] label]", "the label, ; a [sic] label"),
         ("https://a.org", "https://a.org"),
@@ -49,6 +50,34 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
         ("{{Infobox|a={{b|c={{d}}}}\n|e=[[f]]\n}}\n'''A''' is{{cn}} here {{x}}.", "A is here."),
         ("Ulm ({{IPAc-en|a}}; born 1900 {{x}}) is ({{x}}) big {{y}}, yes", "Ulm (born 1900) is big, yes"),
         ("{{{1|default}}}A", "A"),
+        # unknown templates of one argument: amid a sentence they are its words
+        (
+            "È stata {{chiarire|la prima}} opera, di {{M|23.1|u=°C}} e {{TA|25 990}} abitanti.",
+            "È stata la prima opera, di 23.1 °C e 25 990 abitanti.",
+        ),
+        ("dell'{{cn|unico}} duca, nel {{Numero|1900}}.", "dell'unico duca, nel 1900."),
+        (
+            "{{vol-xx|Vom}} was ''{{IAST|Aşoka}}'' ({{IPA2|&aelig;}}), base-{{num|16}}&nbsp;{{x|k}}.",
+            "Vom was Aşoka (æ), base-16 k.",
+        ),
+        (
+            "the ''{{a|b}}'' is 1, ''{{a|c}}'' is 2 and {{a|{{c|[[d|e]]}}}}s, {{a|1=f}}.",
+            "the b is 1, c is 2 and es, f.",
+        ),
+        ("a {{val|5|ul=km}} road", "a 5 km road"),
+        # ... and elsewhere, or by their names, they are notes, pictures and boxes
+        (
+            "So it is {{ref|N2}}. A{{x|7}} b. {{x|8}}\n* {{flagicon|Austria}} Vienna\n{{Portale|musica}}\n{{x|B}}",
+            "So it is. A b.\nVienna",
+        ),
+        (
+            "at {{coord|40 N}} and {{x|A.jpg}} or {{x|a_1}} so {{x|http://a}} or {{x|QB1}} but {{x|y|z}}, {{x|}} a",
+            "at and or so or but, a",
+        ),
+        ("{{x|a}}== A == {{x|b}}\nb\n{{x|a}} {{x|b}}* c {{x|d}}{{x|e}}\n== D =={{x|e}}", "A\nb\nc"),
+        ("{{Box\n|a}} and {{x|b\nc}} d", "and d"),
+        # the page's own name
+        ("'''{{PAGENAME}}''' is {{NOMEPAGINA}}, {{lc:{{PAGENAME}}}}", "Ulm is Ulm, ulm"),
         # tables and tags
         ("A\n{| class=x\n|-\n| a || {{b|c|}}\n{|\n| nested\n|}\n|}\nB", "A\n\nB"),
         ("A\n:{|\n! a\n|}\nB", "A\n\nB"),
@@ -107,7 +136,12 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
     ],
 )
 def test_construct(wikitext, text):
-    assert plain_text(wikitext) == text
+    assert plain_text(wikitext, title="Ulm") == text
+
+
+def test_files_are_in_the_namespaces_of_their_wiki():
+    wikitext = "A [[Lakaw\u200e : B|thumb|caption]] [[:Lakaw:C]] and [[Lakaw]]"
+    assert plain_text(wikitext, hidden_namespaces=frozenset({"lakaw"})) == "A Lakaw:C and Lakaw"
 
 
 RESIDUE = re.compile(
@@ -185,7 +219,24 @@ _FRAGMENTS = [
         " ",
     ),
     *("<ref>", "</ref>", "<ref/>", "<!--", "-->", "<nowiki>", "</nowiki>", "<table>", "</table>", "<br>", "<sup>1"),
-    *("[http://a", "&#", "&#1;", "&#xD800;", "&amp;", "File:", "de:", "convert|", "1|", "to|", "lang|", "__A__"),
+    *(
+        "{{x|",
+        "{{!}}",
+        "{{nowrap|",
+        "{{x|a{{!}}b}}",
+        "[http://a",
+        "&#",
+        "&#1;",
+        "&#xD800;",
+        "&amp;",
+        "File:",
+        "de:",
+        "convert|",
+        "1|",
+        "to|",
+        "lang|",
+        "__A__",
+    ),
     *("-{", "}-", "-{A|zh-cn:", "<math>", "</math>", "\\frac{", "{{#if:", "{{#switch:a|", "a", "é", "\x00"),
 ]
 
@@ -196,6 +247,7 @@ def test_any_markup_gives_tidy_text(wikitext):
     text = plain_text(wikitext)
     assert text == text.strip("\n")
     assert "\n\n\n" not in text
+    assert not re.search("[\x01\x02]", text)
     text.encode()
 
 
@@ -215,6 +267,8 @@ def test_any_markup_gives_tidy_text(wikitext):
             "{{lang|fr|",
             "{{convert|1|",
             "[[File:a|[[b]]",
+            "{{a|b}}",
+            "c {{a|b}}",
         ),
         *("<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"),
         *("-{", "-{a", "-{A|zh:", "<math>", "<math>{", "{{#if:", "{{#switch:a|b", "&a"),

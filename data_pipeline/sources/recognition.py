@@ -1,0 +1,96 @@
+"""What a file looks like by its first bytes, to say so where it isn't what its source declares."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.sources.record import Input
+from data_pipeline.sources.stream import open_stream
+
+_HEAD = 1 << 18  # bytes of content that are looked at
+_KEYS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`description`: what to call the file. `formats`: those that can read it; () where none can.
+
+    `certain`: no file of another format begins like this.
+    """
+
+    description: str
+    formats: tuple[str, ...] = ()
+    certain: bool = True
+
+    def __str__(self) -> str:
+        """ "a MediaWiki export (format: wikipedia)" """
+        return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
+
+
+_BEGINNINGS = (
+    (rb"PAR1", Look("a Parquet file", ("parquet",))),
+    (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
+    (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
+    (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
+    # As text, these may be what is wanted: code is text too.
+    (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
+    (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("text",))),
+    (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", certain=False)),
+)
+_LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
+
+
+def look_of(path: str) -> Look | None:
+    """What the file at `path` looks like; None if it can't be opened or decompressed, or is empty."""
+    try:
+        with open_stream(path) as stream:
+            head = stream.read(_HEAD)
+    except UserError:
+        return None
+    return _look(head.removeprefix(b"\xef\xbb\xbf"), len(head) < _HEAD)
+
+
+def refuse_other_format(file: Input, declared: str) -> None:
+    """Raises `DamagedInput` for a file that begins as only files of another format do.
+
+    Without it, plain text and tab-separated pairs could be read from any file, and lines of a JSON array from JSON
+    Lines.
+    """
+    if file.start == 0 and (look := look_of(file.path)) and look.certain and declared not in look.formats:
+        raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
+
+
+def _look(head: bytes, is_whole: bool) -> Look | None:
+    for pattern, look in _LOOKS:
+        if pattern.match(head):
+            return look
+    lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
+    objects = list(_objects(lines[:2]))
+    if objects and len(objects) == len(lines[:2]):
+        return _json_lines(objects[0], certain=len(objects) == 2)
+    if b"\0" in head:
+        return Look("binary data or UTF-16", certain=False)
+    try:
+        b"\n".join(lines).decode()
+    except UnicodeDecodeError:
+        return None
+    if lines and all(line.count(b"\t") == 1 for line in lines):
+        return Look("tab-separated pairs", ("pairs",), certain=False)
+    return Look("plain text", ("text",), certain=False) if lines else None
+
+
+def _objects(lines: list[bytes]) -> Iterator[dict[str, object]]:
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, dict):
+            yield value
+
+
+def _json_lines(first: dict[str, object], certain: bool) -> Look:
+    shown = ", ".join(list(first)[:_KEYS_SHOWN]) + (", …" if len(first) > _KEYS_SHOWN else "")
+    return Look(f"JSON Lines with the keys {shown}", ("jsonl", "c4", "wikiextractor", "pairs"), certain)

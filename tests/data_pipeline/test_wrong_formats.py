@@ -1,0 +1,97 @@
+"""A file of one format declared as another: never silently read, and what it looks like is said."""
+
+import itertools
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.documents import plan, write_documents
+from data_pipeline.errors import FailedError
+from data_pipeline.pipeline import tell_damage
+from data_pipeline.work_units import Finished
+from tests.conftest import DATA
+
+FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
+JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
+
+# By kind of file: its content, the formats that read it, and what it is called.
+FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
+    "wet": (DATA / "commoncrawl/whirlwind.warc.wet.gz", ("wet",), "a WARC archive"),
+    "warc": (DATA / "commoncrawl/whirlwind.warc.gz", ("warc",), "a WARC archive"),
+    "c4": (DATA / "c4/olmo-c4-sample.01.json.gz", JSON_FORMATS, "JSON Lines with the keys "),
+    "wikipedia": (DATA / "wikipedia/nlwiki-20140927.xml", ("wikipedia",), "a MediaWiki export"),
+    "wikiextractor": (
+        b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n',
+        ("wikiextractor",),
+        "WikiExtractor output",
+    ),
+    "jsonl": (b'{"text": "A", "id": 3}\n' * 2, JSON_FORMATS, "JSON Lines with the keys text, id"),
+    "text": (b"One line of text.\nAnother, \xc3\xa9.\n", ("text",), "plain text (format: text)"),
+    "parquet": (b"", ("parquet",), "a Parquet file (format: parquet)"),
+    "pairs": (b"a house\tein Haus\n", ("pairs", "text"), "tab-separated pairs (format: pairs)"),
+    "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
+    "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
+    "other keys": (b'{"content": "A"}\n' * 2, (), "JSON Lines with the keys content"),
+    "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("text",), "one JSON array, not JSON Lines"),
+    "HTML": (b"<!DOCTYPE html>\n<p>404</p>\n\t<p>.</p>\n", ("text",), "an HTML page"),
+}
+
+
+def read_as(declared: str, path: Path) -> Finished:
+    """What the documents stage makes of one file."""
+    sources = [{"format": declared, "path": str(path)}]
+    corpus = path.parent / "corpus"
+    rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
+    config = CorpusConfig.model_validate(
+        {"name": "a", "output": str(corpus), "sources": sources, "cleaning": {"profile": "none"}, "rows": rows}
+    )
+    (unit,) = plan(config, corpus)
+    return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0)
+
+
+def write(kind: str, path: Path) -> Path:
+    content = FILES[kind][0]
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    else:
+        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+    return path
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kind):
+    _, readable, name = FILES[kind]
+    for declared in FORMATS:
+        done = read_as(declared, write(kind, tmp_path / "a"))
+        if declared in readable:
+            assert done.result["status"] == "ok", declared
+            assert sum(done.result["documents"].values()) > 0
+        else:
+            assert done.result["status"] == "unreadable", declared
+            assert not done.result["documents"]
+            assert name in done.result["damage"][0][1]
+            with pytest.raises(FailedError) as failure:
+                tell_damage([done], strict=False)
+            first, last = str(failure.value).splitlines()
+            assert first.startswith(f"{declared}/a: unreadable at ")
+            assert last == f"nothing could be read of source {declared}: are its path and format right?"
+
+
+def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
+    wrong = read_as("jsonl", write("wet", tmp_path / "wrong"))
+    right = read_as("jsonl", write("jsonl", tmp_path / "right"))
+    for order in itertools.permutations([wrong, right]):
+        tell_damage(list(order), strict=False)
+    assert "warning: jsonl/wrong: unreadable at byte 0" in "".join(capsys.readouterr())
+    with pytest.raises(FailedError, match="jsonl/wrong: unreadable"):
+        tell_damage([right, wrong], strict=True)
+
+
+def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
+    info = b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 1\r\n\r\nx\r\n\r\n"
+    (tmp_path / "a").write_bytes(info)
+    assert read_as("wet", tmp_path / "a").result["status"] == "ok"
