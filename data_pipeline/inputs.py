@@ -1,7 +1,6 @@
 """Which files a source names, and the pieces they are read in."""
 
 import glob
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from data_pipeline.atomic import fingerprint, write_json
 from data_pipeline.config import SourceConfig
 from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.json_file import read_sound_json
 from data_pipeline.sources.multistream import index_of, ranges
 from data_pipeline.sources.record import Input
 
@@ -117,15 +117,16 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Input]:
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:
         return [Input(file.path, options=options)]
     plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
-    if not plan.exists():
+    cuts = read_sound_json(plan, list[tuple[int, int | None, int]])
+    if cuts is None:
         index = index_of(file.path)
         exists = index != file.path and fsspec.core.url_to_fs(index)[0].exists(index)
         try:
-            cuts = ranges(file.path, index if exists else None, bytes_per_unit)
+            found = ranges(file.path, index if exists else None, bytes_per_unit)
         except DamagedInput:
-            cuts = [Input(file.path)]  # read from the start, it shows where the damage is
-        write_json(plan, [[cut.start, cut.stop, cut.first_ordinal] for cut in cuts])
-    cuts = json.loads(plan.read_text())
+            found = [Input(file.path)]  # read from the start, it shows where the damage is
+        cuts = [(cut.start, cut.stop, cut.first_ordinal) for cut in found]
+        write_json(plan, cuts)
     return [Input(file.path, start, stop, first_ordinal, options) for start, stop, first_ordinal in cuts]
 
 

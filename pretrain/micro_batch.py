@@ -5,16 +5,17 @@ fails. The choice is kept in the run's directory: with another one, a resumed ru
 bits.
 """
 
-import json
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pydantic import PositiveInt
 
 from data_pipeline.atomic import fingerprint, write_json
+from data_pipeline.json_file import read_sound_json
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
 from pretrain.engine import Engine
 from pretrain.memory import DeviceMemory
@@ -26,6 +27,14 @@ SAFE = 0.9  # of what is free
 PROBES = (1, 4)  # rows
 PASSES = 3  # of each: what an allocator keeps between them adds to the peak
 _MOMENTS = 8  # bytes an element: two in fp32, as many as any optimizer keeps
+
+
+@dataclass(frozen=True)
+class Choice:
+    """RUN/micro_batch.json."""
+
+    micro_batch_size: PositiveInt
+    measured_for: dict[str, Any]
 
 
 def settled(setup: Setup, engine: Engine) -> Setup:
@@ -42,7 +51,7 @@ def settled(setup: Setup, engine: Engine) -> Setup:
     dist.broadcast(kept, src=0)
     rows = int(kept) or _largest(setup, engine, share)
     if setup.cut.rank == 0:
-        write_json(setup.directory / FILE, {"micro_batch_size": rows, "measured_for": conditions})
+        write_json(setup.directory / FILE, asdict(Choice(rows, conditions)))
     engine.cut = replace(setup.cut, micro_batch=rows, accumulation=setup.cut.accumulation * share // rows)
     return replace(setup, cut=engine.cut)
 
@@ -65,11 +74,8 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
 
 def _kept(setup: Setup, conditions: dict[str, Any]) -> int:
     """What was chosen under the same conditions at an earlier start; 0: nothing."""
-    path = setup.directory / FILE
-    if not path.exists():
-        return 0
-    kept = json.loads(path.read_text())
-    return kept["micro_batch_size"] if kept["measured_for"] == conditions else 0
+    kept = read_sound_json(setup.directory / FILE, Choice)
+    return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
 
 
 def _largest(setup: Setup, engine: Engine, share: int) -> int:
