@@ -101,6 +101,7 @@ class PartsWriter:
 
     def _close(self) -> None:
         self._stack.close()
+        self._histograms.end_part()
         urls, keys = None, 0
         if self._urls:
             urls = self._path.with_suffix(".urls.safetensors")
@@ -138,7 +139,7 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("documents", 3, write_documents)
+STAGE = Stage("documents", 3, write_documents, "lower characters_per_part")
 
 
 def total(finished: list[Finished], split: str) -> int:

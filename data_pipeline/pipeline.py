@@ -53,7 +53,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     planned = tokens.plan(config, parts, trained)
     finished["tokens"] = run(tokens.STAGE, planned, corpus, config.ray)
 
-    finished["rows"] = run(shards.COUNT, shards.plan_counts(config, finished["tokens"], trained), corpus, config.ray)
+    finished["rows"] = run(shards.COUNT, shards.plan_counts(config, corpus, finished["tokens"], trained), corpus, config.ray)
     planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])
     finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
 
