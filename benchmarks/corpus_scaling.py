@@ -3,8 +3,8 @@
     python benchmarks/corpus_scaling.py [--megabytes 10 100 1000] [--workers 2] [--one-file] [--folder DIR]
 
 The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB, or in one
-that can't be split; the build is the whole of it, with lines and documents deduplicated. Memory is the sum of all
-processes' proportional shares.
+that can't be split. The build is the whole of it, with lines and documents deduplicated; the tokenizer has 8,000 pieces
+and the default sample. Memory is the sum of all processes' proportional shares.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def build(folder: Path, output: Path, workers: int) -> tuple[float, int]:
         "output": str(output),
         "sources": [{"format": "jsonl", "path": str(folder / "*.json.gz"), "language": "en"}],
         "cleaning": {"profile": "none"},
-        "tokenizer": {"vocab_size": 8000, "sample_documents": 2000},
+        "tokenizer": {"vocab_size": 8000},
         "ray": {"num_cpus": workers},
     }
     path = output.with_suffix(".yaml")

@@ -55,18 +55,23 @@ def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> list[int]:
-    """Tokens in each bucket, over all tokenized `files`; reads each file once."""
-    bounds = np.array([bucket.bounds for bucket in buckets], dtype=np.uint64)
-    counts = np.zeros(len(buckets), dtype=np.int64)
+    """Tokens in each bucket, over all tokenized `files`. `buckets`: all of each split, by split and number.
+
+    The work grows with the documents, not with files times buckets.
+    """
+    counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
-            for split in SPLITS:
-                own = np.array([bucket.split == split for bucket in buckets])
+            for split, tokens in counts.items():
                 hashes, offsets = (file.get_tensor(f"{split}.{array}") for array in ("hashes", "offsets"))
-                first = np.searchsorted(hashes, bounds[own, 0], "left")
-                end = np.searchsorted(hashes, bounds[own, 1], "right")
-                counts[own] += offsets[end] - offsets[first]
-    return counts.tolist()
+                np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
+    return [int(counts[bucket.split][bucket.number]) for bucket in buckets]
+
+
+def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
+    """Numbers (n,) of the buckets that `hashes` (n,) fall into: hash * count >> 64, in two halves of 32 bits."""
+    buckets, half, low = np.uint64(count), np.uint64(32), np.uint64(2**32 - 1)
+    return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
 def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> Documents:

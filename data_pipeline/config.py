@@ -78,6 +78,7 @@ class TokenizerConfig(Section):
     `path`: the file, or of byte-level BPE the directory: encoder.json and vocab.bpe, or vocab.json and merges.txt.
     `dictionary`: fairseq's, which makes GPT-2's ids BART's; by default dict.txt in that directory, if there is one.
     `special_tokens`: ids that stand for no text, between the pieces and the sentinels: <mask>, <s>, [R].
+    `sample_documents`, `sample_bytes`: the most that is trained on, of the training documents in the order of a hash.
     """
 
     kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
@@ -87,6 +88,7 @@ class TokenizerConfig(Section):
     special_tokens: list[str] = []
     sentinels: NonNegativeInt = 100
     sample_documents: PositiveInt = 1_000_000
+    sample_bytes: PositiveInt = 100_000_000  # of UTF-8 text; the trainer takes up to 23 bytes of memory for each
     character_coverage: float = Field(0.9995, gt=0, le=1)
     byte_fallback: bool = False
 

@@ -103,6 +103,7 @@ class PartsWriter:
 
     def _close(self) -> None:
         self._stack.close()
+        self._histograms.end_part()
         urls, keys = None, 0
         if self._urls:
             urls = self._path.with_suffix(".urls.safetensors")
@@ -151,7 +152,7 @@ def _status(unreadable: bool, truncated: bool, damaged: bool) -> str:
     return "unreadable" if unreadable else "truncated" if truncated else "damaged" if damaged else "ok"
 
 
-STAGE = Stage("documents", 4, write_documents)
+STAGE = Stage("documents", 4, write_documents, "lower characters_per_part")
 
 
 def total(finished: list[Finished], split: str) -> int:

@@ -25,7 +25,8 @@ SCHEMA = pa.schema(
 # What a shorter document or line counts for: its key, hash and place take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
-_DOMAINS_KEPT = 1000  # of each unit; a report shows the first few of all
+# A report shows the first 20 of all. The driver holds those of all units: 0.7 GB for the 56,000 files of a crawl.
+_DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,20 @@ class Histograms:
         if document.url:
             self.domains[_domain(document.url)] += 1
 
+    def end_part(self) -> None:
+        """Forgets rare domains, so that memory grows with a part and not with the unit."""
+        self.domains = self._most_common(_DOMAINS_BETWEEN_PARTS)
+
     def as_json(self) -> dict[str, dict[str, int]]:
         return {
             "lengths": dict(self.lengths),
             "languages": dict(self.languages),
-            "domains": dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:_DOMAINS_KEPT]),
+            "domains": dict(self._most_common(_DOMAINS_IN_RESULT)),
         }
+
+    def _most_common(self, number: int) -> Counter[str]:
+        """By count and then by name, so that equal counts have one order."""
+        return Counter(dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:number]))
 
 
 class PartFile:

@@ -43,19 +43,22 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     if until == "documents":
         return corpus
 
-    for_training = documents.total(left, "train")
-    if for_training == 0:
+    if documents.total(left, "train") == 0:
         raise FailedError(f"{config.name}: no document for training is left after reading, cleaning and deduplication")
-    planned = tokenizer.plan(config.tokenizer, config.seed, parts, for_training)
+    planned = tokenizer.plan(config.tokenizer, config.seed, parts)
     finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
+    (trained,) = finished["tokenizer"]
+    if sampled := tokenizer.describe_sample(trained, left):
+        print(sampled)
     if until == "tokenizer":
         return corpus
 
-    (trained,) = finished["tokenizer"]
     planned = tokens.plan(config, parts, trained)
     finished["tokens"] = run(tokens.STAGE, planned, corpus, config.ray)
 
-    finished["rows"] = run(shards.COUNT, shards.plan_counts(config, finished["tokens"], trained), corpus, config.ray)
+    finished["rows"] = run(
+        shards.COUNT, shards.plan_counts(config, corpus, finished["tokens"], trained), corpus, config.ray
+    )
     planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])
     finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
 

@@ -37,6 +37,7 @@ def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[st
         "domains": _most_common(result["domains"] for result in left),
         "inputs": [_input(result) for result in documents],
         "splits": _splits(stages["shards"]),
+        "tokenizer_sample": stages["tokenizer"][0].result["sample"],
         "stages": [
             _speed(stage, units, left if stage in ("tokenizer", "tokens", "rows", "shards") else documents)
             for stage, units in stages.items()

@@ -15,6 +15,7 @@ from data_pipeline.atomic import atomic_file, fingerprint
 from data_pipeline.blocks import Block
 from data_pipeline.buckets import SPLITS, Bucket, count_tokens, read_bucket
 from data_pipeline.config import CorpusConfig, RowsConfig
+from data_pipeline.name_lists import read_names, write_names
 from data_pipeline.objectives import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
@@ -24,31 +25,31 @@ from data_pipeline.work_units import Finished, Stage, Unit
 _KEY_DIGITS = 12
 
 
-def plan_counts(config: CorpusConfig, tokenized: list[Finished], trained: Finished) -> list[Unit]:
+def plan_counts(config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished) -> list[Unit]:
     """One unit for each bucket, to count its rows; none where the number of its tokens tells."""
     if config.rows.packing == "concatenate":
         return []
-    return [Unit(_name(bucket), *_work(config, bucket, tokenized, trained)) for bucket in _buckets(config, tokenized)]
+    return [Unit(_name(bucket), *work) for bucket, work in _work(config, corpus, tokenized, trained)]
 
 
 def plan(
     config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished, counted: list[Finished]
 ) -> list[Unit]:
     """One unit for each bucket. Their number follows from the tokens of a split."""
-    buckets = _buckets(config, tokenized)
+    planned = _work(config, corpus, tokenized, trained)
     if counted:
         rows = [unit.result["rows"] for unit in counted]
     else:
         files = [name for unit in tokenized for name in unit.outputs]
         vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
+        buckets = [bucket for bucket, _ in planned]
         rules = [_rules(config.rows, bucket, config.seed, vocabulary) for bucket in buckets]
         tokens = count_tokens(corpus, files, buckets)
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
-    for bucket, count in zip(buckets, rows, strict=True):
+    for (bucket, (spec, inputs)), count in zip(planned, rows, strict=True):
         output = f"shards/{bucket.split}/shard-{bucket.number:05d}.tar"
-        spec, inputs = _work(config, bucket, tokenized, trained)
         own = {"first_row": first_row[bucket.split], "rows_per_block": config.shards.rows_per_block}
         units.append(Unit(_name(bucket), {**spec, **own, "output": output}, fingerprint([inputs, own]), (output,)))
         first_row[bucket.split] += count
@@ -98,8 +99,8 @@ def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-COUNT = Stage("rows", 1, count_rows)
-STAGE = Stage("shards", 4, write_shard)
+COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard")
+STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard")
 
 
 def _buckets(config: CorpusConfig, tokenized: list[Finished]) -> list[Bucket]:
@@ -115,20 +116,20 @@ def _name(bucket: Bucket) -> str:
 
 
 def _work(
-    config: CorpusConfig, bucket: Bucket, tokenized: list[Finished], trained: Finished
-) -> tuple[dict[str, Any], str]:
-    """(spec, fingerprint of what it depends on) of cutting a bucket into rows."""
-    settings = {
-        "split": bucket.split,
-        "bucket": bucket.number,
-        "buckets": bucket.count,
-        "seed": config.seed,
-        "rows": config.rows.model_dump(),
-        "tokenizer": config.tokenizer.layout,
-    }
-    checksums = [checksum for unit in tokenized for checksum in unit.checksums]
-    files = [name for unit in tokenized for name in unit.outputs]
-    return {**settings, "files": files}, fingerprint([settings, checksums, trained.checksums])
+    config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished
+) -> list[tuple[Bucket, tuple[dict[str, Any], str]]]:
+    """Each bucket with (spec, fingerprint of what it depends on) of cutting it into rows.
+
+    Every bucket reads all tokenized files. Their names and checksums are gone through once, not once for each bucket.
+    """
+    files = write_names(corpus, [name for unit in tokenized for name in unit.outputs])
+    checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])
+    common = {"seed": config.seed, "rows": config.rows.model_dump(), "tokenizer": config.tokenizer.layout}
+    work = []
+    for bucket in _buckets(config, tokenized):
+        settings = {"split": bucket.split, "bucket": bucket.number, "buckets": bucket.count, **common}
+        work.append((bucket, ({**settings, "files": files}, fingerprint([settings, checksums]))))
+    return work
 
 
 def _rules(rows: RowsConfig, bucket: Bucket, seed: int, vocabulary: Vocabulary) -> Rules:
@@ -141,7 +142,7 @@ def _pack(corpus: Path, spec: dict[str, Any]) -> tuple[Rows, Rules]:
     bucket = Bucket(spec["split"], spec["bucket"], spec["buckets"])
     vocabulary = tokenizer.load(corpus, spec["tokenizer"]).vocabulary
     rules = _rules(settings, bucket, spec["seed"], vocabulary)
-    return PACKINGS[settings.packing](read_bucket(corpus, spec["files"], bucket), rules), rules
+    return PACKINGS[settings.packing](read_bucket(corpus, read_names(corpus, spec["files"]), bucket), rules), rules
 
 
 def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray, rules: Rules) -> Examples:

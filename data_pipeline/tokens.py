@@ -78,7 +78,7 @@ def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS}}
 
 
-STAGE = Stage("tokens", 2, tokenize)
+STAGE = Stage("tokens", 2, tokenize, "lower characters_per_part")
 
 
 def _shuffle_hash(seed: int, identity: str) -> int:

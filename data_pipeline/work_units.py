@@ -8,6 +8,7 @@ counts; the driver's planning decides what exists, Ray only when. A unit is comm
 import errno
 import json
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,7 +27,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work. `spec`: what the worker is given; `inputs`: fingerprint of all that the result depends on.
+    """One piece of work. `spec`: what the worker is given, as JSON; `inputs`: fingerprint of all the result depends on.
+
+    A spec's size must not grow with the number of units: long lists travel as files (`name_lists`).
 
     `outputs`: the files it writes, relative to the corpus directory; a unit that doesn't know beforehand how many they
     are tells `parts` of them in its result. `bytes`: of input, to show progress by.
@@ -41,11 +44,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when its bytes change."""
+    """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when its bytes change.
+
+    `way_out`: what a user changes in the corpus file for a unit to take less memory.
+    """
 
     name: str
     version: int
     work: Callable[[Path, Json], Json]
+    way_out: str
 
 
 @dataclass(frozen=True)
@@ -146,12 +153,24 @@ def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) ->
     except UserError as error:
         return {"name": unit.name, "error": str(error), "exit_code": error.exit_code}
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _failure(stage, unit.name, f"out of memory on {socket.gethostname()}")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             return _bug(stage, unit, corpus, error)
         message = f"{corpus}: {os.strerror(error.errno)}; what is finished is kept"
         return {"name": unit.name, "error": message, "exit_code": 1}
+    except MemoryError as error:
+        reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
+        return _failure(stage, unit.name, reason)
     except Exception as error:
         return _bug(stage, unit, corpus, error)
+
+
+def _failure(stage: Stage, unit: str, reason: str) -> Json:
+    """The row of a unit that needs more memory than there is."""
+    way_out = f"{stage.way_out}, or use a machine with more memory"
+    message = f"{stage.name}: unit {unit}: {reason}; {way_out}; what is finished is kept"
+    return {"name": unit, "error": message, "exit_code": FailedError.exit_code}
 
 
 def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Json:
@@ -176,10 +195,11 @@ def _on_ray(
     corpus = corpus.resolve()
     token = ownership.begin(corpus)
     ray_cluster.start(ray_config, corpus, token)
-    by_name = {unit.name: unit for unit in todo}
 
-    def perform(name: str) -> str:
-        return json.dumps(_perform(stage, by_name[name], wanted[name], corpus, token))
+    def perform(row: str) -> str:
+        unit, made_from = json.loads(row)
+        return json.dumps(_perform(stage, Unit(**unit), made_from, corpus, token))
 
-    for row in ray_cluster.each(perform, list(by_name), stage.name):
-        yield json.loads(row)
+    rows = {unit.name: json.dumps([asdict(unit), wanted[unit.name]]) for unit in todo}
+    for name, answer in ray_cluster.each(perform, rows, stage.name):
+        yield _failure(stage, name, answer.reason) if isinstance(answer, ray_cluster.Lost) else json.loads(answer)

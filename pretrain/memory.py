@@ -6,14 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import torch
 
+from data_pipeline.memory import available
+
 _M_MMAP_THRESHOLD = -3  # malloc.h
-_GROUPS = {  # by controller: mount point, limit, what is taken of it, and which of that is given back when needed
-    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -27,8 +24,7 @@ class DeviceMemory:
     def free(self) -> int:
         """What this rank may take besides what it holds; on CPU an equal share for each rank of the machine."""
         if self._cuda is None:
-            available = min([psutil.virtual_memory().available, *left_by_control_groups()])
-            return available // int(os.environ.get("LOCAL_SIZE", "1"))
+            return available() // int(os.environ.get("LOCAL_SIZE", "1"))
         cached = torch.cuda.memory_reserved(self._cuda) - torch.cuda.memory_allocated(self._cuda)
         return torch.cuda.mem_get_info(self._cuda)[0] + cached
 
@@ -42,22 +38,6 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(self._cuda)
         work()
         return torch.cuda.max_memory_allocated(self._cuda) - self._held
-
-
-def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
-    """Bytes that each control group of this process with a limit, as a container's or a job's, leaves to take."""
-    groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
-    for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
-        if controllers not in _GROUPS:
-            continue
-        mounted, limit, usage, cache = _GROUPS[controllers]
-        root = system / mounted
-        own = root / path.lstrip("/")
-        for group in (one for one in (own, *own.parents) if one.is_relative_to(root)):
-            with contextlib.suppress(OSError, ValueError):  # in a container there is only the root; "max": no limit
-                most, taken = (int((group / name).read_text()) for name in (limit, usage))
-                kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield most - taken + int(kinds.get(cache, 0))
 
 
 def resident() -> int:

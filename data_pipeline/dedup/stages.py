@@ -33,6 +33,7 @@ from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.document import Document
+from data_pipeline.name_lists import read_names, write_names
 from data_pipeline.parts import Histograms, Part, describe, part_file, read_documents, totals
 from data_pipeline.safetensors_file import os_errors
 from data_pipeline.work_units import Finished, Stage, Unit, run
@@ -47,7 +48,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
     in_order = sorted(parts, key=lambda part: part.first_id)
     number = {part.name: position for position, part in enumerate(in_order)}
     cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-    applied: list[Json] = []  # what the steps so far decided; the same lists for every unit
+    applied: list[tuple[Json, dict[str, Json]]] = []  # what the steps so far decided, and each part's own files of it
     depends = ""  # fingerprint of what the steps so far were made from
 
     def spec(part: Part, own: str, output: str) -> Json:
@@ -59,7 +60,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             "min_sentences": cleaning[part.source].min_sentences_per_page,
             "cleaning": cleaning[part.source].model_dump(),
             "dedup": config.dedup.model_dump(),
-            "applied": applied[:],
+            "applied": [{**decided, **own_files[part.name]} for decided, own_files in applied],
             "step": own,
             "output": output,
         }
@@ -79,7 +80,9 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
         if step == "filters":
             units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
             finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
-            applied.append({"step": step, "verdicts": [name for unit in filtered for name in unit.outputs]})
+            verdicts = (name for unit in filtered for name in unit.outputs)
+            own_files = {part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)}
+            applied.append(({"step": step}, own_files))
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
             continue
         if step == "urls":  # noted while reading
@@ -96,29 +99,27 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             depends = fingerprint([depends, [unit.checksums for unit in gathered]])
         stage = f"{step}-losers"
         units = []
+        listed = write_names(corpus, files)
         buckets = Bucket.enough(count, config.dedup.keys_per_bucket)
         for bucket in range(buckets):
             name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
-            work = {"files": files, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
+            work = {"files": listed, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
             work["dedup"] = config.dedup.model_dump()
             units.append(Unit(Path(name).stem, work, fingerprint([depends, bucket, buckets]), (name,)))
         finished[stage] = decided = run(LOSERS[step], units, corpus, config.ray)
         losers = [name for unit in decided for name in unit.outputs]
         if step == "minhash":
             name = ".stages/minhash-clusters/clusters.safetensors"
-            work = {"files": files, "pairs": losers, "output": name}
+            work = {"files": listed, "pairs": losers, "output": name}
             depends = fingerprint([depends, [unit.checksums for unit in decided]])
             unit = Unit("clusters", work, depends, (name,))
             finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
             losers = [name]
-        applied.append(
-            {
-                "step": step,
-                "keys": None if step == "urls" else files,
-                "own": None if step == "minhash" else files,
-                "losers": losers,
-            }
-        )
+        own_files = {
+            part.name: {"keys": None if step == "urls" else own, "own": None if step == "minhash" else own}
+            for part, own in zip(in_order, files, strict=True)
+        }
+        applied.append(({"step": step, "losers": write_names(corpus, losers)}, own_files))
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
     finished[LAST.name] = run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
     return finished
@@ -164,15 +165,16 @@ def filter_pages(corpus: Path, spec: Json) -> Json:
 
 def decide_bucket(corpus: Path, spec: Json) -> Json:
     """Who loses, of the keys of one bucket."""
-    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, spec["files"])
+    files = read_names(corpus, spec["files"])
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, files)
     _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
-    lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(spec["files"]))
+    lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(files))
     return {"keys": len(table), "lost": lost}
 
 
 def find_pairs(corpus: Path, spec: Json) -> Json:
     """Near-duplicates that one bucket sees, as pairs of unit << 32 | document; each once."""
-    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, spec["files"])
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
     _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
     return _save_pairs(corpus / spec["output"], documents[losers], documents[winners])
@@ -181,15 +183,16 @@ def find_pairs(corpus: Path, spec: Json) -> Json:
 def find_clusters(corpus: Path, spec: Json) -> Json:
     """Connected components of all pairs; all but the smallest id of each lose."""
     clusters = Clusters()
+    files = read_names(corpus, spec["files"])
     for name in spec["pairs"]:
         clusters.join(load_file(corpus / name)["pairs"])
-    for unit, name in enumerate(spec["files"]):
+    for unit, name in enumerate(files):
         inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
         clusters.join(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
     documents, first = clusters.members()
     losers = documents[documents != first]
     places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
-    lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(spec["files"]))
+    lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(files))
     return {"pairs": clusters.pairs, "clusters": len(documents) - len(losers), "lost": lost}
 
 
@@ -214,13 +217,16 @@ def write_left(corpus: Path, spec: Json) -> Json:
 
 
 _STEPS = ("urls", "lines", "spans", "documents", "minhash")
-KEYS = {step: Stage(f"{step}-keys", 1, gather_keys) for step in _STEPS}
-LOSERS = {step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket) for step in _STEPS}
-CLUSTERS = Stage("minhash-clusters", 2, find_clusters)
-FILTERS = Stage("page-filters", 1, filter_pages)
+KEYS = {step: Stage(f"{step}-keys", 1, gather_keys, "lower characters_per_part") for step in _STEPS}
+LOSERS = {
+    step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket, "lower dedup.keys_per_bucket")
+    for step in _STEPS
+}
+CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
+FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
 _STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
 _STEP_OF[FILTERS.name] = "filters"
-LAST = Stage("deduplicated", 2, write_left)
+LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 
 def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
@@ -231,14 +237,14 @@ def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> It
     counted, gone = 0, set()
     for position, done in enumerate(spec["applied"]):
         if done["step"] == "filters":
-            verdicts = Verdicts.read(corpus / done["verdicts"][unit])
+            verdicts = Verdicts.read(corpus / done["verdicts"])
             steps.append(verdicts.without)
             counted, gone = position, verdicts.gone
             continue
-        losers = read_losers(corpus, done["own"] and done["own"][unit], done["losers"], unit)
+        losers = read_losers(corpus, done["own"], read_names(corpus, done["losers"]), unit)
         steps.append(partial(_without, _step(done["step"], spec["dedup"]), losers))
         if done["keys"]:
-            counted, gone = position, read_gone(corpus, done["keys"][unit])
+            counted, gone = position, read_gone(corpus, done["keys"])
     for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
         left: Row | None = row
         for position, without in enumerate(steps):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -219,24 +220,54 @@ def divide(corpus: Path, spec: dict) -> dict:
     return {}
 
 
-def test_a_bug_in_a_worker_is_one_line_that_says_where_its_traceback_is(tmp_path):
+def allocate_too_much(corpus: Path, spec: dict) -> dict:
+    return {"zeros": np.zeros(2**50, np.uint8).sum()}  # more than a process can address
+
+
+def be_killed(corpus: Path, spec: dict) -> dict:
+    """Ends as a worker does that the system kills because memory has run out."""
+    with (corpus / "tries").open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed}
+
+
+def fail_or_not(corpus: Path, spec: dict) -> dict:
+    return WORK[spec["work"]](corpus, spec)
+
+
+def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
 from data_pipeline.command import run_command
 from tests.data_pipeline import test_cluster
-run_command(lambda: test_cluster.divide_all(Path({str(tmp_path)!r})))
+run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1, done.stderr
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    kept = tmp_path / ".stages/failures/division-unit-0.txt"
-    assert told == f"error: division: unit unit-0 failed: ZeroDivisionError: division by zero (traceback: {kept})"
+    (kept,) = (tmp_path / ".stages/failures").iterdir()
+    way_out = "lower key.of_it, or use a machine with more memory; what is finished is kept"
+    expected = [
+        f"division: unit by-0 failed: ZeroDivisionError: division by zero (traceback: {kept})",
+        f"division: unit allocate: out of memory on {socket.gethostname()}: Unable to allocate 1.00 PiB "
+        f"for an array with shape (1125899906842624,) and data type uint8; {way_out}",
+        "division: unit be_killed: the worker died on every try, the last one with a node to itself: "
+        f"it crashed, or the system ended it because memory ran out; {way_out}",
+    ]
+    told = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+    assert sorted(line for line in told if line.startswith("division: unit")) == sorted(expected)
     assert "in divide\n" in kept.read_text()
     assert "Traceback" not in done.stderr
-    assert (tmp_path / "1").read_text() == "1.0"  # the others go on
+    assert "retries remaining" not in done.stdout
+    assert (tmp_path / "tries").read_text() == "xxxx"  # one, two retries, one alone
+    assert (tmp_path / "1").read_text() == "1.0"
 
 
-def divide_all(corpus: Path) -> None:
-    units = [Unit(f"unit-{by}", {"by": by, "output": str(by)}, "", (str(by),)) for by in (0, 1)]
-    run(Stage("division", 1, divide), units, corpus, RayConfig(num_cpus=1))
+def do_all(corpus: Path) -> None:
+    units = [Unit(f"by-{by}", {"work": "divide", "by": by, "output": str(by)}, "", (str(by),)) for by in (0, 1)]
+    units += [Unit(work, {"work": work}, "") for work in ("allocate", "be_killed")]
+    run(Stage("division", 1, fail_or_not, "lower key.of_it"), units, corpus, RayConfig(num_cpus=1))

@@ -141,6 +141,13 @@ def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "documents: 3 of 3 units are up to date" in done.stdout
     assert "tokens: 3 units to do (input or config changed)" in done.stdout
+    splits = [row for part in documents for row in pq.read_table(part, columns=["split", "text"]).to_pylist()]
+    texts = [row["text"] for row in splits if row["split"] == "train"]
+    trained = f"tokenizer: trained on {len(texts)} of {len(texts)} training documents, "
+    assert trained in done.stdout
+    (sidecar,) = (tmp_path / "corpus/.stages/tokenizer").iterdir()
+    sample = {"documents": len(texts), "bytes": len("".join(texts).encode())}
+    assert json.loads(sidecar.read_text())["result"]["sample"] == sample
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()} == documents
     assert json.loads((tmp_path / "corpus/manifest.json").read_text())["fingerprint"] != first["fingerprint"]
 

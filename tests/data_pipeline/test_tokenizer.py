@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -10,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sentencepiece
@@ -17,14 +19,15 @@ import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.config_file import load as load_config
 from data_pipeline.corpus import open_corpus
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.tokenizer import Tokenizer, load, save
+from data_pipeline.tokenizer import STAGE, Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
+from data_pipeline.tokenizer.training import check_memory, draw_sample
 from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
@@ -397,3 +400,63 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
+
+
+# ---- the sample that is trained on
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Texts by id, of 1 to 40 bytes, every fifth held out; and two parts of them in `tmp_path`."""
+    rows = [
+        {
+            "id": f"c4/a/{number:09d}",
+            "text": "ä" * (number % 20) + "b",
+            "split": "train" if number % 5 else "validation",
+        }
+        for number in range(200)
+    ]
+    for name, own in {"one.parquet": rows[:70], "two.parquet": rows[70:]}.items():
+        pq.write_table(pa.Table.from_pylist(own), tmp_path / name, row_group_size=30)
+    return {row["id"]: row["text"] for row in rows if row["split"] == "train"}
+
+
+def in_order_of_hashes(documents: dict[str, str], seed: int) -> list[bytes]:
+    def place(identity: str) -> bytes:
+        return hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()[::-1]
+
+    return [documents[identity].encode() for identity in sorted(documents, key=place)]
+
+
+@pytest.mark.parametrize("parts", [["one.parquet", "two.parquet"], ["two.parquet", "one.parquet"]])
+@pytest.mark.parametrize(
+    ("most", "most_bytes"), [(50, 10**6), (1, 10**6), (1000, 10**6), (1000, 777), (30, 333), (5, 1)]
+)
+def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp_path, parts, most, most_bytes):
+    wanted = in_order_of_hashes(documents, seed=3)[:most]
+    sample = draw_sample(tmp_path, parts, 3, most, most_bytes)
+    assert b"".join(sample) == b"".join(wanted)[:most_bytes]
+    assert sample[:-1] == wanted[: len(sample) - 1]
+    assert all(sample)
+
+
+def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path):
+    config = TokenizerConfig(sample_bytes=10**15)
+    spec = {"config": config.model_dump(), "seed": 0, "parts": ["nowhere.parquet"], "text_bytes": 10**16}
+    with pytest.raises(FailedError) as error:
+        STAGE.work(tmp_path, spec)
+    told = re.fullmatch(
+        r"tokenizer\.sample_bytes: training on 1,000,000,000,000,000 bytes takes up to 23000000\.0 GB of memory, and "
+        r"[0-9.]+ GB are free; set it to ([0-9,]+) or less, or use a machine with more memory",
+        str(error.value),
+    )
+    assert told
+    check_memory(int(told[1].replace(",", "")) // 2)  # half, since others may take memory meanwhile
+
+
+def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
+    config = TokenizerConfig(sample_bytes=10**15, vocab_size=6)
+    spec = {"config": config.model_dump(), "seed": 0, "parts": ["one.parquet", "two.parquet"], "text_bytes": 4000}
+    text = "".join(documents.values())
+    sample = {"documents": len(documents), "bytes": len(text.encode())}
+    assert STAGE.work(tmp_path, spec) == {"pieces": 6, "sample": sample}

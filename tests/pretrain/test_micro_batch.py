@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config_file import load
+from data_pipeline.memory import left_by_control_groups
 from pretrain.config import RunConfig
-from pretrain.memory import left_by_control_groups
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
 

@@ -1,0 +1,33 @@
+"""Memory that is free for this process, on a machine or in a container."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_GROUPS = {  # by controller: mount point, limit, what is taken of it, and which of that is given back when needed
+    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def available() -> int:
+    """Bytes that this process can still take: the machine's, or less where a control group has a limit."""
+    return min([psutil.virtual_memory().available, *left_by_control_groups()])
+
+
+def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
+    """Bytes that each control group of this process with a limit, as a container's or a job's, leaves to take."""
+    groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
+    for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
+        if controllers not in _GROUPS:
+            continue
+        mounted, limit, usage, cache = _GROUPS[controllers]
+        root = system / mounted
+        own = root / path.lstrip("/")
+        for group in (one for one in (own, *own.parents) if one.is_relative_to(root)):
+            with contextlib.suppress(OSError, ValueError):  # in a container there is only the root; "max": no limit
+                most, taken = (int((group / name).read_text()) for name in (limit, usage))
+                kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield most - taken + int(kinds.get(cache, 0))

@@ -1,0 +1,84 @@
+"""Planning: what a unit is sent does not grow with the number of units; buckets are counted as they are read."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from data_pipeline import shards
+from data_pipeline.buckets import SPLITS, Bucket, bucket_numbers, count_tokens, read_bucket
+from data_pipeline.config import CorpusConfig
+from data_pipeline.document import Document
+from data_pipeline.name_lists import read_names
+from data_pipeline.parts import Histograms
+from data_pipeline.work_units import Finished
+
+CONFIG = CorpusConfig.model_validate(
+    {
+        "name": "planned",
+        "output": "nowhere",
+        "sources": [{"format": "wet", "path": "*.wet.gz"}],
+        "rows": {"packing": "complete_documents"},
+    }
+)
+TRAINED = Finished("spiece", "", {}, {"tokenizer/spiece.model": {"bytes": 1, "sha256": "0" * 64}}, 1.0)
+
+
+def tokenized(number: int) -> list[Finished]:
+    """As many units of the tokens stage, each with the tokens of one shard."""
+    tokens = {"train": CONFIG.tokens_per_shard, "validation": 0}
+    return [
+        Finished(name, "", {"tokens": tokens}, {f"{name}.safetensors": {"bytes": 1, "sha256": f"{part:064x}"}}, 1.0)
+        for part in range(number)
+        for name in [f"part-{part:05d}"]
+    ]
+
+
+def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
+    longest = {}
+    for number in (10, 1000):
+        units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), TRAINED)
+        assert len(units) == number + 1  # and one for validation
+        longest[number] = max(len(json.dumps(asdict(unit))) for unit in units)
+        (names,) = {unit.spec["files"] for unit in units}
+        assert read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+    assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
+
+
+def test_every_units_fingerprint_depends_on_every_file(tmp_path):
+    files = tokenized(3)
+    before = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
+    files[1].outputs["part-00001.safetensors"]["sha256"] = "f" * 64
+    after = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
+    assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
+    assert [unit.spec for unit in before] == [unit.spec for unit in after]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 4096, 4200])
+def test_the_bounds_of_a_bucket_fall_into_it(count):
+    for number in {0, 1, count // 2, count - 1} & set(range(count)):
+        bounds = np.array(Bucket("train", number, count).bounds, np.uint64)
+        assert bucket_numbers(bounds, count).tolist() == [number, number]
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_tokens_are_counted_as_the_buckets_are_read(small_corpus, count):
+    files = sorted(str(path.relative_to(small_corpus)) for path in small_corpus.glob(".stages/tokens/*.safetensors"))
+    buckets = [Bucket(split, number, count) for split in SPLITS for number in range(count)]
+    read = [int(read_bucket(small_corpus, files, bucket).starts[-1]) for bucket in buckets]
+    assert count_tokens(small_corpus, files, buckets) == read
+    assert sum(read) > 0
+
+
+def test_what_a_unit_returns_does_not_grow_with_its_documents():
+    histograms = Histograms()
+    for number in range(20_000):
+        for url in [f"http://site{number}.org/", "http://www.frequent.org/"]:
+            histograms.add(Document("id", "text", url, "", "en", "source", "train", "", ""))
+        if number % 5000 == 4999:
+            histograms.end_part()
+    assert len(histograms.domains) == 10_000
+    told = histograms.as_json()["domains"]
+    assert len(told) == 100
+    assert next(iter(told.items())) == ("frequent.org", 20_000)
