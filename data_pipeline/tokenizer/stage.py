@@ -58,7 +58,7 @@ def expected(config: TokenizerConfig) -> Vocabulary:
     return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
-STAGE = Stage("tokenizer", 2, make_tokenizer)
+STAGE = Stage("tokenizer", 3, make_tokenizer)
 
 
 def _existing(config: TokenizerConfig) -> TextModel:

@@ -48,11 +48,11 @@ def train(config: TokenizerConfig, corpus: Path, parts: list[str], seed: int, sh
 
 
 def _sample_lines(corpus: Path, parts: list[str], seed: int, share: float) -> Iterator[str]:
-    """Lines of a seeded sample of the training documents, long ones cut at spaces."""
+    """Lines of a seeded sample of the training documents, of pairs both sides, long ones cut at spaces."""
     for part in parts:
-        for document in read_documents(corpus, part, ["id", "text", "split"]):
+        for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document["split"] == "train" and _position(seed, document["id"]) < share:
-                for line in document["text"].splitlines():
+                for line in f"{document['text']}\n{document['target']}".splitlines():
                     yield from _cut(line)
 
 

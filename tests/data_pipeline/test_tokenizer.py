@@ -17,14 +17,17 @@ import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.config_file import load as load_config
 from data_pipeline.corpus import open_corpus
+from data_pipeline.document import Document
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.parts import part_file
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
+from data_pipeline.tokenizer.training import train
 from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
@@ -397,3 +400,14 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
+
+
+def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
+    """A translation's letters have pieces of their own, though no input has them."""
+    with part_file(tmp_path / "part.parquet") as part:
+        for number in range(200):
+            english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
+            part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
+    model = train(TokenizerConfig(vocab_size=60), tmp_path, ["part.parquet"], seed=0, share=1.0)
+    (ids,) = model.encode(["το σπίτι είναι παλιό"])
+    assert model.vocabulary.unk not in ids
