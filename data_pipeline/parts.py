@@ -109,7 +109,7 @@ class PartFile:
         self._group.append(asdict(document))
         self._characters += size_of(document.text)
         self.documents[document.split] += 1
-        self.text_bytes += len(document.text.encode())
+        self.text_bytes += len(document.text.encode()) + len(document.target.encode())
         if self._characters >= _GROUP_CHARACTERS:
             self.flush()
 

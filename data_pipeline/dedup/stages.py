@@ -81,8 +81,10 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
             finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
             verdicts = (name for unit in filtered for name in unit.outputs)
-            own_files = {part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)}
-            applied.append(({"step": step}, own_files))
+            own_verdicts: dict[str, Json] = {
+                part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)
+            }
+            applied.append(({"step": step}, dict(zip((part.name for part in in_order), verdicts, strict=True))))
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
             continue
         if step == "urls":  # noted while reading
@@ -115,7 +117,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             unit = Unit("clusters", work, depends, (name,))
             finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
             losers = [name]
-        own_files = {
+        own_files: dict[str, Json] = {
             part.name: {"keys": None if step == "urls" else own, "own": None if step == "minhash" else own}
             for part, own in zip(in_order, files, strict=True)
         }

@@ -72,14 +72,15 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     heap: list[tuple[int, bytes]] = []  # the last one first
     size = 0
     for part in parts:
-        for document in read_documents(corpus, part, ["id", "text", "split"]):
+        for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document["split"] != "train":
                 continue
             place = -_position(seed, document["id"])
             full = len(heap) == documents or size >= sample_bytes
             if full and place < heap[0][0]:
                 continue
-            text = document["text"].encode()
+            sides = (document["text"], document["target"])  # of a pair both are trained on
+            text = "\n".join(side for side in sides if side).encode()
             heapq.heappush(heap, (place, text))
             size += len(text)
             while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:

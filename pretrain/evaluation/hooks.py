@@ -10,9 +10,8 @@ HOOKS: dict[str, Callable[[Engine, Setup], dict[str, float]]] = {"validation_los
 
 
 def run_hooks(engine: Engine, setup: Setup, step: int, last: bool) -> dict[str, float]:
-    """Metrics of the hooks that are due after `step` steps; every hook is due after the last."""
+    """Metrics of the hooks that are due after `step` steps, each run once; every hook is due after the last."""
     metrics: dict[str, float] = {}
-    for entry in setup.config.evaluation:
-        if last or step % entry.every_steps == 0:
-            metrics |= HOOKS[entry.hook](engine, setup)
+    for hook in dict.fromkeys(entry.hook for entry in setup.config.evaluation if last or step % entry.every_steps == 0):
+        metrics |= HOOKS[hook](engine, setup)
     return metrics

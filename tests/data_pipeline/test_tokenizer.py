@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.config_file import load as load_config
 from data_pipeline.corpus import open_corpus
+from data_pipeline.document import Document
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.parts import part_file
 from data_pipeline.tokenizer import STAGE, Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
-from data_pipeline.tokenizer.training import check_memory, draw_sample
+from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
@@ -412,6 +414,7 @@ def documents(tmp_path):
         {
             "id": f"c4/a/{number:09d}",
             "text": "ä" * (number % 20) + "b",
+            "target": "",
             "split": "train" if number % 5 else "validation",
         }
         for number in range(200)
@@ -460,3 +463,14 @@ def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(document
     text = "".join(documents.values())
     sample = {"documents": len(documents), "bytes": len(text.encode())}
     assert STAGE.work(tmp_path, spec) == {"pieces": 6, "sample": sample}
+
+
+def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
+    """A translation's letters have pieces of their own, though no input has them."""
+    with part_file(tmp_path / "part.parquet") as part:
+        for number in range(200):
+            english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
+            part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
+    model = train(TokenizerConfig(vocab_size=60), draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6))
+    (ids,) = model.encode(["το σπίτι είναι παλιό"])
+    assert model.vocabulary.unk not in ids
