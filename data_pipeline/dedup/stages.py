@@ -80,11 +80,11 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
         if step == "filters":
             units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
             finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
-            verdicts = (name for unit in filtered for name in unit.outputs)
-            own_verdicts: dict[str, Json] = {
+            verdicts = [name for unit in filtered for name in unit.outputs]
+            own: dict[str, Json] = {
                 part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)
             }
-            applied.append(({"step": step}, dict(zip((part.name for part in in_order), verdicts, strict=True))))
+            applied.append(({"step": step}, own))
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
             continue
         if step == "urls":  # noted while reading
