@@ -52,7 +52,8 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     if nothing_left or until == "documents":
         found = _record(config, corpus, finished)
         if nothing_left:
-            raise FailedError(f"{config.name}: {report.why_nothing_is_left(found)} (more in {corpus / report.FILE})")
+            reason = report.why_nothing_is_left(found)
+            raise FailedError(f"{config.name}: {reason} (more in {corpus / report.FOR_PEOPLE})")
         return corpus
 
     planned = tokenizer.plan(config.tokenizer, config.seed, parts, for_training)
