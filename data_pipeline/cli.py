@@ -1,97 +1,113 @@
 """The command `data-pipeline`: raw text to shards."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
-from data_pipeline import report
-from data_pipeline.command import run_command
-from data_pipeline.config import CorpusConfig
-from data_pipeline.config_file import load
-from data_pipeline.corpus import open_corpus
+from data_pipeline import paths
+from data_pipeline.command import Version, path_argument, run_command
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch.commands import fetch_app
-from data_pipeline.manifest import verify
-from data_pipeline.pipeline import build
+
+# What a command needs is imported by the command: --help and a mistyped option answer at once.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CORPUS.yaml", help="The corpus file.")]
+ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail on damaged input, after reading all of it.")]
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A finished corpus.")]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Check every file that is there, and make damaged ones again, to the byte.")
+]
+Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
+
+
+@app.callback()
+def _commands(version: Version = False) -> None:
+    """Raw text to shards."""
 
 
 @app.command("build")
-def build_command(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
+def build_command(
+    config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False
+) -> None:
     """Build the corpus: everything, resumable at any moment."""
-    directory = _build(config, overrides, "shards", strict)
-    for split, counts in report.read(directory)["splits"].items():
-        print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {counts['shards']} shards")
+    directory = _build(config, overrides, "shards", strict, repair)
     print(f"{directory} is complete. Next: data-pipeline show {directory}")
 
 
 @app.command()
-def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
+def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Only read and clean: documents/*.parquet."""
-    directory = _build(config, overrides, "documents", strict)
+    directory = _build(config, overrides, "documents", strict, repair)
     print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
 
 
 @app.command()
-def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
+def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
-    directory = _build(config, overrides, "tokenizer", strict)
+    directory = _build(config, overrides, "tokenizer", strict, repair)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
 
 @app.command()
-def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False) -> None:
+def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Up to the shards; the same as build."""
-    build_command(config, overrides, strict)
+    build_command(config, overrides, strict, repair)
 
 
 @app.command("verify")
 def verify_command(directory: Directory) -> None:
-    """Check every checksum and count; name the damaged shards."""
+    """Check every checksum and count; name the damaged files."""
+    from data_pipeline.corpus import open_corpus
+    from data_pipeline.manifest import has_documents, verify
+    from data_pipeline.progress import counted
+
     corpus = open_corpus(directory)
-    problems = verify(corpus)
-    if problems:
-        raise FailedError("\n".join(problems))
-    shards = sum(len(split["shards"]) for split in corpus.manifest["splits"].values())
-    print(f"{directory}: {shards} shards agree with the manifest. Next: data-pipeline stats {directory}")
+    if problems := verify(corpus):
+        way_out = "to make damaged files again, to the byte: data-pipeline build CORPUS.yaml --repair"
+        raise FailedError("\n".join([*problems, way_out]))
+    shards = counted(sum(len(split["shards"]) for split in corpus.manifest["splits"].values()), "shard")
+    documents = ""
+    if has_documents(corpus):
+        documents = f" and {counted(len(corpus.manifest['documents']), 'file')} of documents"
+    print(f"{directory}: {shards}{documents} agree with the manifest. Next: data-pipeline stats {directory}")
 
 
 @app.command()
 def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """What came in, what each rule dropped, how fast each stage was."""
-    corpus = open_corpus(directory)
+    """What came in, what each rule dropped, how fast each stage was; of as many stages as are finished."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from data_pipeline import report
+
     found = report.read(directory)
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        Console().print(Markdown(report.as_markdown(corpus.name, found).replace("<br>", " · ")))
+        Console().print(Markdown(report.as_markdown(found).replace("<br>", " · ")))
 
 
 @app.command()
 def show(
-    directory: Directory,
+    location: Annotated[str, path_argument("DIR", "A finished corpus, or a fsspec URL of one.", paths.location)],
     number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Decoded inputs and targets of the first rows, with epoch 0's noise."""
+    from data_pipeline.corpus import open_corpus
     from data_pipeline.loading.reader import Reader
 
-    corpus = open_corpus(directory)
+    corpus = open_corpus(location)
     if split not in corpus.manifest["splits"]:
-        raise UserError(f"--split: {directory} has the splits {', '.join(corpus.manifest['splits'])}, not {split!r}")
+        raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest['splits'])}, not {split!r}")
     reader = Reader(corpus, split)
     for row in range(min(number, corpus.rows(split))):
         examples = reader.examples([row], 0)
@@ -100,10 +116,28 @@ def show(
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
 
 
-def _build(path: Path, overrides: list[str] | None, until: str, strict: bool) -> Path:
+def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:
+    """Builds up to the stage `until` and prints what there is then. Returns the corpus's directory."""
+    from data_pipeline import report
+    from data_pipeline.config import CorpusConfig
+    from data_pipeline.config_file import load
+    from data_pipeline.pipeline import build
+    from data_pipeline.progress import counted
+
+    started = time.monotonic()
     config = load(path, overrides or [], CorpusConfig)
-    print(f"{config.name}: {len(config.sources)} sources -> {config.output}")
-    return build(config, until, strict)
+    print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)
+    directory = build(config, until, strict, repair)
+    found = report.read(directory)
+    print(report.summary(found))
+    if until == "tokenizer":
+        print(f"tokenizer: {counted(found['pieces'], 'piece')}")
+    if until == "shards":
+        for split, counts in found["splits"].items():
+            shards = counted(counts["shards"], "shard")
+            print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {shards}")
+    print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.FOR_PEOPLE}")
+    return directory
 
 
 def main() -> None:

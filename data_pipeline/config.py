@@ -14,8 +14,9 @@ from pydantic import (
     model_validator,
 )
 
+from data_pipeline import paths
 from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.config_file import Section
+from data_pipeline.config_file import LocalPath, Section
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
 from data_pipeline.sources import OPTIONS
@@ -41,6 +42,11 @@ class SourceConfig(Section):
         if isinstance(values, dict) and not values.get("name"):
             values = {**values, "name": values.get("format", "")}
         return values
+
+    @field_validator("path")
+    @classmethod
+    def _home_is_expanded(cls, path: str | list[str]) -> str | list[str]:
+        return paths.location(path) if isinstance(path, str) else [paths.location(one) for one in path]
 
     @field_validator("name")
     @classmethod
@@ -82,8 +88,8 @@ class TokenizerConfig(Section):
     """
 
     kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
-    path: str | None = Field(None, validate_default=True)
-    dictionary: str | None = None
+    path: LocalPath | None = Field(None, validate_default=True)
+    dictionary: LocalPath | None = None
     vocab_size: PositiveInt = 32_000  # pieces; special tokens and sentinels come on top
     special_tokens: list[str] = []
     sentinels: NonNegativeInt = 100
@@ -166,7 +172,7 @@ class RayConfig(Section):
 
 class CorpusConfig(Section):
     name: str
-    output: str
+    output: LocalPath
     seed: int = 0
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     bytes_per_unit: PositiveInt = 64 * 2**20  # a bz2 dump of many streams is cut into ranges of about that size

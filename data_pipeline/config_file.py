@@ -3,13 +3,14 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from yaml import YAMLError
 
+from data_pipeline import paths
 from data_pipeline.errors import UserError
 
 OmegaConf.register_resolver("samples", lambda: str(Path(__file__).parent / "samples"), replace=True)
@@ -26,6 +27,8 @@ class Section(BaseModel):
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)
+LocalPath = Annotated[str, AfterValidator(paths.local)]
+Location = Annotated[str, AfterValidator(paths.location)]  # a local path or a fsspec URL
 
 
 def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
@@ -80,8 +83,12 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
         raise UserError(f"{path}: expected keys and values at the top level")
     bases = config.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
+    try:
+        parents = [path.parent / paths.local(base) for base in bases]
+    except ValueError as error:
+        raise UserError(f"{path}: extends: {error}") from None
     merged = OmegaConf.create()
-    for part in (*(_read(path.parent / base, (*seen, path.resolve())) for base in bases), config):
+    for part in (*(_read(parent, (*seen, path.resolve())) for parent in parents), config):
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged

@@ -18,6 +18,7 @@ from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.disk_cache import default_directory
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.objectives import AnyObjective, Objective
+from data_pipeline.paths import opening
 from data_pipeline.tokenizer import Tokenizer, load
 
 FORMAT_VERSION = 1
@@ -117,11 +118,9 @@ def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
 
 def _open_remote(url: str, cache: Path) -> Corpus:
     def fetch(name: str) -> bytes:
-        try:
+        with opening(f"{url}/{name}"):
             filesystem, root = fsspec.core.url_to_fs(url)
             return filesystem.cat_file(f"{root.rstrip('/')}/{name}")
-        except (OSError, KeyError, ImportError, ValueError) as error:
-            raise UserError(f"{url}/{name}: can't be read: {' '.join(str(error).split())[:200]}") from None
 
     content = fetch("manifest.json")
     directory = cache / "corpora" / hashlib.sha256(content).hexdigest()
@@ -145,6 +144,10 @@ def _read(directory: Path) -> Corpus:
         raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
     except ValueError:
         raise FailedError(f"{path}: damaged: not valid JSON") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+    if not isinstance(manifest, dict):
+        raise FailedError(f"{path}: damaged: expected keys and values")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {manifest.get('format_version')}")
     return Corpus(directory, manifest)

@@ -1,8 +1,8 @@
 """What a finished corpus is: shards, blocks, counts, checksums, lineage; and whether the files still agree with it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import pyarrow.parquet as pq
 
 from data_pipeline.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.blocks import count_rows, decode_block
+from data_pipeline.code_version import code_version
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import FORMAT_VERSION, Blocks, Corpus
 from data_pipeline.progress import track
+from data_pipeline.sources import OPTIONS
 from data_pipeline.tokenizer import load
 from data_pipeline.work_units import Finished
 
+_DOCUMENTS = "documents/"
 _BLOCK_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -31,8 +34,9 @@ _BLOCK_SCHEMA = pa.schema(
 )
 
 
-def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards: list[Finished]) -> None:
-    """Writes blocks.parquet, then manifest.json, which completes the corpus."""
+def write(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:
+    """Writes blocks.parquet, then manifest.json, which completes the corpus. `finished`: the units of each stage."""
+    shards = finished["shards"]
     tokenizer = load(corpus, config.tokenizer.layout)
     rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
     splits: dict[str, dict[str, Any]] = {}
@@ -67,46 +71,98 @@ def write(config: CorpusConfig, corpus: Path, documents: list[Finished], shards:
             "splits": splits,
             "inputs": [
                 {key: unit.result[key] for key in ("source", "file", "bytes", "sha256", "status")}
-                for unit in documents
+                for unit in finished["documents"]
                 if unit.result["range"][0] == 0
             ],
+            "config": lineage(config),
+            "documents": [
+                {"name": name, **output}
+                for stage in ("documents", "deduplicated")
+                for unit in finished.get(stage, [])
+                for name, output in unit.outputs.items()
+                if name.startswith(_DOCUMENTS)
+            ],
             "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
-            "code_version": version("encdec-pretrain"),
+            "code_version": code_version(),
         },
     )
 
 
+def lineage(config: CorpusConfig) -> dict[str, Any]:
+    """The settings that the documents, the tokenizer and the shards were made with, defaults included.
+
+    Without paths: which files were read is said by the manifest's `inputs`, by name and checksum.
+    """
+    return {
+        "sources": [
+            {
+                **source.model_dump(include={"name", "format", "language"}),
+                "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
+                "cleaning": config.cleaning_of(source).model_dump(),
+            }
+            for source in config.sources
+        ],
+        "dedup": config.dedup.model_dump(),
+        "split": config.split.model_dump(),
+        "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
+        "shards": config.shards.model_dump(),
+        "bytes_per_unit": config.bytes_per_unit,
+        "characters_per_part": config.characters_per_part,
+    }
+
+
 def verify(corpus: Corpus) -> list[str]:
-    """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees."""
-    problems = []
-    tokenizer, blocks_file = corpus.manifest["tokenizer"], corpus.manifest["blocks"]
-    for name, expected in {**tokenizer["files"], blocks_file["file"]: blocks_file["sha256"]}.items():
-        path = corpus.directory / name
-        if not path.exists():
-            problems.append(f"{path}: missing")
-        elif sha256(path) != expected:
-            problems.append(f"{path}: sha256 differs from the manifest's")
-    if problems:
-        return problems
-    shards = [(split, shard) for split, described in corpus.manifest["splits"].items() for shard in described["shards"]]
-    blocks = {split: corpus.blocks(split) for split in corpus.manifest["splits"]}
+    """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees.
+
+    A corpus may lie there without its `documents/`, which training doesn't need.
+    """
+    manifest = corpus.manifest
+    blocks_file = manifest["blocks"]
+    problems = list(_verify_file(corpus.directory / blocks_file["file"], blocks_file["sha256"]))
+    blocks = {} if problems else {split: corpus.blocks(split) for split in manifest["splits"]}
+    checks: list[Callable[[], Iterator[str]]] = [
+        partial(_verify_file, corpus.directory / name, expected)
+        for name, expected in manifest["tokenizer"]["files"].items()
+    ]
+    if has_documents(corpus):
+        checks += [
+            partial(_verify_file, corpus.directory / file["name"], file["sha256"]) for file in manifest["documents"]
+        ]
+    for split, described in manifest["splits"].items():
+        for shard in described["shards"]:
+            checks.append(partial(_verify_shard, corpus.directory / shard["name"], shard, blocks.get(split)))
     with ThreadPoolExecutor() as pool:
-        checks = pool.map(lambda item: list(_verify_shard(corpus, item[1], blocks[item[0]])), shards)
-        for found in track(checks, len(shards), "verify"):
+        for found in track(pool.map(lambda check: list(check()), checks), len(checks), "verify"):
             problems += found
-    for split, described in corpus.manifest["splits"].items():
-        if described["rows"] != int(blocks[split].rows.sum()):
-            problems.append(f"{split}: {described['rows']} rows in the manifest, {blocks[split].rows.sum()} in blocks")
+    for split, of_split in blocks.items():
+        rows = manifest["splits"][split]["rows"]
+        if rows != int(of_split.rows.sum()):
+            problems.append(f"{split}: {rows} rows in the manifest, {of_split.rows.sum()} in blocks")
     return problems
 
 
-def _verify_shard(corpus: Corpus, shard: dict[str, Any], blocks: Blocks) -> Iterator[str]:
-    path = corpus.directory / shard["name"]
+def has_documents(corpus: Corpus) -> bool:
+    """Whether the corpus was copied with its documents, and its manifest, unlike those of old builds, lists them."""
+    return "documents" in corpus.manifest and (corpus.directory / _DOCUMENTS).exists()
+
+
+def _verify_file(path: Path, expected: str) -> Iterator[str]:
+    if not path.exists():
+        yield f"{path}: missing"
+    elif sha256(path) != expected:
+        yield f"{path}: sha256 differs from the manifest's"
+
+
+def _verify_shard(path: Path, shard: dict[str, Any], blocks: Blocks | None) -> Iterator[str]:
+    """`blocks`: None where blocks.parquet is damaged, so that only the checksum of the whole can be looked at."""
     if not path.exists():
         yield f"{path}: missing"
         return
     if path.stat().st_size != shard["bytes"]:
         yield f"{path}: {path.stat().st_size} bytes, expected {shard['bytes']}"
+        return
+    if blocks is None:
+        yield from _verify_file(path, shard["sha256"])
         return
     if sha256(path) == shard["sha256"]:
         yield from _verify_counts(path, shard, blocks)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -44,7 +45,10 @@ def claim(corpus: Path) -> None:
         os.close(descriptor)
         raise FailedError(f"{corpus}: another build is at work on it ({holder}); wait for it or stop it") from None
     except OSError as error:
-        print(f"warning: {corpus}: no file locks here ({error.strerror}): see that only one build runs at a time")
+        print(
+            f"warning: {corpus}: no file locks here ({error.strerror}): see that only one build runs at a time",
+            file=sys.stderr,
+        )
     with (corpus / ".stages" / "workers").open("a") as file:
         _wait_for_former_workers(file.fileno(), corpus)
     _claimed[corpus] = descriptor

@@ -1,32 +1,41 @@
 """From raw text to a finished corpus: the stages, in order."""
 
+import json
+import shutil
+import sys
 from pathlib import Path
 
 from data_pipeline import documents, manifest, ownership, report, shards, tokenizer, tokens
-from data_pipeline.atomic import fingerprint, remove_leftovers
+from data_pipeline.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import stages as dedup
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.inputs import list_files
 from data_pipeline.parts import keep_only, parts_of
-from data_pipeline.work_units import Finished, run
+from data_pipeline.paths import opening
+from data_pipeline.progress import counted
+from data_pipeline.work_units import Finished, forget_damaged, run
 
 _ERRORS_SHOWN = 10
 
 
-def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> Path:
-    """Brings the corpus up to date, stopping after the stage `until`; returns its directory.
+def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> Path:
+    """Brings the corpus up to date, stopping after the stage `until`, and writes the report; returns its directory.
 
     Damaged inputs are told and the rest goes on; `strict` raises FailedError instead, after all were read.
 
-    What a former run finished is kept where its input and config are the same, however that run ended.
+    What a former run finished is kept where its input and config are the same and its files have the size they had.
+    `repair` reads the files too, and makes those again whose checksum is another one.
     """
     corpus = Path(config.output)
-    for source in config.sources:
-        list_files(source)  # a missing input is told before anything is written
+    for source in config.sources:  # a missing input is told before anything is written
+        with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
+            list_files(source)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)
+    if repair:
+        _forget_damaged(corpus)
     dedup.forget(corpus, config)
     planned = documents.plan(config, corpus)
     finished: dict[str, list[Finished]] = {}
@@ -40,17 +49,22 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
         left = finished[dedup.LAST.name]
         parts = parts_of(left)
     keep_only(corpus, "documents", parts)
-    if until == "documents":
+    for_training = documents.total(left, "train")
+    nothing_left = for_training == 0 and (until != "documents" or documents.total(left, "validation") == 0)
+    if nothing_left or until == "documents":
+        found = _record(config, corpus, finished)
+        if nothing_left:
+            reason = report.why_nothing_is_left(found)
+            raise FailedError(f"{config.name}: {reason} (more in {corpus / report.FOR_PEOPLE})")
         return corpus
 
-    if documents.total(left, "train") == 0:
-        raise FailedError(f"{config.name}: no document for training is left after reading, cleaning and deduplication")
     planned = tokenizer.plan(config.tokenizer, config.seed, parts)
     finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
     (trained,) = finished["tokenizer"]
     if sampled := tokenizer.describe_sample(trained, left):
         print(sampled)
     if until == "tokenizer":
+        _record(config, corpus, finished)
         return corpus
 
     planned = tokens.plan(config, parts, trained)
@@ -62,7 +76,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False) -> 
     planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])
     finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
 
-    _complete(config, corpus, finished)
+    _record(config, corpus, finished)
     return corpus
 
 
@@ -90,7 +104,7 @@ def tell_damage(units: list[Finished], strict: bool) -> None:
         if strict or result["source"] not in readable:
             errors.append(line)
         else:
-            print(f"warning: {line}; what is whole was kept")
+            print(f"warning: {line}; what is whole was kept", file=sys.stderr)
     if errors and not strict:
         sources = sorted({unit.result["source"] for unit in units} - readable)
         others = [f"and {len(errors) - _ERRORS_SHOWN:,} inputs more"] if len(errors) > _ERRORS_SHOWN else []
@@ -100,13 +114,47 @@ def tell_damage(units: list[Finished], strict: bool) -> None:
         raise FailedError("\n".join(errors))
 
 
-def _complete(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:
-    """Writes the manifest and the report, unless those of these very units are there."""
-    stamp = fingerprint([config.name, [[unit.fingerprint for unit in units] for units in finished.values()]])
-    mark = corpus / ".stages" / "complete"
-    files = [corpus / name for name in ("manifest.json", "blocks.parquet", "report.json", "report.md")]
-    if mark.exists() and mark.read_text() == stamp and all(file.exists() for file in files):
-        return
-    manifest.write(config, corpus, finished["documents"], finished["shards"])
-    report.write(corpus, config.name, finished)
-    mark.write_text(stamp)
+def _forget_damaged(corpus: Path) -> None:
+    """Forgets what stands for damaged files, so that the stages make them again."""
+    damaged = forget_damaged(corpus)
+    shutil.rmtree(corpus / ".stages" / "plans", ignore_errors=True)  # no checksum tells whether they are whole
+    _mark(corpus).unlink(missing_ok=True)
+    for name in damaged:
+        print(f"{corpus / name}: damaged, will be made again")
+    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report are written again")
+
+
+def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> report.Json:
+    """Writes the report, and the manifest of a complete corpus, unless they are those of these very units.
+
+    Returns what the report says.
+    """
+    lineage = manifest.lineage(config)
+    stages = {
+        stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
+        for stage, units in finished.items()
+    }
+    names = [report.FILE, report.FOR_PEOPLE]
+    if "shards" in finished:
+        names += ["manifest.json", "blocks.parquet"]
+    recorded = _read_mark(corpus)
+    if stages.items() <= recorded.items() and all((corpus / name).exists() for name in names):
+        return report.read(corpus)  # perhaps of more stages than this command asks for
+    if "shards" in finished:
+        manifest.write(config, corpus, finished)
+    written = report.write(corpus, config.name, finished)
+    write_json(_mark(corpus), stages)
+    return written
+
+
+def _mark(corpus: Path) -> Path:
+    """The file that says which units of each stage the report, and the manifest if it has all stages, were made of."""
+    return corpus / ".stages" / "complete"
+
+
+def _read_mark(corpus: Path) -> dict[str, str]:
+    try:
+        recorded = json.loads(_mark(corpus).read_text())
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}

@@ -1,64 +1,201 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: workers note how far they are, and the driver shows it.
 
+On a terminal it is a bar, elsewhere a plain line now and then, both on stderr.
+"""
+
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 5.0, 0.5
+_SECONDS_BETWEEN_NOTES = 1.0
+
+
+def counted(number: int, noun: str) -> str:
+    """1, "unit" -> "1 unit"; 2000, "unit" -> "2,000 units"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+@dataclass
+class Progress:
+    """How far some work is. `size`: bytes of it all; 0: items are counted instead.
+
+    `under_way`: bytes done of items that aren't finished; None before any work has begun.
+    """
+
+    what: str
+    total: int
+    size: int = 0
+    under_way: Callable[[], int | None] = lambda: 0
+    clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    _finished: int = 0
+    _done: int = 0
+    _started: float = field(init=False)
+    _begun: float | None = None
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+        self.done()  # work that nobody has to be started for begins now
+
+    def finish(self, size: int) -> None:
+        """One item is finished, of `size` bytes."""
+        self.count += 1
+        self._finished += size
+
+    def done(self) -> int:
+        """Bytes, or items, that are done. It never falls: a unit that is tried again counts when it gets further."""
+        part = self.under_way()
+        if self._begun is None and (self.count or part is not None):
+            self._begun = self.clock()
+        now = min(self.size, self._finished + (part or 0)) if self.size else self.count
+        self._done = max(self._done, now)
+        return self._done
+
+    def line(self) -> str:
+        """As one line. The time left follows from the time since work began: starting Ray is no part of it."""
+        done, now = self.done(), self.clock()
+        words = [f"{self.what}: {self.count}/{self.total}"]
+        if self.size:
+            words.append(f"{done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB")
+        words.append(f"{now - self._started:.0f} s")
+        if done and self._begun is not None and now > self._begun:
+            rate = done / (now - self._begun)
+            if self.size:
+                words.append(f"{rate / 1e6:.1f} MB/s")
+            words.append(f"{((self.size or self.total) - done) / rate:.0f} s left")
+        return ", ".join(words)
 
 
 def track(
-    items: Iterable[Item], total: int, what: str, size: Callable[[Item], int] | None = None, total_size: int = 0
+    items: Iterable[Item],
+    total: int,
+    what: str,
+    size: Callable[[Item], int] | None = None,
+    total_size: int = 0,
+    under_way: Callable[[], int | None] = lambda: 0,
 ) -> Iterator[Item]:
     """Yields `items`, showing on stderr how many of `total` are through and how long the rest will take.
 
-    `size`: bytes that an item stands for, of `total_size` in all; then bytes and their rate are shown too.
+    `size`: bytes that an item stands for, of `total_size` in all; then bytes and their rate are shown too, those
+    `under_way` included.
     """
-    if sys.stderr.isatty():
-        yield from _with_bar(items, total, what, size, total_size)
-    else:
-        yield from _with_lines(items, total, what, size, total_size)
-
-
-def _with_bar(
-    items: Iterable[Item], total: int, what: str, size: Callable[[Item], int] | None, total_size: int
-) -> Iterator[Item]:
-    by_size: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn()) if size else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *by_size, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total_size if size else total)
+    progress = Progress(what, total, total_size if size else 0, under_way)
+    with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
-            progress.advance(task, size(item) if size else 1)
+            progress.finish(size(item) if size else 1)
 
 
-def _with_lines(
-    items: Iterable[Item], total: int, what: str, size: Callable[[Item], int] | None, total_size: int
-) -> Iterator[Item]:
-    started = shown = time.monotonic()
-    done = 0
-    for count, item in enumerate(items, 1):
-        yield item
-        done += size(item) if size else 1
-        now = time.monotonic()
-        if now - shown < _SECONDS_BETWEEN_LINES or count == total:
-            continue
-        shown, seconds = now, now - started
-        left = seconds * ((total_size if size else total) - done) / done if done else 0
-        rate = f", {done / 1e6 / seconds:.1f} MB/s" if size else ""
-        print(f"{what}: {count}/{total}, {seconds:.0f} s{rate}, {left:.0f} s left", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _bar(progress: Progress) -> Iterator[None]:
+    # rich is slow to import, and only needed on a terminal
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    amount: tuple[rich_progress.ProgressColumn, ...] = (
+        (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
+        if progress.size
+        else (rich_progress.MofNCompleteColumn(),)
+    )
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        *amount,
+        rich_progress.TimeElapsedColumn(),
+        rich_progress.TimeRemainingColumn(),  # by the last half minute of progress
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(progress.what, total=progress.size or progress.total)
+
+        def show() -> None:
+            shown.update(task, completed=progress.done())
+
+        with _every(_SECONDS_BETWEEN_LOOKS, show):
+            yield
+        show()
+
+
+@contextlib.contextmanager
+def _lines(progress: Progress) -> Iterator[None]:
+    lines_due = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def show() -> None:
+        nonlocal lines_due
+        progress.done()  # notes when work begins
+        if time.monotonic() >= lines_due:
+            lines_due += _SECONDS_BETWEEN_LINES
+            print(progress.line(), file=sys.stderr, flush=True)
+
+    with _every(_SECONDS_BETWEEN_LOOKS, show):
+        yield
+
+
+@contextlib.contextmanager
+def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
+    """Has a thread call `show` every so often while the block runs."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(seconds):
+            show()
+
+    thread = threading.Thread(target=work, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Note:
+    """The file in which a worker notes how many bytes of its unit are done."""
+
+    def __init__(self, path: Path):
+        self._path, self._done, self._next = path, 0, 0.0
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
+            with contextlib.suppress(OSError):  # a full disk is the unit's own problem
+                self._path.write_text(str(self._done))
+
+
+_note: _Note | None = None  # of the unit that this process works on
+
+
+@contextlib.contextmanager
+def noted_in(path: Path) -> Iterator[None]:
+    """In a worker: what `advance` counts within the block stands in the file `path`, until the block ends."""
+    global _note
+    _note = _Note(path)
+    _note.add(0)
+    try:
+        yield
+    finally:
+        _note = None
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def advance(size: int) -> None:
+    """`size` more bytes of input are read; counted where somebody asked for it with `noted_in`."""
+    if _note is not None:
+        _note.add(size)
+
+
+def noted(folder: Path) -> int | None:
+    """Bytes done by all workers whose notes lie in `folder`; None if there is none."""
+    sizes = []
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # ended since, or about to be written
+            sizes.append(int(path.read_text()))
+    return sum(sizes) if sizes else None

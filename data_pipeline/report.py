@@ -7,22 +7,27 @@ from typing import Any
 
 from data_pipeline.atomic import write_bytes, write_json
 from data_pipeline.cleaning.tally import EXAMPLES
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.progress import counted
 from data_pipeline.work_units import Finished
 
+Json = dict[str, Any]
+FILE, FOR_PEOPLE = "report.json", "report.md"
 # counted, but no reason to drop anything
 _NO_RULES = {"read", "passed", "undecodable", "truncated_xml"}
 _LINE, _SPAN = "line_", "span_"
 _BAR = 40
 
 
-def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[str, Any]:
-    """Writes report.json and report.md of a finished build; returns the former."""
+def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> Json:
+    """Writes report.json and report.md of the `stages` that are finished; returns the former."""
     documents = [unit.result for unit in stages["documents"]]
     deduplicated = [unit.result for unit in stages.get("deduplicated", [])]
     left = deduplicated or documents
     counts = _sum(result["counts"] for result in documents + deduplicated)
     rules = {rule: n for rule, n in counts.items() if rule not in _NO_RULES}
     report = {
+        "name": name,
         "documents": {
             "read": counts["read"],
             "kept": sum(sum(result["documents"].values()) for result in left),
@@ -36,38 +41,73 @@ def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> dict[st
         "languages": _most_common(result["languages"] for result in left),
         "domains": _most_common(result["domains"] for result in left),
         "inputs": [_input(result) for result in documents],
-        "splits": _splits(stages["shards"]),
-        "tokenizer_sample": stages["tokenizer"][0].result["sample"],
+        "pieces": sum(unit.result["pieces"] for unit in stages.get("tokenizer", [])),
+        "splits": _splits(stages.get("shards", [])),
+        "tokenizer_sample": next((unit.result["sample"] for unit in stages.get("tokenizer", [])), {}),
         "stages": [
             _speed(stage, units, left if stage in ("tokenizer", "tokens", "rows", "shards") else documents)
             for stage, units in stages.items()
             if units
         ],
     }
-    write_json(corpus / "report.json", report)
-    write_bytes(corpus / "report.md", as_markdown(name, report).encode())
+    write_json(corpus / FILE, report)
+    write_bytes(corpus / FOR_PEOPLE, as_markdown(report).encode())
     return report
 
 
-def read(corpus: Path) -> dict[str, Any]:
-    return json.loads((corpus / "report.json").read_text())
+def read(corpus: Path) -> Json:
+    """What report.json says. Raises UserError where there is none, FailedError where it is damaged."""
+    path = corpus / FILE
+    try:
+        report = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; data-pipeline clean, tokenizer and build write it") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+    except ValueError:
+        report = None
+    if not isinstance(report, dict) or "documents" not in report:
+        raise FailedError(f"{path}: damaged; data-pipeline build CORPUS.yaml --repair writes it again")
+    return {"name": corpus.resolve().name, **report}  # reports of old builds have no name
 
 
-def as_markdown(name: str, report: dict[str, Any]) -> str:
+def summary(report: Json) -> str:
+    """One line: documents kept, and dropped by which rules."""
+    documents = report["documents"]
+    line = f"documents: {documents['kept']:,} of {documents['read']:,} kept"
+    dropped = sum(documents["dropped"].values())
+    return line + (f", {dropped:,} dropped: {_rules(documents['dropped'])}" if dropped else "")
+
+
+def why_nothing_is_left(report: Json) -> str:
+    """Which rules dropped the documents, and the lines without which documents were dropped."""
+    documents, lines = report["documents"], report["lines"]["dropped"]
+    if documents["kept"]:
+        held_out = counted(documents["kept"], "document")
+        return f"no document for training: {held_out} left, held out (split.validation_fraction)"
+    if not documents["read"]:
+        return "no document was read from the sources"
+    reason = f"no document is left of {documents['read']:,} read; dropped: {_rules(documents['dropped'])}"
+    return reason + (f"; lines dropped: {_rules(lines)}" if lines else "")
+
+
+def _rules(dropped: dict[str, int]) -> str:
+    """Counts by rule, the largest first."""
+    return ", ".join(f"{rule} {n:,}" for rule, n in sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
+
+
+def as_markdown(report: Json) -> str:
     """The report for people: tables, three examples of what each rule dropped, histograms."""
     documents, lines = report["documents"], report["lines"]
-    parts = [f"# Corpus {name}", f"{documents['kept']:,} of {documents['read']:,} documents kept."]
+    parts = [f"# Corpus {report['name']}", f"{documents['kept']:,} of {documents['read']:,} documents kept."]
     parts += _dropped("documents", documents, report["examples"], prefix="")
     parts += _dropped("lines", lines, report["examples"], prefix=_LINE)
+    if report["splits"]:
+        columns = ("documents", "rows", "tokens", "dropped_tokens", "shards")
+        splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
+        header = ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"]
+        parts += ["## Splits", _table(header, splits)]
     parts += [
-        "## Splits",
-        _table(
-            ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"],
-            [
-                [split, *(f"{counts[key]:,}" for key in ("documents", "rows", "tokens", "dropped_tokens", "shards"))]
-                for split, counts in report["splits"].items()
-            ],
-        ),
         "## Lengths of documents, in characters",
         _histogram({f"{2 ** int(power):,}–{2 ** (int(power) + 1) - 1:,}": n for power, n in report["lengths"].items()}),
         "## Languages",

@@ -8,19 +8,23 @@ counts; the driver's planning decides what exists, Ray only when. A unit is comm
 import errno
 import json
 import os
+import shutil
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import ownership
+from pydantic import TypeAdapter, ValidationError
+
+from data_pipeline import ownership, progress
 from data_pipeline.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.config import RayConfig
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.progress import track
+from data_pipeline.progress import counted, track
 
 Json = dict[str, Any]
 
@@ -70,6 +74,9 @@ class Finished:
         return [output["sha256"] for output in self.outputs.values()]
 
 
+_FINISHED = TypeAdapter(Finished)
+
+
 def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) -> list[Finished]:
     """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
 
@@ -84,19 +91,23 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
     if not units:  # nothing to say of a stage that this config has no use for
         pass
     elif not todo:
-        print(f"{stage.name}: {kept} of {kept} units are up to date")
+        print(f"{stage.name}: {kept} of {counted(kept, 'unit')} up to date")
     else:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
-        print(f"{stage.name}: {len(todo)} units to do ({because}), {kept} up to date", flush=True)
+        print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
         errors = []
         sizes = {unit.name: unit.bytes for unit in todo}
         size = (lambda row: sizes[row["name"]]) if all(sizes.values()) else None
+        notes = _notes(corpus, stage.name)
+        shutil.rmtree(notes, ignore_errors=True)  # those of workers that were killed
+        notes.mkdir(parents=True, exist_ok=True)
         rows = _on_ray(stage, todo, wanted, corpus, ray_config)
-        for row in track(rows, len(todo), stage.name, size, sum(sizes.values())):
+        for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
             if "error" in row:
                 errors.append((row["exit_code"], row["error"]))
             else:
                 done[row["name"]] = Finished(**row)
+        shutil.rmtree(notes, ignore_errors=True)
         if errors:
             _raise(errors)
     _forget_others(corpus, stage.name, set(wanted))
@@ -115,15 +126,49 @@ def _why_redo(corpus: Path, finished: Finished | None, wanted: str) -> str:
     return ""
 
 
+def forget_damaged(corpus: Path) -> list[str]:
+    """Forgets the units that have a file which is no longer what they wrote, so that `run` does them again.
+
+    Reads every file of every stage. Returns the names of the damaged files, relative to `corpus`.
+    """
+    sidecars = sorted((corpus / ".stages").glob("*/*.json"))
+    found = [(sidecar, _committed(corpus, sidecar.parent.name, sidecar.stem)) for sidecar in sidecars]
+    written = [
+        (sidecar, name, output)
+        for sidecar, finished in found
+        if finished is not None
+        for name, output in finished.outputs.items()
+    ]
+    damaged = []
+    with ThreadPoolExecutor() as pool:
+        whole = pool.map(lambda item: _is_whole(corpus / item[1], item[2]), written)
+        checked = track(zip(written, whole, strict=True), len(written), "checking")
+        for (sidecar, name, _), as_written in checked:
+            if not as_written:
+                sidecar.unlink(missing_ok=True)
+                damaged.append(name)
+    return damaged
+
+
+def _is_whole(path: Path, output: Json) -> bool:
+    return path.is_file() and path.stat().st_size == output["bytes"] and sha256(path) == output["sha256"]
+
+
 def _committed(corpus: Path, stage: str, unit: str) -> Finished | None:
+    """The unit as its sidecar has it; None where there is none, or a damaged one: the work is then done again."""
     try:
-        return Finished(**json.loads(_sidecar(corpus, stage, unit).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return _FINISHED.validate_json(_sidecar(corpus, stage, unit).read_bytes(), strict=True)
+    except (FileNotFoundError, ValidationError):
         return None
 
 
 def _sidecar(corpus: Path, stage: str, unit: str) -> Path:
     return corpus / ".stages" / stage / f"{unit}.json"
+
+
+def _notes(corpus: Path, stage: str) -> Path:
+    """Where workers note how far they are."""
+    return corpus / ".stages" / "progress" / stage
 
 
 def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
@@ -140,7 +185,7 @@ def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) ->
     """Runs in a worker: does the work and commits it; returns the row committed, or why there is none."""
     started = time.process_time()
     try:
-        with ownership.at_work(corpus, token):
+        with ownership.at_work(corpus, token), progress.noted_in(_notes(corpus, stage.name) / unit.name):
             result = stage.work(corpus, unit.spec)
             parts = [name for part in result.get("parts", ()) for name in (part["path"], part["urls"]) if name]
             outputs = {

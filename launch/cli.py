@@ -5,19 +5,19 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.command import run_command
+from data_pipeline.command import Version, path_argument, run_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 
 @app.callback()
-def _commands() -> None:
+def _commands(version: Version = False) -> None:
     """Start and supervise training runs."""
 
 
 @app.command()
 def local(
-    config: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")],
+    config: Annotated[Path, path_argument("RUN.yaml", "The run file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each GPU, else one.")] = None,
     stop_at_step: Annotated[

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_pipeline.command import run_command
-from data_pipeline.config_file import check, load
+from data_pipeline import paths
+from data_pipeline.command import Version, path_argument, path_option, run_command
 from data_pipeline.errors import UserError
-from pretrain import rank_logs
 
 if TYPE_CHECKING:
     from pretrain.trained import TrainedModel
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
 ]
-Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run directory for its latest.")
-]
+Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory for its latest.")]
+NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 
 
 @app.callback()
-def _started_by_a_launcher(local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None) -> None:
+def _started_by_a_launcher(
+    version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
+) -> None:
     """Shards to a trained model."""  # deepspeed gives each rank that option; the environment says the same
 
 
@@ -41,6 +41,8 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
+    from data_pipeline.config_file import load
+    from pretrain import rank_logs
     from pretrain.config import RunConfig
 
     settings = load(config, overrides or [], RunConfig)
@@ -55,14 +57,14 @@ def train(
 def generate(
     checkpoint: Checkpoint,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text in each line. Without any text, stdin.")] = None,
+    file: Annotated[Path | None, path_option("--file", "A text in each line. Without any text, stdin.")] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="Blank out sentences of this corpus's held-out documents.")
+        Path | None, path_option("--corpus", "Blank out sentences of this corpus's held-out documents.")
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="How many sentences of --corpus.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 16,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="An object a line: text, generated, whole.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A new file, instead of stdout.")] = None,
+    out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
     min_new_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
     no_repeat_ngram_size: Annotated[int, typer.Option(help="No n-gram of so many tokens twice; 0: any.")] = 0,
@@ -75,6 +77,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
 ) -> None:
     """Fill in blanks, answer, or go on with a text, as the model does."""
+    from data_pipeline.config_file import check
     from pretrain.generation.settings import GenerationSettings
 
     given = {
@@ -119,7 +122,7 @@ def generate(
 @app.command()
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory.")],
+    out: NewDirectory,
 ) -> None:
     """Write a directory that Hugging Face transformers loads."""
     trained = _open(checkpoint)
@@ -131,8 +134,8 @@ def export(
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, typer.Argument(metavar="HF_DIR", help="What transformers saved, with its tokenizer.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory.")],
+    directory: Annotated[Path, path_argument("HF_DIR", "What transformers saved, with its tokenizer.")],
+    out: NewDirectory,
 ) -> None:
     """Make a checkpoint of a Hugging Face directory, for a run to start from."""
     from pretrain.huggingface import import_ as make
@@ -145,8 +148,10 @@ def import_(
 
 @app.command()
 def dashboard(
-    run_dir: Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Open at this run's charts.")] = None,
-    uri: Annotated[str, typer.Option(help="MLflow's store, where no run is named.")] = "sqlite:///runs/mlflow.db",
+    run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Open at this run's charts.")] = None,
+    uri: Annotated[
+        str, path_option("--uri", "MLflow's store, where no run is named.", paths.mlflow_uri)
+    ] = "sqlite:///runs/mlflow.db",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here is taken.")] = 5000,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
@@ -159,8 +164,8 @@ def dashboard(
 
 @app.command()
 def sync(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
-    uri: Annotated[str | None, typer.Option(help="Another MLflow than the run's own.")] = None,
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
+    uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Feed MLflow what it doesn't have yet of a run."""
     from pretrain.tracking import sync as feed

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -11,7 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline.config_file import Section
+from data_pipeline import paths
+from data_pipeline.config_file import LocalPath, Location, Section
 from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
@@ -24,7 +26,7 @@ class RunSection(Section):
     (null: cores ÷ ranks); how sums are split among threads decides their last bit."""
 
     name: str
-    directory: str
+    directory: LocalPath
     seed: int = 0
     max_steps: PositiveInt
     max_hours: PositiveFloat | None = None
@@ -32,21 +34,21 @@ class RunSection(Section):
 
 
 class TrainingCorpus(Section):
-    corpus: str
+    corpus: Location
     weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
 
 
 class ValidationCorpus(Section):
     """`name`: in the names of its metrics (null: the corpus's own)."""
 
-    corpus: str
+    corpus: Location
     name: Annotated[str, Field(min_length=1)] | None = None
 
 
 class CacheSection(Section):
     """Null: encdec-pretrain under $XDG_CACHE_HOME or ~/.cache. One directory for all ranks of a machine."""
 
-    directory: str | None = None
+    directory: LocalPath | None = None
     gigabytes: PositiveFloat = 100.0
 
 
@@ -158,7 +160,7 @@ class ValidationLossHook(Section):
 
 
 class MlflowSection(Section):
-    uri: str = "sqlite:///runs/mlflow.db"
+    uri: Annotated[str, AfterValidator(paths.mlflow_uri)] = "sqlite:///runs/mlflow.db"
     experiment: str = "encdec-pretrain"
 
 

@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from data_pipeline import paths
+
 
 def problems(given: dict[str, Any]) -> list[str]:
     """What is wrong with a `deepspeed` section, a line each, each beginning with its key."""
@@ -198,6 +200,11 @@ def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) 
         yield f"{key}.device: nvme is for stage 3; take cpu"
     if device == "nvme" and not section.get("nvme_path"):
         yield f"{key}.nvme_path: missing: the directory on the NVMe drive"
+    if isinstance(path := section.get("nvme_path"), str) and path:
+        try:
+            section["nvme_path"] = paths.local(path)
+        except ValueError as error:
+            yield f"{key}.nvme_path: {error}"
 
 
 def _unknown(given: Iterable[str], passed_on: Iterable[str], refused: Iterable[str], above: str) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from data_pipeline.code_version import git
 
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
@@ -24,13 +25,13 @@ def describe(ranks: int) -> dict[str, Any]:
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         },
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
-        "git": {"commit": git_commit(), "diff": _git("diff", "HEAD")},
+        "git": {"commit": git_commit(), "diff": git("diff", "HEAD")},
     }
 
 
 def git_commit() -> str:
     """The commit of this source tree, empty for an installed package."""
-    return _git("rev-parse", "HEAD").strip()
+    return git("rev-parse", "HEAD").strip()
 
 
 def _version(package: str) -> str:
@@ -45,14 +46,3 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def _git(*arguments: str) -> str:
-    source = Path(__file__).parent.parent
-    if not (source / ".git").exists():
-        return ""
-    try:
-        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -1,6 +1,7 @@
 """What a run writes down and prints: run directory, tracker and console, on rank 0; the other ranks are silent."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -93,7 +94,7 @@ class Journal:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        self._print(f"warning: {line}")
+        self._print(f"warning: {line}", sys.stderr)
 
     def finish(self, step: int, finished: bool) -> None:
         """Ends the run: it has `finished`, or stopped on request after `step` steps. All ranks leave together."""
@@ -119,10 +120,10 @@ class Journal:
         if kind is not None and self._tracker is not None:
             self._tracker.close("FAILED")
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, stream: TextIO | None = None) -> None:
         if self.setup.cut.rank == 0:
             with contextlib.suppress(OSError):  # a log on a full disk ends no run
-                print(line, flush=True)
+                print(line, file=stream, flush=True)
 
 
 @contextlib.contextmanager

@@ -12,12 +12,8 @@ from typing import Any
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch.client import Client, PermanentError
 from data_pipeline.fetch.published import PublishedFile
+from data_pipeline.fetch.publishers import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA
 
-COMMON_CRAWL = "https://data.commoncrawl.org/"
-HUGGING_FACE = "https://huggingface.co/"
-WIKIMEDIA = "https://dumps.wikimedia.org/"
-
-C4_CONFIGS = ("en", "en.noblocklist", "en.noclean", "realnewslike")
 _LARGEST_LIST = 1 << 28
 _GONE = {404, 410}
 

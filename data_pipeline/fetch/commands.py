@@ -4,22 +4,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_pipeline.command import path_argument
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.fetch import catalogues
-from data_pipeline.fetch.client import Client
-from data_pipeline.fetch.many import check_room, fetch_files
-from data_pipeline.fetch.meter import in_bytes, in_time
-from data_pipeline.fetch.published import PublishedFile
+from data_pipeline.fetch import publishers
+from data_pipeline.progress import counted
+
+if TYPE_CHECKING:
+    from data_pipeline.fetch.client import Client
+    from data_pipeline.fetch.published import PublishedFile
 
 fetch_app = typer.Typer(no_args_is_help=True, help="Download published files: resumable, checked, polite.")
 
 _MOST_FAILURES_LISTED = 20
 
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write to.")]
+Output = Annotated[Path, path_argument("OUT", "The folder to write to.")]
 Number = Annotated[int | None, typer.Option("--files", min=1, help="Only the first so many files.")]
 First = Annotated[int | None, typer.Option(min=0, help="Position in the list of the first file to fetch, from 0.")]
 Last = Annotated[int | None, typer.Option(min=0, help="Position in the list of the last file to fetch.")]
@@ -40,7 +42,7 @@ def wet(
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = catalogues.COMMON_CRAWL,
+    base_url: BaseUrl = publishers.COMMON_CRAWL,
     connections: Connections = 4,
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -48,6 +50,8 @@ def wet(
     recheck: Recheck = False,
 ) -> None:
     """Common Crawl's extracted text: some 56,000 files of 150 MB, published without checksums, tested as gzip files."""
+    from data_pipeline.fetch import catalogues
+
     client = _client(rate, tries, contact)
     selected = _select(lambda: catalogues.wet_files(client, crawl, base_url), files, first, last)
     _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, connections, recheck)
@@ -56,13 +60,13 @@ def wet(
 @fetch_app.command()
 def c4(
     output: Output,
-    config: Annotated[str, typer.Option(help=f"One of {', '.join(catalogues.C4_CONFIGS)}.")] = "en",
+    config: Annotated[str, typer.Option(help=f"One of {', '.join(publishers.C4_CONFIGS)}.")] = "en",
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
     revision: Annotated[str, typer.Option(help="A branch or commit of allenai/c4.")] = "main",
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = catalogues.HUGGING_FACE,
+    base_url: BaseUrl = publishers.HUGGING_FACE,
     connections: Connections = 4,
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -70,6 +74,8 @@ def c4(
     recheck: Recheck = False,
 ) -> None:
     """C4 as published on the Hugging Face hub; en has 1,024 files of 320 MB for training and 8 for validation."""
+    from data_pipeline.fetch import catalogues
+
     client = _client(rate, tries, contact)
     selected = _select(lambda: catalogues.c4_files(client, config, split, revision, base_url), files, first, last)
     _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, connections, recheck)
@@ -86,7 +92,7 @@ def wikipedia(
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = catalogues.WIKIMEDIA,
+    base_url: BaseUrl = publishers.WIKIMEDIA,
     connections: Connections = 2,  # Wikimedia limits connections per address
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -94,20 +100,24 @@ def wikipedia(
     recheck: Recheck = False,
 ) -> None:
     """A wiki's articles from a Wikimedia dump: files in the order of their pages, each index after its articles."""
+    from data_pipeline.fetch import catalogues
+
     client = _client(rate, tries, contact)
     selected = _select(lambda: catalogues.wikipedia_files(client, wiki, date, job, base_url), files, first, last)
     _fetch(f"{wiki} {date} {job}", selected, output, f"{wiki}-{date}-*.xml*.bz2", client, connections, recheck)
 
 
-def _client(rate: float, tries: int, contact: str) -> Client:
+def _client(rate: float, tries: int, contact: str) -> "Client":
+    from data_pipeline.fetch.client import Client
+
     if not contact.isprintable() or not contact.isascii():
         raise UserError("--contact: expected one line of ASCII")
     return Client(rate, tries, contact=contact, note=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _select(
-    listed: Callable[[], list[PublishedFile]], number: int | None, first: int | None, last: int | None
-) -> list[PublishedFile]:
+    listed: Callable[[], "list[PublishedFile]"], number: int | None, first: int | None, last: int | None
+) -> "list[PublishedFile]":
     if number is not None and (first is not None or last is not None):
         raise UserError("--files: expected either --files, or --first and --last")
     if first is not None and last is not None and last < first:
@@ -117,25 +127,32 @@ def _select(
     if not every:
         raise FailedError("the list of published files is empty")
     if not selected:
-        raise UserError(f"--first: {first or 0}: the list has {len(every):,} files")
-    print(f"{len(selected):,} of the {len(every):,} files listed")
+        raise UserError(f"--first: {first or 0}: the list has {counted(len(every), 'file')}")
+    print(f"{len(selected):,} of the {counted(len(every), 'file')} listed")
     return selected
 
 
 def _fetch(
-    what: str, files: list[PublishedFile], output: Path, glob: str, client: Client, connections: int, recheck: bool
+    what: str, files: "list[PublishedFile]", output: Path, glob: str, client: "Client", connections: int, recheck: bool
 ) -> None:
     """`glob`: what of the files a corpus is built from, below `output`."""
+    from data_pipeline.fetch.many import check_room, fetch_files
+    from data_pipeline.fetch.meter import in_bytes, in_time
+
     sizes = [file.size for file in files if file.size is not None]
-    print(f"{what}: {len(files):,} files{f', {in_bytes(sum(sizes))}' if sizes else ''} -> {output}", flush=True)
+    print(
+        f"{what}: {counted(len(files), 'file')}{f', {in_bytes(sum(sizes))}' if sizes else ''} -> {output}", flush=True
+    )
     check_room(files, output)
     started = time.monotonic()
     outcome = fetch_files(files, output, client, connections, recheck)
     took = f"{in_bytes(outcome.received)} in {in_time(time.monotonic() - started)}"
-    print(f"{output}: {outcome.fetched:,} files fetched ({took}), {outcome.present:,} were there")
+    print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} were there")
     if outcome.failed:
         lines = [f"{path}: {reason}" for path, reason in sorted(outcome.failed.items())]
         more = len(lines) - _MOST_FAILURES_LISTED
         listed = lines[:_MOST_FAILURES_LISTED] + ([f"and {more:,} more"] if more > 0 else [])
-        raise FailedError("\n".join([f"{len(lines):,} of {len(files):,} files could not be fetched:", *listed]))
+        raise FailedError(
+            "\n".join([f"{len(lines):,} of {counted(len(files), 'file')} could not be fetched:", *listed])
+        )
     print(f'Next: data-pipeline build CORPUS.yaml "sources.0.path={output}/{glob}"')

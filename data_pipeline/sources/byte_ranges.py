@@ -9,7 +9,7 @@ import fsspec
 
 from data_pipeline.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input
-from data_pipeline.sources.stream import open_stream
+from data_pipeline.sources.stream import open_stream, read_chunk
 
 _CHUNK = 1 << 18
 
@@ -42,14 +42,14 @@ def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
     with opened as stored:
         stored.seek(file.start)
         position, pending = file.start, b""
-        while pending or (pending := stored.read(_CHUNK)):
+        while pending or (pending := read_chunk(stored)):
             beyond = file.stop is not None and position >= file.stop
             damage = DamagedBeyond if beyond else DamagedInput
             decompressor = bz2.BZ2Decompressor()
             while not decompressor.eof:
                 data = b""
                 if decompressor.needs_input:
-                    data = pending or stored.read(_CHUNK)
+                    data = pending or read_chunk(stored)
                     pending = b""
                     if not data:
                         raise damage(file.path, f"byte {position}", "bz2 stream ends before its end marker")

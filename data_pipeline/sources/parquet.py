@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.config_file import Section
 from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.progress import advance
 from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.sources.stream import open_file
 
@@ -48,7 +49,8 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             raise DamagedInput(file.path, "its footer", _one_line(error)) from None
         ordinal = 0
         for group in range(parquet.num_row_groups):
-            end = ordinal + parquet.metadata.row_group(group).num_rows
+            described = parquet.metadata.row_group(group)
+            end = ordinal + described.num_rows
             try:
                 for batch in parquet.iter_batches(_ROWS, [group], list(columns.values())):
                     values = {field: batch.column(name) for field, name in columns.items()}
@@ -66,6 +68,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 intake.counters["damaged"] += lost - 1
                 intake.counters["read"] += lost
                 ordinal = end
+            advance(sum(described.column(place).total_compressed_size for place in range(described.num_columns)))
 
 
 def _columns(path: str, schema: pa.Schema, options: Options) -> dict[str, str]:

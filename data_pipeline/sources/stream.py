@@ -10,7 +10,9 @@ from typing import Any, BinaryIO, cast
 import fsspec
 import zstandard
 
-from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.errors import DamagedInput
+from data_pipeline.paths import opening
+from data_pipeline.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
@@ -49,17 +51,16 @@ def open_file(path: str) -> Iterator[Any]:
     Only opening is guarded: errors of whoever reads the file pass through.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with opening(path):
             file = stack.enter_context(fsspec.open(path, "rb"))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file") from None
-        except IsADirectoryError:
-            raise UserError(f"{path}: is a directory, expected a file") from None
-        except PermissionError:
-            raise UserError(f"{path}: permission denied") from None
-        except (ValueError, ImportError) as error:  # an unknown protocol, or one whose library isn't installed
-            raise UserError(f"{path}: {error}") from None
         yield file
+
+
+def read_chunk(file: Any, size: int = _CHUNK) -> bytes:
+    """Up to `size` stored bytes, which count as progress."""
+    data = file.read(size)
+    advance(len(data))
+    return data
 
 
 def _size(file: Any) -> int | None:
@@ -75,7 +76,7 @@ def _size(file: Any) -> int | None:
 def _peek(file: Any) -> bytes:
     """The first bytes; a short read isn't an end, so read until there are enough to know the compression."""
     head = b""
-    while len(head) < 4 and (more := file.read(_CHUNK)):
+    while len(head) < 4 and (more := read_chunk(file)):
         head += more
     return head
 
@@ -175,7 +176,7 @@ class _Plain(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] or self._file.read(len(buffer))
+        data = self._head[: len(buffer)] or read_chunk(self._file, len(buffer))
         self._head = self._head[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
@@ -203,7 +204,7 @@ class _Decompressed(io.RawIOBase):
             assert self._member
             data = b""
             if self._member.needs_input:
-                data = self._pending or self._file.read(_CHUNK)
+                data = self._pending or read_chunk(self._file)
                 self._pending = b""
                 if not data:
                     raise self._damage(f"{self._codec.name} stream ends before its end marker")
@@ -233,7 +234,7 @@ class _Decompressed(io.RawIOBase):
             if begins in self._codec.magics:
                 self._member = self._codec()
                 return True
-            more = self._file.read(_CHUNK)
+            more = read_chunk(self._file)
             if not more:
                 if self._pending:
                     self._taken += len(self._pending)

@@ -18,9 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
+from data_pipeline import report
 from data_pipeline.blocks import decode_block
+from data_pipeline.code_version import code_version
 from data_pipeline.corpus import open_corpus
 from data_pipeline.documents import split_of
+from data_pipeline.errors import UserError
+from data_pipeline.manifest import verify
+from data_pipeline.work_units import forget_damaged
 from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
 
 
@@ -139,7 +144,7 @@ def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
     first = json.loads((tmp_path / "corpus/manifest.json").read_text())
     done = run("data-pipeline", "build", config, "tokenizer.vocab_size=400")
     assert done.returncode == 0, done.stderr
-    assert "documents: 3 of 3 units are up to date" in done.stdout
+    assert "documents: 3 of 3 units up to date" in done.stdout
     assert "tokens: 3 units to do (input or config changed)" in done.stdout
     splits = [row for part in documents for row in pq.read_table(part, columns=["split", "text"]).to_pylist()]
     texts = [row["text"] for row in splits if row["split"] == "train"]
@@ -199,24 +204,84 @@ def test_wikipedia_and_c4_samples_build_together(tmp_path):
     assert first["url"].startswith("http://en.wikipedia.org/wiki/")
 
 
+def flip(path: Path, position: int = -1) -> None:
+    """Changes one bit of one byte; a second time changes it back."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
 def test_verify_names_the_shard_with_one_flipped_byte(small_corpus, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(small_corpus, copy)
-    assert run("data-pipeline", "verify", copy).returncode == 0
+    assert verify(open_corpus(copy)) == []
     shard = copy / "shards/train/shard-00001.tar"
     for position in (0, shard.stat().st_size // 2, shard.stat().st_size - 1):
-        content = bytearray(shard.read_bytes())
-        content[position] ^= 0x10
-        shard.write_bytes(content)
-        done = run("data-pipeline", "verify", copy)
-        assert done.returncode == 1
-        assert [line for line in done.stderr.splitlines() if "shard-" in line] == [
-            line for line in done.stderr.splitlines() if "shards/train/shard-00001.tar" in line
-        ]
-        content[position] ^= 0x10
-        shard.write_bytes(content)
+        flip(shard, position)
+        (problem,) = verify(open_corpus(copy))
+        assert problem.startswith(f"{shard}: sha256 differs")
+        flip(shard, position)
     shard.write_bytes(shard.read_bytes()[:-512])
-    assert "shard-00001.tar" in run("data-pipeline", "verify", copy).stderr
+    (problem,) = verify(open_corpus(copy))
+    assert problem.startswith(f"{shard}: ")
+
+
+def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small_corpus, tmp_path):
+    """One byte of a file of each stage: sizes don't tell, and what a stage reads may be damaged as well."""
+    copy, config = tmp_path / "corpus", small_corpus.parent / "corpus.yaml"
+    shutil.copytree(small_corpus, copy)
+    damaged = [
+        "documents/part-00001.parquet",
+        "tokenizer/spiece.model",
+        "blocks.parquet",
+        "shards/train/shard-00000.tar",
+        "shards/validation/shard-00000.tar",
+    ]
+    for name in [*damaged, ".stages/tokens/part-00002.safetensors"]:
+        flip(copy / name)
+    (copy / "report.json").write_text("{}")
+    found = run("data-pipeline", "verify", copy)
+    assert found.returncode == 1
+    *named, way_out = found.stderr.removeprefix("error: ").splitlines()
+    assert sorted(line.split(": ")[0] for line in named) == sorted(str(copy / name) for name in damaged)
+    assert "data-pipeline build CORPUS.yaml --repair" in way_out
+    repaired = run("data-pipeline", "build", config, f"output={copy}", "--repair")
+    assert repaired.returncode == 0, repaired.stderr
+    assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be made again" in repaired.stdout
+    assert "documents: 1 unit to do (new), 2 up to date" in repaired.stdout
+    assert checksums(copy) == checksums(small_corpus)
+    assert verify(open_corpus(copy)) == []
+    assert json.loads((copy / "report.json").read_text())["documents"]["kept"] == 180
+
+
+def test_a_corpus_without_its_documents_is_whole_but_not_one_that_lacks_some_of_them(small_corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
+    (copy / "documents/part-00000.parquet").unlink()
+    assert verify(open_corpus(copy)) == [f"{copy}/documents/part-00000.parquet: missing"]
+    shutil.rmtree(copy / "documents")
+    assert verify(open_corpus(copy)) == []
+
+
+def test_a_damaged_sidecar_stands_for_no_unit(tmp_path):
+    (tmp_path / ".stages/documents").mkdir(parents=True)
+    for number, content in enumerate([b"\xff", b"[]", b'{"name": "a"}', b"null", b""]):
+        (tmp_path / f".stages/documents/part-{number:05d}.json").write_bytes(content)
+    assert forget_damaged(tmp_path) == []
+
+
+def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
+    manifest = json.loads((small_corpus / "manifest.json").read_text())
+    made = manifest["config"]
+    (source,) = made["sources"]
+    assert (source["name"], source["format"], source["language"]) == ("c4", "c4", "en")
+    assert source["options"] == {"max_record_bytes": 64 * 2**20}  # no option was given: this is the default
+    assert (source["cleaning"]["profile"], source["cleaning"]["min_sentences_per_page"]) == ("none", 0)
+    assert (made["dedup"]["urls"], made["dedup"]["lines"], made["dedup"]["documents"]) == (None, False, False)
+    assert made["split"] == {"validation_fraction": 0.05}
+    assert (made["tokenizer"]["vocab_size"], made["tokenizer"]["sample_documents"]) == (500, 1_000_000)
+    assert [file["name"] for file in manifest["documents"]] == [f"documents/part-{n:05d}.parquet" for n in range(3)]
+    assert manifest["code_version"] == code_version()
 
 
 def test_show_prints_decoded_inputs_and_targets(small_corpus):
@@ -248,7 +313,7 @@ def test_a_truncated_archive_is_listed_with_its_place_and_the_rest_goes_on(tmp_p
     config = write_corpus_file(tmp_path / "corpus.yaml", sources=[source, whole])
     done = run("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
-    (warning,) = [line for line in done.stdout.splitlines() if line.startswith("warning:")]
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning:")]
     assert f"cut.{'json.gz' if kind == 'gz' else 'xml.bz2'}: damaged at byte" in warning
     stats = json.loads(run("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     assert [entry["status"] for entry in stats["inputs"]] == ["damaged", "ok"]
@@ -292,6 +357,12 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})
     done = run("data-pipeline", "clean", config)
     assert done.returncode == 0, done.stderr
+    dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
+    assert f"documents: 1 of 4 kept, {dropped}" in done.stdout.splitlines()
+    assert f"the report is {tmp_path}/corpus/report.md" in done.stdout
+    shown = run("data-pipeline", "stats", tmp_path / "corpus")
+    assert shown.returncode == 0, shown.stderr
+    assert "1 of 4 documents kept." in shown.stdout
     (sidecar,) = (tmp_path / "corpus/.stages/documents").glob("*.json")
     counts = json.loads(sidecar.read_text())["result"]["counts"]
     assert counts == {
@@ -307,6 +378,11 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     (kept,) = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()
     assert kept["text"] == pages[0].splitlines()[0]
     assert (kept["language"], kept["timestamp"]) == ("en", "2019-04-25T12:57:54Z")
+    none = run("data-pipeline", "clean", config, "cleaning.min_words_per_line=100")
+    assert none.returncode == 1
+    (line,) = [line for line in none.stderr.splitlines() if line.startswith("error:")]
+    assert "no document is left of 4 read; dropped: too_few_sentences 4;" in line
+    assert "; lines dropped: too_short 5, no_endmark 1" in line
 
 
 def test_a_dump_of_many_streams_is_cut_into_units_and_gives_the_same_documents(tmp_path):
@@ -343,7 +419,7 @@ def test_a_dump_cut_inside_a_page_yields_every_whole_page_and_says_so(tmp_path):
     )
     done = run("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
-    assert "warning: wikipedia/cut.xml.gz: truncated at" in done.stdout
+    assert "warning: wikipedia/cut.xml.gz: truncated at" in done.stderr
     stats = json.loads(run("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     whole = xml[: len(xml) // 2].count(b"</page>")
     assert stats["documents"]["read"] == whole + 1  # the page that was cut
@@ -352,10 +428,11 @@ def test_a_dump_cut_inside_a_page_yields_every_whole_page_and_says_so(tmp_path):
 
 
 def test_no_corpus_is_a_clear_line(tmp_path):
-    for command in ("verify", "stats", "show"):
+    for command, missing in (("verify", "manifest"), ("stats", "report"), ("show", "manifest")):
         done = run("data-pipeline", command, tmp_path)
         assert done.returncode == 2
-        assert "manifest.json: no such file" in done.stderr
+        (line,) = done.stderr.splitlines()
+        assert f"{missing}.json: no such file" in line
 
 
 @pytest.mark.parametrize("stage", ["clean", "tokenizer", "shard"])
@@ -367,3 +444,24 @@ def test_stages_run_by_themselves(tmp_path, stage):
     made = {name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()}
     expected = {"clean": {"documents"}, "tokenizer": {"documents", "tokenizer"}}
     assert made == expected.get(stage, {"documents", "tokenizer", "shards"})
+
+
+def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int]) -> dict:
+    return {"documents": {"read": read, "kept": kept, "dropped": dropped}, "lines": {"read": 9, "dropped": lines}}
+
+
+def test_what_is_said_where_no_document_is_left():
+    assert report.why_nothing_is_left(counts(0, 0, {}, {})) == "no document was read from the sources"
+    held_out = report.why_nothing_is_left(counts(5, 1, {"empty": 4}, {}))
+    assert held_out.startswith("no document for training: 1 document left, held out")
+    assert report.why_nothing_is_left(counts(1200, 0, {"a": 1, "b": 1199}, {"c": 7})) == (
+        "no document is left of 1,200 read; dropped: b 1,199, a 1; lines dropped: c 7"
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "null", "{"])
+def test_a_damaged_report_is_one_line(tmp_path, content):
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(UserError, match=r"report.json: damaged; data-pipeline build CORPUS.yaml --repair") as error:
+        report.read(tmp_path)
+    assert "\n" not in str(error.value)

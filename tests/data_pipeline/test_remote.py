@@ -47,7 +47,7 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
 
 
 def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"manifest.json: can't be read"):
+    with pytest.raises(UserError, match=r"manifest.json: no such file"):
         open_corpus(f"zip://::file://{tmp_path}/nothing.zip", tmp_path / "cache")
     with pytest.raises(UserError, match=r"manifest.json: can't be read"):
         open_corpus("no-such-protocol://corpus", tmp_path / "cache")

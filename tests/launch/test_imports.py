@@ -1,10 +1,30 @@
-"""`launch` starts fast."""
+"""The commands answer at once: what is slow to import is imported where it is needed."""
 
 import subprocess
 import sys
 
+import pytest
+
+from tests.conftest import run
+
+
+def imported(code: str, *modules: str) -> list[str]:
+    """Which of `modules` the program `code` has imported."""
+    code = f"import sys; {code}; print(*(name for name in {modules} if name in sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
 
 def test_the_launcher_imports_neither_torch_nor_ray():
-    code = "import sys, launch.cli, launch.local; print([m for m in ('torch', 'ray', 'deepspeed') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert imported("import launch.cli, launch.local", "torch", "ray", "deepspeed") == []
+
+
+def test_help_imports_nothing_that_only_work_needs():
+    slow = ("numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "http.client", "torch", "ray", "mlflow", "psutil")
+    assert imported("import data_pipeline.cli, pretrain.cli, launch.cli", *slow) == []
+
+
+@pytest.mark.parametrize("command", ["data-pipeline", "pretrain", "launch"])
+def test_every_command_has_a_version(command):
+    done = run(command, "--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("encdec-pretrain 0.")

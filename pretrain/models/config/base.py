@@ -4,6 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from data_pipeline.config_file import LocalPath
+
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -24,7 +26,7 @@ class ModelConfig(BaseModel):
     training_only: ClassVar[frozenset[str]] = frozenset({"init_from", "dropout_rate", "z_loss", "label_smoothing"})
 
     family: str
-    init_from: str | None = None
+    init_from: LocalPath | None = None
     vocab_size: Count | None = None
     pad_id: TokenId = 0
     eos_id: TokenId = 1

@@ -1,0 +1,7 @@
+"""Where files are published."""
+
+COMMON_CRAWL = "https://data.commoncrawl.org/"
+HUGGING_FACE = "https://huggingface.co/"
+WIKIMEDIA = "https://dumps.wikimedia.org/"
+
+C4_CONFIGS = ("en", "en.noblocklist", "en.noclean", "realnewslike")

@@ -1,0 +1,144 @@
+"""Paths in config files and on the command line: `~` is the home directory, and a URL is no local path."""
+
+import typing
+from pathlib import Path
+
+import pytest
+import typer
+
+import data_pipeline.cli
+import launch.cli
+import pretrain.cli
+from data_pipeline.config import CorpusConfig
+from data_pipeline.config_file import Section, load
+from data_pipeline.errors import UserError
+from data_pipeline.pipeline import build
+from pretrain.config import RunConfig
+from tests.conftest import run
+
+CORPUS = """
+name: a
+output: corpora/a
+sources:
+  - {format: c4, path: a.json.gz}
+"""
+RUN = """
+run: {name: a, directory: runs/a, max_steps: 10}
+model: {family: t5, d_model: 8, d_kv: 4, num_heads: 2, d_ff: 16, num_encoder_layers: 1, num_decoder_layers: 1}
+data: {train: [{corpus: corpora/a}], validation: [{corpus: corpora/a}]}
+batch: {global_batch_size: 8}
+optimizer: {name: adamw, learning_rate: 0.001}
+"""
+LOCAL = [
+    (CorpusConfig, "output"),
+    (CorpusConfig, "tokenizer.path"),
+    (RunConfig, "run.directory"),
+    (RunConfig, "data.cache.directory"),
+    (RunConfig, "model.init_from"),
+    (RunConfig, "deepspeed.zero_optimization.offload_param.nvme_path"),
+]
+REMOTE_TOO = [
+    (CorpusConfig, "sources.0.path"),
+    (RunConfig, "data.train.0.corpus"),
+    (RunConfig, "data.validation.0.corpus"),
+    (RunConfig, "tracking.mlflow.uri"),
+]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+
+
+def value_of(schema: type[Section], folder: Path, key: str, value: str):
+    """What the config says under `key` that is given as `value`."""
+    path = folder / "config.yaml"
+    path.write_text(CORPUS if schema is CorpusConfig else RUN)
+    overrides = [f"{key}={value}"]
+    if "nvme_path" in key:
+        overrides += ["deepspeed.zero_optimization.stage=3", key.replace("nvme_path", "device=nvme")]
+    found: typing.Any = load(path, overrides, schema)
+    for part in key.split("."):
+        found = found[int(part)] if part.isdigit() else found[part] if isinstance(found, dict) else getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize(("schema", "key"), [*LOCAL, *REMOTE_TOO])
+def test_a_tilde_is_the_home_directory(tmp_path, schema, key):
+    assert value_of(schema, tmp_path, key, "~/there") == "/home/ada/there"
+
+
+@pytest.mark.parametrize(("schema", "key"), LOCAL)
+def test_a_url_where_only_a_local_path_will_do_is_refused(tmp_path, schema, key):
+    with pytest.raises(UserError) as error:
+        value_of(schema, tmp_path, key, "s3://bucket/there")
+    (line,) = str(error.value).splitlines()
+    assert "s3://bucket/there is a URL; expected a path on this machine" in line
+    assert key.split(".")[-1] in line.split("s3:")[0]
+
+
+@pytest.mark.parametrize(("schema", "key"), REMOTE_TOO)
+def test_a_url_stays_where_it_may_stand(tmp_path, schema, key):
+    assert value_of(schema, tmp_path, key, "s3://bucket/there") == "s3://bucket/there"
+
+
+def test_lists_of_paths_sqlite_files_dictionaries_and_extended_files_follow_the_same_rule(tmp_path):
+    assert value_of(CorpusConfig, tmp_path, "sources.0.path", "[~/a, s3://b/c]") == ["/home/ada/a", "s3://b/c"]
+    assert value_of(RunConfig, tmp_path, "tracking.mlflow.uri", "sqlite:///~/m.db") == "sqlite:////home/ada/m.db"
+    bpe = value_of(CorpusConfig, tmp_path, "tokenizer", "{kind: byte_level_bpe, path: ~/b, dictionary: ~/d}")
+    assert (bpe.path, bpe.dictionary) == ("/home/ada/b", "/home/ada/d")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: [s3://bucket/base.yaml]\n")
+    with pytest.raises(UserError, match=r"child.yaml: extends: s3://bucket/base.yaml is a URL"):
+        load(child, [], CorpusConfig)
+    child.write_text("extends: ~/base.yaml\n")
+    with pytest.raises(UserError, match=r"/home/ada/base.yaml: no such file"):
+        load(child, [], CorpusConfig)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("''", "expected a path, got ''"), ("~nobody-here/x", "no home directory")]
+)
+def test_an_empty_path_and_an_unknown_user_are_refused(tmp_path, value, said):
+    with pytest.raises(UserError, match=f"output: .*{said}"):
+        value_of(CorpusConfig, tmp_path, "output", value)
+
+
+def path_arguments() -> list[tuple[str, str, type, typing.Any]]:
+    """(command, parameter, type, typer's description) of each path that the three commands take."""
+    apps: list[typer.Typer] = [data_pipeline.cli.app, data_pipeline.cli.fetch_app, pretrain.cli.app, launch.cli.app]
+    found = []
+    for command in (command for app in apps for command in app.registered_commands):
+        assert command.callback is not None
+        for name, hint in typing.get_type_hints(command.callback, include_extras=True).items():
+            kind, *described = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+            if kind is Path or Path in typing.get_args(kind):
+                found.append((command.callback.__name__, name, kind, described[0]))
+    return found
+
+
+def test_every_path_argument_of_every_command_follows_the_rule():
+    found = path_arguments()
+    assert {"export", "local", "wet", "verify_command"} <= {command for command, *_ in found}
+    for command, name, _, described in found:
+        assert described.parser("~/there") == Path("/home/ada/there"), (command, name)
+        with pytest.raises(UserError, match="s3://bucket/there is a URL"):
+            described.parser("s3://bucket/there")
+
+
+def test_an_argument_that_is_a_url_is_one_line(tmp_path):
+    done = run("data-pipeline", "verify", "s3://bucket/corpus", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: DIR: s3://bucket/corpus is a URL; expected a path on this machine")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
+def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url):
+    path = tmp_path / "corpus.yaml"
+    path.write_text(CORPUS)
+    with pytest.raises(UserError) as error:
+        build(load(path, [f"sources.0.path={url}", f"output={tmp_path}/corpus"], CorpusConfig))
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{url}: ")
+    assert not (tmp_path / "corpus").exists()

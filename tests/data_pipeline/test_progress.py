@@ -1,0 +1,92 @@
+"""What is said of long work: counts, and how long the rest will take."""
+
+import gzip
+
+import pytest
+
+from data_pipeline import progress
+from data_pipeline.progress import Progress, advance, counted, noted, noted_in, track
+from data_pipeline.sources.stream import open_stream
+
+
+def test_one_is_singular():
+    assert [counted(number, "unit") for number in (0, 1, 2, 2000)] == ["0 units", "1 unit", "2 units", "2,000 units"]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_left_does_not_count_what_passes_before_work_begins():
+    """10 s of starting workers, then 25 of 100 MB in 10 s: the rest takes 30 s, not 60."""
+    clock, under_way = Clock(), None
+    work = Progress("documents", total=4, size=100_000_000, under_way=lambda: under_way, clock=clock)
+    clock.now = 105
+    assert work.line() == "documents: 0/4, 0 of 100 MB, 5 s"
+    clock.now, under_way = 110, 0
+    assert work.line() == "documents: 0/4, 0 of 100 MB, 10 s"
+    clock.now, under_way = 120, 0
+    work.finish(25_000_000)
+    assert work.line() == "documents: 1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"
+
+
+def test_one_large_file_has_progress_inside_it_which_never_falls():
+    clock, under_way = Clock(), 0
+    work = Progress("documents", total=1, size=80_000_000, under_way=lambda: under_way, clock=clock)
+    clock.now, under_way = 110, 20_000_000
+    assert work.line() == "documents: 0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"
+    under_way = 5_000_000  # its worker died, another one begins again
+    assert work.done() == 20_000_000
+    under_way = 90_000_000  # more was read than the file had when the work was planned
+    assert work.done() == 80_000_000
+
+
+def test_items_without_a_size_are_counted():
+    clock = Clock()
+    work = Progress("verify", total=10, clock=clock)
+    clock.now = 108
+    work.finish(1)
+    work.finish(1)
+    assert work.line() == "verify: 2/10, 8 s, 32 s left"
+
+
+def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):
+    """Of several gzip members each chunk that is read counts once, though its rest is given to the next member."""
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_NOTES", 0.0)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "plain").write_bytes(b"x" * 700_000)
+    (tmp_path / "members.gz").write_bytes(b"".join(gzip.compress(bytes([n]) * 1000) for n in range(100)))
+    assert noted(notes) is None
+    with noted_in(notes / "other-unit"):
+        advance(1)
+        for name in ("plain", "members.gz"):
+            with noted_in(notes / "unit"), open_stream(str(tmp_path / name)) as stream:
+                stream.read()
+                assert noted(notes) == 1 + (tmp_path / name).stat().st_size
+            assert noted(notes) == 1
+    assert noted(notes) is None
+    advance(5)  # in a process that works on no unit it counts nowhere
+
+
+def test_lines_appear_while_one_item_takes_long(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
+    said = ""
+
+    def slow():
+        nonlocal said
+        while "MB left" not in said and "s left" not in said:
+            said += capsys.readouterr().err
+        yield "item"
+
+    assert list(track(slow(), 1, "documents", lambda item: 4_000_000, 4_000_000, lambda: 1_000_000)) == ["item"]
+    assert "documents: 0/1, 1 of 4 MB" in said
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
