@@ -1,22 +1,23 @@
 """A finished corpus, opened: its manifest, its tokenizer, its blocks; in a directory or at a fsspec URL."""
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter
+from pydantic import NonNegativeInt, TypeAdapter
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.disk_cache import default_directory
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.json_file import PathBelow, read_json
 from data_pipeline.objectives import AnyObjective, Objective
 from data_pipeline.paths import opening
 from data_pipeline.tokenizer import Tokenizer, load
@@ -139,15 +140,56 @@ def _open_remote(url: str, cache: Path) -> Corpus:
 def _read(directory: Path) -> Corpus:
     path = directory / "manifest.json"
     try:
-        manifest = json.loads(path.read_text())
+        manifest = read_json(path, dict[str, Any])
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
-    except ValueError:
-        raise FailedError(f"{path}: damaged: not valid JSON") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read: {error.strerror}") from None
-    if not isinstance(manifest, dict):
-        raise FailedError(f"{path}: damaged: expected keys and values")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {manifest.get('format_version')}")
+    version = manifest.get("format_version")
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
+    read_json(path, _Manifest)
     return Corpus(directory, manifest)
+
+
+class _Shard(TypedDict):
+    name: PathBelow
+    bytes: NonNegativeInt
+    rows: NonNegativeInt
+    sha256: str
+
+
+class _Split(TypedDict):
+    rows: NonNegativeInt
+    tokens: NonNegativeInt
+    documents: NonNegativeInt
+    shards: list[_Shard]
+
+
+class _Rows(TypedDict):
+    apply_at: Literal["load", "build"]
+    raw_length: NonNegativeInt
+    objective: AnyObjective
+
+
+class _Tokenizer(TypedDict):
+    kind: str
+    sha256: str
+    sentinels: NonNegativeInt
+    files: dict[PathBelow, str]
+
+
+class _Blocks(TypedDict):
+    file: PathBelow
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """What reading a corpus takes; the rest of a manifest is lineage."""
+
+    format_version: int
+    name: str
+    fingerprint: str
+    seed: int
+    tokenizer: _Tokenizer
+    rows: _Rows
+    splits: dict[str, _Split]
+    blocks: _Blocks

@@ -2,10 +2,10 @@
 
 import logging
 from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from data_pipeline.errors import FailedError
 
@@ -13,6 +13,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LONGEST_VALUE = 60  # characters of what was found that a message shows
 _SAY_ALL = ("json_invalid", "missing", "value_error")  # kinds of problems whose message needs no value beside it
+
+
+def _is_below(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_is_below)]
+"""A path in a file that names others beside it: relative, and never out of their directory."""
 
 
 def read_json(path: Path, kind: type[T]) -> T:

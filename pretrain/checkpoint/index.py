@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from data_pipeline.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
 from data_pipeline.errors import FailedError, UserError
-from data_pipeline.json_file import parse_json
+from data_pipeline.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Skipped, differences
 from pretrain.checkpoint import rank_file
 from pretrain.health import Health
@@ -44,7 +44,7 @@ class Index:
     identity: dict[str, Any]
     world_size: PositiveInt
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    files: dict[str, File]
+    files: dict[PathBelow, File]
     health: Health = field(default_factory=Health)
     format_version: int = FORMAT_VERSION
 
@@ -57,9 +57,6 @@ class Index:
         """Raises ValueError for what can't be true of any checkpoint."""
         if sum(self.consumed) != self.position:
             raise ValueError(f"position: {self.position}, but the rows consumed are {sum(self.consumed)} in all")
-        for name in self.files:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise ValueError(f"files: {name!r} is not in the checkpoint")
         for rank in range(self.world_size):
             for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
                 if name not in self.files:
