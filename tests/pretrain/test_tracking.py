@@ -24,6 +24,7 @@ from pretrain.tracking import DatasetInfo, Tracker, sync
 @pytest.fixture(autouse=True)
 def feed_often(monkeypatch):
     monkeypatch.setattr(tracking, "_SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "_SECONDS_FOR_THE_REST", 3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -277,8 +278,9 @@ import socket, sys
 from pathlib import Path
 connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
-from pretrain.tracking import Tracker
-with Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
+from pretrain import tracking
+tracking._SECONDS_FOR_THE_REST = 3600.0
+with tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
     for step in range(1, 301):
         tracker.log(step, {"loss": step})
 sys.exit(f"reached for the network: {connections}" if connections else 0)
