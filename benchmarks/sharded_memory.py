@@ -145,7 +145,7 @@ def _rank(
     import pretrain.engine  # noqa: F401  what imports take isn't what is measured
     from pretrain.ranks import joined
 
-    with joined(cpu_threads=1, hang_seconds=600):
+    with joined(cpu_threads=1, seconds=600):
         return function(*arguments)
 
 

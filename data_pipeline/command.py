@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 stopped.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -64,7 +65,8 @@ def run_command(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk refuses a log, and must not change the exit code
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == _INTERRUPTED:

@@ -1,13 +1,13 @@
 """Blocks of a corpus on a remote file system, kept on this machine's disk: bounded, and shared by its ranks."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data_pipeline.atomic import TEMPORARY_SUFFIX, atomic_file
+from data_pipeline.locks import lock
 
 # A process looks for room once it has added a hundredth of the limit, and then leaves a tenth free.
 _LOOK, _KEEP = 0.01, 0.9
@@ -50,8 +50,8 @@ class DiskCache:
 
     def _make_room(self, new: Path) -> None:
         """Removes the files that were not used for longest, but `new`, if there is too much."""
-        with (self.directory / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with (self.directory / "lock").open("a") as file:
+            lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
             files = sorted(self._files())
             total = sum(size for _, size, _ in files)
             for _, size, path in files:

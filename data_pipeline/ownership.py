@@ -8,16 +8,15 @@ Two files under `CORPUS/.stages`, both locked with flock, which ends with the pr
 """
 
 import contextlib
-import fcntl
 import os
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import FailedError, UserError
+from data_pipeline.locks import lock
 
 _SECONDS_FOR_FORMER_WORKERS = 60.0  # Ray ends the workers of a dead driver within seconds
 _claimed: dict[Path, int] = {}  # descriptors: closing one gives its lock away
@@ -39,16 +38,11 @@ def claim(corpus: Path) -> None:
     except OSError as error:
         raise UserError(f"output: {path} can't be written: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, f"{corpus}: a second build would spoil this one; see that only one runs at a time")
     except BlockingIOError:
         holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
         os.close(descriptor)
         raise FailedError(f"{corpus}: another build is at work on it ({holder}); wait for it or stop it") from None
-    except OSError as error:
-        print(
-            f"warning: {corpus}: no file locks here ({error.strerror}): see that only one build runs at a time",
-            file=sys.stderr,
-        )
     with (corpus / ".stages" / "workers").open("a") as file:
         _wait_for_former_workers(file.fileno(), corpus)
     _claimed[corpus] = descriptor
@@ -74,15 +68,13 @@ def _wait_for_former_workers(descriptor: int, corpus: Path) -> None:
     until = time.monotonic() + _SECONDS_FOR_FORMER_WORKERS
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(descriptor, None)
         except BlockingIOError:
             if time.monotonic() > until:
                 raise FailedError(
                     f"{corpus}: workers of a former build are still writing to it; end them, then run the command again"
                 ) from None
             time.sleep(0.1)
-        except OSError:  # no locks here, and the user was told
-            return
 
 
 @contextlib.contextmanager
@@ -94,8 +86,7 @@ def at_work(corpus: Path, token: str) -> Iterator[None]:
             file = stack.enter_context(path.open())
         except OSError as error:
             raise FailedError(f"{path}: {error.strerror} on host {socket.gethostname()}") from None
-        with contextlib.suppress(OSError):  # no locks here
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+        lock(file, None, shared=True, wait=True)
         if file.read() != token:
             raise FailedError(f"{corpus}: another build has taken over")
         yield

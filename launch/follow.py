@@ -1,4 +1,4 @@
-"""Shows a log on the terminal while it grows."""
+"""Shows a log on the terminal while it grows, and says when it can't because the disk is full."""
 
 import contextlib
 import os
@@ -6,8 +6,11 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-_STDOUT = 1
+from pretrain import rank_logs
+
+_STDOUT, _STDERR = 1, 2
 _SECONDS_BETWEEN_LOOKS = 0.2
+_LOOKS_BETWEEN_PROBES = 25  # of the disk: 5 s
 _SECONDS_FOR_THE_REST = 5.0
 
 
@@ -16,13 +19,25 @@ class Follower:
 
     def __init__(self, log: Path):
         self._log, self._shown = log, 0
+        self._refusal: str | None = None  # the disk's, when it was last asked
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def _follow(self) -> None:
+        looks = 0
         while not self._done.wait(_SECONDS_BETWEEN_LOOKS):
             self._show()
+            looks += 1
+            if looks % _LOOKS_BETWEEN_PROBES == 0:
+                self._probe()
         self._show()
+
+    def _probe(self) -> None:
+        before, self._refusal = self._refusal, rank_logs.refusal(self._log.parent)
+        if self._refusal and self._refusal != before:
+            warning = f"warning: {self._log.parent}: {self._refusal}; the run goes on, but its logs are incomplete\n"
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, warning.encode())
 
     def _show(self) -> None:
         with contextlib.suppress(OSError), self._log.open("rb") as file:  # not there yet; or nobody reads us any more

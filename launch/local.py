@@ -6,12 +6,12 @@ from pathlib import Path
 
 from data_pipeline.config_file import load
 from data_pipeline.errors import UserError
-from launch.rank_processes import kept
+from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
 from pretrain import lock, status
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.hardware import count_gpus, free_port, threads_per_rank
+from pretrain.hardware import VISIBLE, count_gpus, free_port, threads_per_rank
 from pretrain.setup import prepare
 
 
@@ -43,13 +43,13 @@ def launch_local(
         "--no_local_rank",
         "--quiet",
         "--no_python",
-        *kept([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options]),
+        *kept(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options])),
     ]
     return supervise(command, _environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name != VISIBLE}  # ranks get it back
     if not gpus:
         environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_per_rank(ranks))}
     return environment

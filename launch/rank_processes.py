@@ -1,30 +1,59 @@
-"""Each rank runs below a shell, which keeps what it writes and how it ends: DeepSpeed's launcher tells neither."""
+"""What runs above each rank, and what it reports: DeepSpeed's launcher keeps neither a rank's log nor its exit code."""
 
+import contextlib
+import os
+import re
+import sys
+from collections import deque
 from pathlib import Path
 
+from launch import keep
+from pretrain.hardware import VISIBLE
 from pretrain.rank_logs import SUPERVISED
 
-_SIGNAL = 128  # a shell adds it to the number of the signal that ended a process
-_KEEP = f"""
-log="${SUPERVISED}/rank-$(printf %05d "$RANK")"
-exec >> "$log.log" 2>&1
-"$@"
-code=$?
-echo $code > "$log.exit"
-exit $code
-"""
+_LAST_LINES = 10
+_REPORT = re.compile(rf"(.*)(?:{keep.STARTED} (\d+) (\d+)|{keep.ENDED} (\d+) (\d+) (-?\d+))")
 
 
 def kept(command: list[str]) -> list[str]:
-    """`command` with its output in RANK's log, and its exit code beside that once it has ended."""
-    return ["sh", "-c", _KEEP, "sh", *command]
+    """`command` with its output in RANK's log, and its exit code reported once it has ended."""
+    return [sys.executable, "-I", "-S", keep.__file__, SUPERVISED, *command]
 
 
-def ended(logs: Path) -> dict[int, int]:
-    """Exit codes by rank, negative for a signal; who ended first stands in front."""
-    codes: dict[int, int] = {}
-    for file in sorted(logs.glob("rank-*.exit"), key=lambda file: file.stat().st_mtime_ns):
-        if told := file.read_text().strip():  # empty while it is written
-            code = int(told)
-            codes[int(file.stem.removeprefix("rank-"))] = _SIGNAL - code if code > _SIGNAL else code
-    return codes
+def with_own_gpus(command: list[str]) -> list[str]:
+    """`command` with the GPUs that this process may use. DeepSpeed's launcher would give it the machine's first."""
+    chosen = os.environ.get(VISIBLE)
+    return ["env", *(["-u", VISIBLE] if chosen is None else [f"{VISIBLE}={chosen}"]), *command]
+
+
+class Reports:
+    """What comes from the launcher and from the keepers below it.
+
+    `codes`: exit codes by rank in the order in which the ranks ended, negative for a signal. `above_ranks`: processes
+    that are no ranks, DeepSpeed's and the keepers. Lines of the launcher's own go to `log`, as far as the disk takes
+    them; `last_lines` has the end of them.
+    """
+
+    def __init__(self, launcher: int, log: Path):
+        self.codes: dict[int, int] = {}
+        self.above_ranks = {launcher}
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log, self._begun = log, b""
+
+    def take(self, output: bytes) -> None:
+        *lines, self._begun = (self._begun + output).split(b"\n")
+        for line in lines:
+            self._take_line(line.decode(errors="replace"))
+
+    def _take_line(self, line: str) -> None:
+        if report := _REPORT.fullmatch(line):
+            line, parent, started, ended, rank, code = report.groups()
+            if started is not None:
+                self.above_ranks |= {int(parent), int(started)}
+            else:
+                self.above_ranks.discard(int(ended))
+                self.codes[int(rank)] = int(code)
+        if line:
+            self.last_lines.append(line)
+            with contextlib.suppress(OSError), self._log.open("a") as log:
+                print(line, file=log)

@@ -13,7 +13,7 @@ import psutil
 from data_pipeline.blocked_signals import blocked
 from pretrain.stop_signals import STOP_SIGNALS
 
-_SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 10.0, 0.05
+_SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 60.0, 0.05
 
 
 class Session:
@@ -21,10 +21,23 @@ class Session:
 
     def __init__(self, command: list[str], environment: dict[str, str]):
         lifeline, self._held = os.pipe()
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
         with blocked(STOP_SIGNALS):  # DeepSpeed's launcher would die of one and leave its ranks behind, or kill them
-            self.launcher = subprocess.Popen(command, env=environment, stdin=lifeline, start_new_session=True)
+            self.launcher = subprocess.Popen(
+                command, env=environment, stdin=lifeline, stdout=output, stderr=output, start_new_session=True
+            )
         _kill_when_closed(lifeline, self.launcher.pid)
         os.close(lifeline)
+        os.close(output)
+
+    def output(self) -> bytes:
+        """What the launcher and the shells above the ranks have written since the last call."""
+        chunks = []
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._output, 65536):
+                chunks.append(chunk)
+        return b"".join(chunks)
 
     @property
     def alive(self) -> bool:
@@ -57,6 +70,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.end()
         os.close(self._held)
+        os.close(self._output)
 
 
 def _kill_when_closed(pipe: int, group: int) -> None:

@@ -10,15 +10,15 @@ from types import FrameType
 
 from data_pipeline.command import STOPPED
 from launch.follow import Follower
-from launch.rank_processes import ended
+from launch.rank_processes import Reports
 from launch.session import Session
-from pretrain import rank_logs, status
-from pretrain.stop_signals import heeded, tell
+from pretrain import rank_logs, status, stop_signals
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has ended well
 _LAST_LINES = 40  # a dump of stacks has the main thread last, its innermost call on top
 _REFUSED = 2
+_LAUNCHERS_LOG = "launcher.log"
 
 
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
@@ -31,28 +31,34 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     logs = rank_logs.new_directory(run)
     status.clear_stop(run)  # asked of an attempt that is over
     with (
-        _stop_requests(run) as signals,
+        _stop_requests(run) as requests,
         Follower(rank_logs.log_of(logs, 0)),
         Session(command, {**environment, rank_logs.SUPERVISED: str(logs)}) as session,
     ):
+        reports = Reports(session.launcher.pid, logs / _LAUNCHERS_LOG)
         deadline = float("inf")
-        while len(signals) < 2 and _goes_on(session, deadline, stopping=bool(signals)):
+        while len(requests.signals) < 2 and _goes_on(session, deadline, stopping=bool(requests.signals)):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            codes = ended(logs)
-            if len(codes) == ranks:  # the launcher would take seconds to see it
+            held_back = [number for process in reports.above_ranks if (number := stop_signals.held_back(process))]
+            reports.take(session.output())
+            if len(reports.codes) == ranks:  # the launcher would take seconds to see it
                 break
-            if codes:
-                patience = dead_rank_seconds if any(codes.values()) else _SECONDS_TO_LEAVE
+            if reports.codes:
+                patience = dead_rank_seconds if any(reports.codes.values()) else _SECONDS_TO_LEAVE
                 deadline = min(deadline, time.monotonic() + patience)
-        codes, launcher_code = ended(logs), session.launcher.poll()
+            elif held_back:  # not by DeepSpeed's launcher, which signals the other ranks and keepers when one has ended
+                requests.ask(held_back[0], "sent to DeepSpeed's launcher; saving and stopping")
+        reports.take(session.output())
+        launcher_code = session.launcher.poll()
     now = status.read(run)
     if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
+    codes = reports.codes
     told = launcher_code == 0 or bool(codes)
     if told and not any(codes.values()) and now == before and now.state == "finished":
         return 0  # there was nothing left to do
-    if len(signals) < 2:
-        _tell(codes, logs)
+    if len(requests.signals) < 2:
+        _tell(reports, logs)
     return _REFUSED if _REFUSED in codes.values() else 1
 
 
@@ -62,37 +68,55 @@ def _goes_on(session: Session, deadline: float, stopping: bool) -> bool:
     return time.monotonic() < deadline
 
 
-@contextlib.contextmanager
-def _stop_requests(run: Path) -> Iterator[list[int]]:
-    """The signals that come in within the block; the first of them becomes a request to stop."""
-    signals: list[int] = []
+class _StopRequests:
+    """The `signals` that this process got. The first, or one sent to the launcher, becomes a request to stop."""
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if signals and number == signal.SIGHUP:
+    def __init__(self, run: Path):
+        self.signals: list[int] = []
+        self._run, self._asked = run, False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signals and number == signal.SIGHUP:
             return  # a terminal that is closed sends it more than once: by its shell, and by the kernel
-        signals.append(number)
-        if len(signals) == 1:
-            tell(number, "saving and stopping; once more ends the run at once")
-            try:
-                status.request_stop(run)
-            except OSError as error:  # no reason to end unsaved
-                tell(number, f"{run}/{status.STOP} can't be made: {error.strerror}; signal a rank instead")
+        self.signals.append(number)
+        self.ask(number, "saving and stopping; once more ends the run at once")
 
-    previous = {number: signal.signal(number, on_signal) for number in heeded()}
+    def ask(self, number: int, told: str) -> None:
+        if self._asked:
+            return
+        self._asked = True
+        stop_signals.tell(number, told)
+        try:
+            status.request_stop(self._run)
+        except OSError as error:  # no reason to end unsaved
+            failed = f"{self._run}/{status.STOP} can't be made: {error.strerror}"
+            stop_signals.tell(number, f"{failed}; signal a rank instead")
+
+
+@contextlib.contextmanager
+def _stop_requests(run: Path) -> Iterator[_StopRequests]:
+    """What asks the run to stop within the block."""
+    requests = _StopRequests(run)
+    previous = {number: signal.signal(number, requests.on_signal) for number in stop_signals.heeded()}
     try:
-        yield signals
+        yield requests
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _tell(codes: dict[int, int], logs: Path) -> None:
-    """Says on stderr which rank failed, and what it wrote last."""
-    rank = _to_blame(codes, logs)
+def _tell(reports: Reports, logs: Path) -> None:
+    """Says on stderr which rank failed, and what it wrote last; also that this may be lost, on a full disk."""
+    if refusal := rank_logs.refusal(logs):
+        lost = "what the ranks wrote last is missing from their logs; make room, then run the same command again"
+        print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
+    rank = _to_blame(reports.codes, logs)
     if rank is None:
         print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
+        for line in reports.last_lines:
+            print(f"  {line}", file=sys.stderr)
         return
-    code = codes.get(rank)
+    code = reports.codes.get(rank)
     if code == _REFUSED:
         return  # the rank has said why, in one line
     log = rank_logs.log_of(logs, rank)
@@ -103,8 +127,8 @@ def _tell(codes: dict[int, int], logs: Path) -> None:
 
 
 def _to_blame(codes: dict[int, int], logs: Path) -> int | None:
-    """The rank that ended first, if it was killed; else the one that failed first, which may take longer to end."""
-    first = next(iter(codes), None)
+    """The first rank to end badly, if it was killed; else the one that failed first, which may take longer to end."""
+    first = next((rank for rank, code in codes.items() if code), None)
     if first is not None and codes[first] < 0:
         return first
     failed = rank_logs.failed_first(logs)

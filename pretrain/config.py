@@ -145,12 +145,14 @@ class SpikeSection(Section):
 
 class FaultsSection(Section):
     """`max_skipped_steps`: so many steps in a row without a finite gradient end the run. `spikes`: null looks for none.
-    `hang_seconds`: a rank that does nothing for so long ends the run. `dead_rank_seconds`: how long the other ranks
-    live on after one has died."""
+    `hang_seconds`: a rank that does nothing for so long ends the run. `start_seconds`: the same while a rank starts, up
+    to the end of its first step, or compiles. `dead_rank_seconds`: how long the other ranks live on after one has died.
+    """
 
     max_skipped_steps: PositiveInt = 20
     spikes: SpikeSection | None = SpikeSection()
     hang_seconds: PositiveFloat = 1800.0
+    start_seconds: PositiveFloat = 3600.0
     dead_rank_seconds: PositiveFloat = 30.0
 
 

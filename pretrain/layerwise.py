@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pretrain import watchdog
 from pretrain.config import RunConfig
 
 Forward = Callable[..., Tensor]
@@ -26,6 +27,7 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
     compute = config.compute
     if compute.compile:
         torch._dynamo.config.recompile_limit = _GRAPHS
+        _tell_the_watchdog()
     for layer in layers(model):
         forward: Forward = layer.forward
         if compute.compile:
@@ -43,6 +45,13 @@ def layers(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             yield from module
+
+
+def _tell_the_watchdog() -> None:
+    from torch._dynamo.callback import on_compile_end, on_compile_start  # 120 MB, which other runs do without
+
+    on_compile_start(lambda _: watchdog.compiling(True))
+    on_compile_end(lambda _: watchdog.compiling(False))
 
 
 def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward:

@@ -3,13 +3,13 @@
 The kernel lets go of it when the process ends, however it ends; what the file says then means nothing any more.
 """
 
-import fcntl
 import os
 import socket
 from pathlib import Path
 from typing import TextIO
 
 from data_pipeline.errors import UserError
+from data_pipeline.locks import lock
 
 _LOCK = "lock"
 
@@ -17,7 +17,10 @@ _LOCK = "lock"
 def take(run: Path) -> TextIO:
     """Locks `run` for as long as the file is open. Raises UserError naming the process that has it."""
     file = (run / _LOCK).open("a+")
-    _lock(file, fcntl.LOCK_EX, run)
+    try:
+        lock(file, f"{run}: nothing keeps a second run out of it; see that only one trains there")
+    except BlockingIOError:
+        raise _refusal(run, file) from None
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     return file
@@ -27,13 +30,13 @@ def check(run: Path) -> None:
     """Raises UserError if a run works in `run`."""
     if (run / _LOCK).exists():
         with (run / _LOCK).open() as file:
-            _lock(file, fcntl.LOCK_SH, run)
+            try:
+                lock(file, None, shared=True)  # `take` warns where there are no locks
+            except BlockingIOError:
+                raise _refusal(run, file) from None
 
 
-def _lock(file: TextIO, kind: int, run: Path) -> None:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        raise UserError(f"run.directory: {run}: {holder} trains here already") from None
+def _refusal(run: Path, file: TextIO) -> UserError:
+    file.seek(0)
+    holder = file.read().strip() or "another process"
+    return UserError(f"run.directory: {run}: {holder} trains here already")

@@ -10,7 +10,6 @@ What is sent for a line of metrics.jsonl follows from the file up to that line a
 """
 
 import contextlib
-import fcntl
 import getpass
 import json
 import logging
@@ -28,6 +27,7 @@ from pydantic import NonNegativeInt
 
 from data_pipeline.atomic import TEMPORARY_SUFFIX, write_json
 from data_pipeline.json_file import read_sound_json
+from data_pipeline.locks import lock
 from pretrain import metric_log
 
 TRACKING_FILE = "tracking.json"
@@ -279,9 +279,8 @@ def creating_alone(uri: str) -> Iterator[None]:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with database.with_name(f".{database.name}.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # file systems without locks: MLflow's own errors, and a retry, remain
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with database.with_name(f".{database.name}.lock").open("w") as file:
+        lock(file, f"{database}: runs that start together may make it in vain; MLflow is then tried again", wait=True)
         yield
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import tempfile
 from collections import deque
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from data_pipeline.errors import UserError
 from pretrain import metric_log, status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
-_LOGS, _ATTEMPT, _FAILED_FIRST = "logs", "attempt-", "failed-first"
+_LOGS, _ATTEMPT, _FAILED = "logs", "attempt-", ".failed"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
+_BLOCK = 4096  # bytes: a smaller file may fit where nothing else does
 
 
 def next_attempt(run: Path) -> int:
@@ -47,17 +49,30 @@ def log_of(directory: Path, rank: int) -> Path:
 
 
 def note_failure(rank: int) -> None:
-    """Remembers the first rank to fail: the failures of the others follow from it, but they may end earlier."""
+    """Remembers when a rank failed: the failures of others follow from the first, but they may end earlier.
+
+    By an empty file, for which a full disk still has room.
+    """
     if directory := supervised():
-        with contextlib.suppress(OSError), (directory / _FAILED_FIRST).open("x") as file:
-            file.write(str(rank))
+        with contextlib.suppress(OSError):
+            log_of(directory, rank).with_suffix(_FAILED).touch(exist_ok=False)
 
 
 def failed_first(directory: Path) -> int | None:
+    failures = sorted(directory.glob(f"rank-*{_FAILED}"), key=lambda file: file.stat().st_mtime_ns)
+    return int(failures[0].stem.removeprefix("rank-")) if failures else None
+
+
+def refusal(directory: Path) -> str | None:
+    """Why nothing more can be written in `directory`, as on a full disk; None where it can."""
     try:
-        return int((directory / _FAILED_FIRST).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def last_lines(log: Path, number: int) -> list[str]:

@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, int]]:
+def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]:
     """(rank, ranks) of this process, for as long as the block lasts.
+
+    `seconds`: the longest that the watchdog lets a rank do nothing. A collective is given longer.
 
     An error that is the user's to mend is met by every rank; rank 0 alone tells it, or each in
     its own log. Without destroying the process group, gloo ranks may abort at exit.
@@ -33,7 +35,7 @@ def joined(cpu_threads: int | None, hang_seconds: float) -> Iterator[tuple[int, 
 
     quiet_deepspeed()
     # longer than the watchdog takes, which knows more to say
-    timeout = timedelta(seconds=hang_seconds + 2 * watchdog.GRACE)
+    timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; leaves 69 MB a rank in /dev/shm
     deepspeed.init_distributed(timeout=timeout)
     if torch.cuda.is_available():

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -34,6 +35,16 @@ def ignore() -> None:
 def received() -> bool:
     """Whether this rank was asked to stop. The ranks agree on it with their next step."""
     return bool(_received)
+
+
+def held_back(process: int) -> signal.Signals | None:
+    """A signal of `heeded` that `process` was sent and holds back; see ShdPnd in proc_pid_status(5)."""
+    with contextlib.suppress(OSError):  # it has ended
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("ShdPnd:"):
+                pending = int(line.split()[1], 16)
+                return next((number for number in heeded() if pending >> (number - 1) & 1), None)
+    return None
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

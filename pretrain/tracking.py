@@ -21,6 +21,7 @@ __all__ = ["DatasetInfo", "Tracker", "sync"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _SECONDS_BETWEEN_FEEDS = 2.0
+_SECONDS_FOR_THE_REST = 30.0  # that MLflow is given at the end of a run
 _LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class Tracker:
                 logger.warning("%s: %s; metrics are kept in memory until it can be written", self._log.path, error)
             self._log_failing = True
 
-    def close(self, status: Status, timeout: float = 30.0) -> None:
-        """Ends the run: gives MLflow up to `timeout` seconds to take what it lacks. May be called twice."""
+    def close(self, status: Status, timeout: float | None = None) -> None:
+        """Ends the run: gives MLflow up to `timeout` seconds, 30 by default, for what it lacks. May be called twice."""
         if self._run.ended is not None:
             return
         self._run.status, self._run.ended = status, time.time()
@@ -89,7 +90,7 @@ class Tracker:
         except OSError as error:
             logger.warning("%s: %s", self.run_dir, error)
         self._log.close()
-        if self._feeding and not self._feeding.close(timeout):
+        if self._feeding and not self._feeding.close(_SECONDS_FOR_THE_REST if timeout is None else timeout):
             logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
 
     def __enter__(self) -> "Tracker":

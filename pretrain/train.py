@@ -36,10 +36,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     `fresh`: begins a new run; the one in the run directory is moved aside.
     """
     lock.check(Path(config.run.directory))  # before anything there is read, while another run may write it
-    hang_seconds = config.faults.hang_seconds
+    faults = config.faults
     with (
-        watching(int(os.environ.get("RANK", "0")), hang_seconds),
-        joined(config.run.cpu_threads, hang_seconds) as (rank, ranks),
+        watching(int(os.environ.get("RANK", "0")), faults.hang_seconds, faults.start_seconds),
+        joined(config.run.cpu_threads, max(faults.hang_seconds, faults.start_seconds)) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 
@@ -114,12 +114,12 @@ class Training:
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
         self.meter.restart()
-        watchdog.alive()
+        watchdog.starting()  # with it, the loader's processes
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
             before = self.standing
             requests = (self._stop_wanted(before.step + 1), self.saver.failed)
             outcome = self.engine.step(before.step, before.position, step_batches, requests)
-            watchdog.alive()
+            watchdog.step_done()
             stopping, save_failed = outcome.requests
             rows = setup.cut.rows(len(step_batches))
             health = before.health.after(outcome.loss, outcome.applied, config.faults.spikes)

@@ -17,12 +17,12 @@ SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 
-def run(*command: str | Path, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs one of this project's commands in a process of its own, as a user does."""
     name, *arguments = map(str, command)
     program = [str(Path(sys.executable).with_name(name)), *arguments]
     environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, env=environment)
 
 
 def write_c4(path: Path, records: int, skip: int = 0) -> None:

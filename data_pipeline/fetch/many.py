@@ -1,7 +1,6 @@
 """Many published files at once, over a few connections."""
 
 import contextlib
-import fcntl
 import queue
 import shutil
 import threading
@@ -15,6 +14,7 @@ from data_pipeline.fetch.client import Client, PermanentError, StoppedError, des
 from data_pipeline.fetch.download import STATE, Download
 from data_pipeline.fetch.meter import Meter, in_bytes
 from data_pipeline.fetch.published import PublishedFile
+from data_pipeline.locks import lock
 
 _FAILURES_IN_A_ROW = 10  # then the rest would fail too: a server that refuses us isn't to be asked 50,000 times
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -131,16 +131,14 @@ def _sole_user(folder: Path) -> Iterator[None]:
     """Two commands would write into the same .part files."""
     try:
         (folder / STATE).mkdir(parents=True, exist_ok=True)
-        lock = (folder / STATE / "lock").open("w")
+        file = (folder / STATE / "lock").open("w")
     except OSError as error:
         raise FailedError(f"{folder}: can't write there: {describe(error)}") from None
-    with lock:
+    with file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, f"{folder}: a second fetch would spoil its files; see that only one writes there")
         except BlockingIOError:
             raise FailedError(f"{folder}: another fetch is writing here; wait for it, or name another folder") from None
-        except OSError:  # some cluster file systems are mounted without locks
-            pass
         yield
 
 

@@ -121,6 +121,8 @@ class Saver:
         writing, self._writing = self._writing, None
         assert writing is not None
         error = (writing.error or "another rank failed") if failed else None
+        if failed and self._setup.cut.rank == 0:
+            shutil.rmtree(writing.temporary, ignore_errors=True)
         return Saved(
             writing.final,
             writing.standing.step,
@@ -184,8 +186,9 @@ class _Writing(threading.Thread):
             raise
         finally:
             self._tensors.clear()
-            if self.error is not None:
-                shutil.rmtree(self.temporary, ignore_errors=True)
+            if self.error is not None:  # room for others, at once; the rest goes when every rank has ended
+                shutil.rmtree(self._desk, ignore_errors=True)
+                (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
             self.write_seconds = time.perf_counter() - started
 
     def _advance(self) -> None:

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -158,20 +157,19 @@ def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
 
 
 def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path):
-    """One worker, uninterrupted, against two workers killed at random moments until the build gets through."""
+    """One worker, uninterrupted, against two workers killed after some units, and after more, until it gets through."""
     config = make_inputs(tmp_path / "inputs")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("data-pipeline", "build", config, f"output={whole}", "ray.num_cpus=1").returncode == 0
     program = [str(Path(sys.executable).with_name("data-pipeline")), "build", str(config)]
-    moments = random.Random(0)
     kills = 0
-    for _ in range(4):
+    for units in (1, 4, 8):
         process = subprocess.Popen(
             [*program, f"output={killed}", "ray.num_cpus=2"], start_new_session=True, stdout=subprocess.DEVNULL
         )
-        try:
-            process.wait(timeout=moments.uniform(2.5, 7))
-        except subprocess.TimeoutExpired:
+        while process.poll() is None and len(list(killed.glob(".stages/*/*.json"))) < units:
+            time.sleep(0.005)
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             kills += 1
@@ -438,9 +436,7 @@ def test_no_corpus_is_a_clear_line(tmp_path):
 @pytest.mark.parametrize("stage", ["clean", "tokenizer", "shard"])
 def test_stages_run_by_themselves(tmp_path, stage):
     config = make_inputs(tmp_path, records=20, parts=1)
-    started = time.monotonic()
     assert run("data-pipeline", stage, config).returncode == 0
-    assert time.monotonic() - started < 120
     made = {name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()}
     expected = {"clean": {"documents"}, "tokenizer": {"documents", "tokenizer"}}
     assert made == expected.get(stage, {"documents", "tokenizer", "shards"})

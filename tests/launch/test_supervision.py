@@ -17,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch import keep
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
+from pretrain.metric_log import read_metrics
 from tests.conftest import run
 from tests.pretrain.runs import losses, run_file
 
@@ -66,16 +68,15 @@ class Started:
                 return
         raise AssertionError(self.stderr)
 
-    def end(self, within: float, alone: bool = False) -> int:
+    def end(self, at_once: bool = True) -> int:
         """The exit code, when the command has ended and left no process behind.
 
-        `alone`: without a supervisor, Python's own helpers of the loader end a moment after it.
+        `at_once`: a supervisor that ends has seen all others die. Without one, or where it was killed, they die of its
+        death, which takes the kernel a moment.
         """
-        began = time.monotonic()
-        self.rest = self.process.communicate(timeout=within)[0]
-        self.seconds = time.monotonic() - began
-        if alone:
-            psutil.wait_procs(self.others(), timeout=5)
+        self.rest = self.process.communicate()[0]
+        if not at_once:
+            psutil.wait_procs(self.others())
         assert self.others() == []
         return self.process.returncode
 
@@ -104,7 +105,7 @@ class Started:
                 return process
             if name == "launch" and "deepspeed.launcher.launch" in command:
                 return process
-            if name == f"rank {rank}" and "pretrain" in command and "sh" not in command:
+            if name == f"rank {rank}" and "pretrain" in command and keep.__file__ not in command:
                 return process
         raise AssertionError(f"no {name}")
 
@@ -126,8 +127,11 @@ def started(folder) -> Iterator[list[Started]]:
         one.process.wait()
 
 
+ENDLESS = {"name": "test", "max_steps": 1_000_000, "cpu_threads": 1}
+
+
 def endless(folder: Path, corpus: Path, **changes: object) -> Path:
-    settings = {"name": "test", "directory": str(folder / "run"), "max_steps": 1_000_000, "cpu_threads": 1}
+    settings = {**ENDLESS, "directory": str(folder / "run")}
     return run_file(folder, corpus, **{"run": settings, "evaluation": [], **changes})
 
 
@@ -156,7 +160,7 @@ def test_sigterm_to_the_supervisor_saves_and_stops_with_75(small_corpus, folder,
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     one = launched(started, path)
     one.process.send_signal(signal.SIGTERM)
-    assert one.end(within=60) == 75, one.stderr
+    assert one.end() == 75, one.stderr
     assert "stopped on request" in one.rest
     assert not (folder / "run/stop").exists()
     is_whole(folder)
@@ -166,13 +170,9 @@ def test_sigterm_to_the_supervisor_saves_and_stops_with_75(small_corpus, folder,
 def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folder, started, number):
     """DeepSpeed's two processes would die of it, or kill the ranks; the loader's workers would die."""
     one = launched(started, endless(folder, small_corpus), "data.workers=1")
-    for name in ("deepspeed", "launch"):
-        one.named(name).send_signal(number)
-    time.sleep(2)
-    assert {one.named("deepspeed").status(), one.named("launch").status()} <= {"sleeping", "running"}
     for process in [one.process, *one.others()]:
         process.send_signal(number)
-    assert one.end(within=60) == 75, one.stderr
+    assert one.end() == 75, one.stderr
     is_whole(folder)
 
 
@@ -190,7 +190,7 @@ def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(smal
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         rank.send_signal(number)
         time.sleep(0.03)
-    assert one.end(within=60) == 75, one.stderr
+    assert one.end() == 75, one.stderr
     is_whole(folder)
     assert "stopped on request" in log(folder, 1, 0)
     assert log(folder, 1, 1).count("saving and stopping after this step") == 1  # whichever Python saw first
@@ -209,7 +209,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, st
     time.sleep(0.5)
     with contextlib.suppress(ProcessLookupError):
         os.kill(one.process.pid, signal.SIGHUP)  # as its shell does
-    assert one.end(within=60, alone=command[0] == "pretrain") == 75
+    assert one.end(at_once=command[0] == "launch") == 75
     assert json.loads((folder / "run/status.json").read_text())["state"] == "stopped"
     is_whole(folder)
 
@@ -219,10 +219,11 @@ def test_a_second_signal_to_the_supervisor_ends_at_once(small_corpus, folder, st
     one = launched(started, endless(folder, small_corpus))
     one.named("rank 0").suspend()
     one.process.send_signal(signal.SIGUSR1)
-    time.sleep(1)
+    while "SIGUSR1: saving and stopping" not in one.stderr:
+        time.sleep(0.05)
     assert one.process.poll() is None
     one.process.send_signal(signal.SIGUSR1)
-    assert one.end(within=10) == 1
+    assert one.end() == 1
 
 
 def test_no_process_outlives_a_killed_supervisor_and_the_run_can_go_on(small_corpus, folder, started):
@@ -232,33 +233,35 @@ def test_no_process_outlives_a_killed_supervisor_and_the_run_can_go_on(small_cor
     assert len(one.others()) >= 6  # deepspeed, launch, two ranks, two workers
     one.named("rank 1").suspend()
     one.process.kill()
-    one.end(within=10)
+    one.end(at_once=False)
     (folder / "run/checkpoints/.step-00000099.tmp/tokenizer").mkdir(parents=True)  # it might have died in a save
 
     one = launched(started, path)
     one.named("deepspeed").kill()
-    assert one.end(within=10) == 1
+    assert one.end() == 1
     assert "the launcher ended before its ranks" in one.stderr
 
     one = launched(started, path)
     one.named("launch").kill()
-    assert one.end(within=10) == 1
+    assert one.end() == 1
     assert json.loads((folder / "run/status.json").read_text())["attempt"] == 3
 
 
-def test_a_killed_rank_ends_the_run_in_time_though_the_others_hang(small_corpus, folder, started):
+def test_a_killed_rank_ends_the_run_though_the_others_hang(small_corpus, folder, started):
+    """After faults.dead_rank_seconds: no other limit is below half an hour, longer than a test may take."""
     one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=3")
     one.named("rank 0").suspend()
+    killed = time.monotonic()
     one.named("rank 1").kill()
-    assert one.end(within=15) == 1
-    assert one.seconds < 6
+    assert one.end() == 1
+    assert time.monotonic() - killed >= 3
     assert f"rank 1 was killed by SIGKILL; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
 
 
 def test_a_crash_in_native_code_is_told_with_its_stacks(small_corpus, folder, started):
     one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=10")
     one.named("rank 1").send_signal(signal.SIGSEGV)
-    assert one.end(within=30) == 1
+    assert one.end() == 1
     assert "rank 1 was killed by SIGSEGV" in one.stderr
     assert "Fatal Python error: Segmentation fault" in log(folder, 1, 1)
     assert "pretrain/train.py" in one.stderr  # from the last lines of its log
@@ -271,7 +274,7 @@ def test_a_rank_that_raises_is_told_with_its_last_lines(small_corpus, folder, st
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     one = Started(folder, "launch", "local", endless(folder, small_corpus), "--ranks", "2")
     started.append(one)
-    assert one.end(within=90) == 1
+    assert one.end() == 1
     assert "rank 1 ended with exit code 1" in one.stderr
     assert "ValueError: on purpose" in one.stderr
     assert "ValueError: on purpose" not in one.rest
@@ -280,7 +283,7 @@ def test_a_rank_that_raises_is_told_with_its_last_lines(small_corpus, folder, st
 def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small_corpus, folder, started):
     one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=20", "faults.dead_rank_seconds=3")
     one.named("rank 1").suspend()
-    assert one.end(within=30) == 1
+    assert one.end() == 1
     assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.rest
     stacks = one.rest.partition("all stacks follow")[2]
     assert "pretrain/train.py" in stacks
@@ -304,20 +307,9 @@ def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started
     for shard in (folder / "corpus/shards/validation").iterdir():
         shard.unlink()
         os.mkfifo(shard)
-    assert one.end(within=60) == 1
+    assert one.end() == 1
     assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
     assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
-
-
-def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
-    code = (
-        "import ctypes; from pretrain import watchdog; watchdog.GRACE = 1\n"
-        "with watchdog.watching(0, 1): ctypes.PyDLL(None).sleep(60)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1
-    assert "Timeout (0:00:0" in done.stderr
-    assert 'File "<string>", line 2 in <module>' in done.stderr
 
 
 def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder, started):
@@ -329,7 +321,7 @@ def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder, 
     for _ in range(3):
         os.killpg(one.process.pid, signal.SIGINT)
         time.sleep(0.05)
-    assert one.end(within=60, alone=True) == 75, one.stderr
+    assert one.end(at_once=False) == 75, one.stderr
     assert "SIGINT: saving and stopping after this step" in one.stderr
     is_whole(folder)
 
@@ -338,3 +330,39 @@ def test_a_run_stops_after_its_hours(small_corpus, folder):
     done = run("pretrain", "train", endless(folder, small_corpus), "run.max_hours=0.0002")
     assert done.returncode == 75, done.stderr
     is_whole(folder)
+
+
+FULL_FOR_A_WHILE = """
+set -e
+mount -t tmpfs -o size=24m tmpfs "$disk"
+"$launch" local "$file" --ranks 2 > "$folder/out" 2> "$folder/err" & run=$!
+until grep -q "^step 2/" "$folder/out"; do kill -0 $run; sleep 0.1; done
+while cat /dev/zero >> "$disk/filler" 2> "$folder/full" || true; do sleep 0.01; done & filling=$!
+until grep -q "warning: " "$folder/err"; do kill -0 $run; sleep 0.1; done
+kill $filling
+wait $filling || true
+rm "$disk/filler"
+touch "$disk/run/stop"
+wait $run && code=0 || code=$?
+cp "$disk/run/metrics.jsonl" "$folder"
+exit $code
+"""
+
+
+def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder):
+    """Nothing fits: neither checkpoints nor metrics nor logs. The terminal says so, and no step is lost."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("a file system of one's own takes root")
+    disk = folder / "disk"
+    disk.mkdir()
+    path = endless(folder, small_corpus, run={**ENDLESS, "directory": str(disk / "run")})
+    names = {"disk": disk, "folder": folder, "file": path, "launch": Path(sys.executable).with_name("launch")}
+    environment = {**os.environ, **{name: str(path) for name, path in names.items()}}
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", FULL_FOR_A_WHILE], env=environment)
+    out, err = ((folder / name).read_text() for name in ("out", "err"))
+    assert done.returncode == 75, err
+    full = "No space left on device; the run goes on, but its logs are incomplete"
+    assert err.splitlines() == [f"warning: {disk}/run/logs/attempt-0001: {full}"]
+    (stopped,) = re.findall(r"stopped on request after step (\d+)", out)
+    logged = [row.step for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row.metrics]
+    assert logged == list(range(1, int(stopped) + 1))

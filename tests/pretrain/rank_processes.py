@@ -19,7 +19,7 @@ _processes.set_forkserver_preload(["pretrain.engine"])
 
 
 def on_ranks(
-    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 400, joined: bool = True
+    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 1500, joined: bool = True
 ) -> list[Any]:
     """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long.
 
@@ -78,7 +78,7 @@ def _on_rank(
     from pretrain.ranks import joined
 
     try:
-        with joined(cpu_threads=1, hang_seconds=240) if join else contextlib.nullcontext():
+        with joined(cpu_threads=1, seconds=1500) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException as error:
         trouble = traceback.format_exception(error)

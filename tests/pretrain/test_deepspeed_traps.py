@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -260,3 +261,14 @@ def told_on_stdout(stage: int) -> str:
 def test_it_tells_nothing_on_stdout():
     """At stage 1 its memory, by print, at each point of its construction."""
     assert on_ranks(1, each, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]
+
+
+def shared_memory() -> list[str]:
+    """Of the segments that this process has mapped, those of DeepSpeed's collectives."""
+    dist.all_reduce(torch.ones(1))
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/deepspeed" in line]
+
+
+def test_ranks_on_a_cpu_take_no_shared_memory():
+    """DeepSpeed's own collectives for them take 69 MB a rank as it joins the others, and leave it behind."""
+    assert on_ranks(2, shared_memory) == [[], []]

@@ -54,7 +54,7 @@ def runs(request) -> dict[str, dict]:
         "compiled": ({}, COMPILED),
         "compiled and checkpointed": ({}, COMPILED | CHECKPOINTED),
     }
-    found = on_ranks(2, each, trained, [(request.param, *case) for case in cases.values()], seconds=500)[0]
+    found = on_ranks(2, each, trained, [(request.param, *case) for case in cases.values()])[0]
     return dict(zip(cases, found, strict=True))
 
 

@@ -1,0 +1,76 @@
+"""Ranks that hang, start and compile, as the watchdog sees them."""
+
+import subprocess
+import sys
+import time
+
+import torch
+
+from pretrain import watchdog
+from pretrain.config import ComputeSection
+from pretrain.layerwise import prepare_layers
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import run_config
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
+    done = python(
+        "import time; from pretrain import watchdog\n"
+        "with watchdog.watching(7, hang_seconds=1, start_seconds=3600):\n"
+        "    time.sleep(3); print('started', flush=True)\n"
+        "    watchdog.step_done(); time.sleep(3600)"
+    )
+    assert (done.returncode, done.stdout) == (1, "started\n")
+    assert done.stderr.startswith("rank 7: nothing done for 1 s (faults.hang_seconds); all stacks follow\n")
+    assert 'File "<string>", line 4 in <module>' in done.stderr
+
+
+def test_a_start_that_hangs_ends_too():
+    done = python(
+        "import time; from pretrain import watchdog\n"
+        "with watchdog.watching(0, hang_seconds=3600, start_seconds=1): time.sleep(3600)"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("rank 0: nothing done for 1 s (faults.start_seconds); all stacks follow\n")
+
+
+def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
+    done = python(
+        "import ctypes; from pretrain import watchdog; watchdog.GRACE = 1\n"
+        "with watchdog.watching(0, 1, 1): ctypes.PyDLL(None).sleep(3600)"
+    )
+    assert done.returncode == 1
+    assert "Timeout (0:00:0" in done.stderr
+    assert 'File "<string>", line 2 in <module>' in done.stderr
+
+
+def test_compiling_a_layer_takes_longer_than_a_hang():
+    assert on_ranks(1, survives_a_compilation, 3.0, joined=False) == [3.0]
+
+
+def survives_a_compilation(seconds: float) -> float:
+    from pretrain import layerwise
+
+    layerwise.BACKEND = slow = SlowBackend(seconds)  # in a process of this test's own
+    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    prepare_layers(model, run_config().model_copy(update={"compute": ComputeSection(compile=True)}))
+    with watchdog.watching(0, hang_seconds=1, start_seconds=3600):
+        watchdog.step_done()
+        model[0][0](torch.ones(1, 2))
+    return slow.slept
+
+
+class SlowBackend:
+    """Of torch.compile: what it makes of a graph is the graph."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.slept = seconds, 0.0
+
+    def __call__(self, graph, inputs):
+        time.sleep(self.seconds)
+        self.slept += self.seconds
+        return graph.forward

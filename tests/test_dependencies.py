@@ -1,0 +1,50 @@
+"""What is imported is what pyproject.toml declares."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OWN = {"data_pipeline", "pretrain", "launch", "tests", "families"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(requirements: list[str]) -> set[str]:
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
+    return {normalized(name[0]) for name in names if name}
+
+
+def imported(*folders: str) -> dict[str, set[str]]:
+    """The distributions that each imported module may come from; those of Python and of this project left out."""
+    modules = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules.add(node.module.split(".")[0])
+    distributions = packages_distributions()
+    return {
+        module: {normalized(name) for name in distributions.get(module, [])}
+        for module in modules - OWN - sys.stdlib_module_names
+    }
+
+
+def test_the_product_imports_all_that_it_declares_and_nothing_else():
+    dependencies = declared(PROJECT["dependencies"])
+    found = imported("data_pipeline", "pretrain", "launch")
+    assert {module for module, names in found.items() if not names & dependencies} == set()
+    assert dependencies - set().union(*found.values()) == set()
+
+
+def test_tests_and_benchmarks_import_what_is_declared_for_development():
+    dependencies = declared(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"])
+    found = imported("tests", "benchmarks")
+    assert {module for module, names in found.items() if not names & dependencies} == set()
