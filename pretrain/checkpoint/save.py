@@ -46,6 +46,7 @@ from pretrain.standing import Standing
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_OF_A_ROUND = 1.0
+_GIVEN_UP = "another rank failed"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Saver:
         writing = self._writing
         if writing is None or self._setup.cut.rank or writing.is_alive() or writing.error is not None:
             return None
-        return self._end(failed=False)
+        return self._end(None)
 
     def wait(self) -> Saved | None:
         """Waits until the checkpoint being saved is there, or has failed; what became of it, on every rank.
@@ -115,13 +116,19 @@ class Saver:
                 writing.given_up.set()
             if moved:
                 watchdog.alive()
-        return self._end(bool(failed)) if writing is not None else None
+        error = self._error_of_any_rank() if failed else None
+        return self._end(error) if writing is not None else None
 
-    def _end(self, failed: bool) -> Saved:
+    def _error_of_any_rank(self) -> str:
+        """Why the save failed: the reason of the first rank that has one of its own."""
+        errors: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, self._writing.error if self._writing else None)
+        return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _GIVEN_UP)
+
+    def _end(self, error: str | None) -> Saved:
         writing, self._writing = self._writing, None
         assert writing is not None
-        error = (writing.error or "another rank failed") if failed else None
-        if failed and self._setup.cut.rank == 0:
+        if error and self._setup.cut.rank == 0:
             shutil.rmtree(writing.temporary, ignore_errors=True)
         return Saved(
             writing.final,
@@ -216,7 +223,7 @@ class _Writing(threading.Thread):
             table = self.temporary / f"{rank_file(rank)}.json"
             while not table.exists():
                 if self.given_up.wait(_SECONDS_BETWEEN_LOOKS):
-                    raise FailedError("another rank failed")
+                    raise FailedError(_GIVEN_UP)
             written = read_json(table, Table).file
             assert written is not None
             files[f"{rank_file(rank)}.safetensors"] = written
