@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, TypeAdapter
-from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from data_pipeline.atomic import sha256, write_bytes
 from data_pipeline.disk_cache import default_directory
@@ -150,39 +149,45 @@ def _read(directory: Path) -> Corpus:
     return Corpus(directory, manifest)
 
 
-class _Shard(TypedDict):
+@dataclass(frozen=True)
+class _Shard:
     name: PathBelow
     bytes: NonNegativeInt
     rows: NonNegativeInt
     sha256: str
 
 
-class _Split(TypedDict):
+@dataclass(frozen=True)
+class _Split:
     rows: NonNegativeInt
     tokens: NonNegativeInt
     documents: NonNegativeInt
     shards: list[_Shard]
 
 
-class _Rows(TypedDict):
+@dataclass(frozen=True)
+class _Rows:
     apply_at: Literal["load", "build"]
     raw_length: NonNegativeInt
     objective: AnyObjective
 
 
-class _Tokenizer(TypedDict):
+@dataclass(frozen=True)
+class _Tokenizer:
     kind: str
     sha256: str
     sentinels: NonNegativeInt
     files: dict[PathBelow, str]
 
 
-class _Blocks(TypedDict):
+@dataclass(frozen=True)
+class _Blocks:
     file: PathBelow
     sha256: str
 
 
-class _Manifest(TypedDict):
+@dataclass(frozen=True)
+class _Manifest:
     """What reading a corpus takes; the rest of a manifest is lineage."""
 
     format_version: int

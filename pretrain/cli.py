@@ -72,8 +72,10 @@ def generate(
     length_penalty: Annotated[float, typer.Option(help="Of beam search; above 0 favours long answers.")] = 1.0,
     early_stopping: Annotated[str, typer.Option(help="Of beam search: true, false or never.")] = "false",
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample among so many tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Sample among the fewest that hold this probability.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the fewest that hold this share of what --top-k left.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
 ) -> None:
     """Fill in blanks, answer, or go on with a text, as the model does."""

@@ -62,7 +62,7 @@ def _token_by_token(
         if draws is None:
             tokens = logits.argmax(dim=-1, keepdim=True)
         else:
-            tokens = sample(logits / settings.temperature, draws[:, step : step + 1], settings.top_k, settings.top_p)
+            tokens = sample(warped(logits, settings), draws[:, step : step + 1])
         tokens = tokens.masked_fill(finished, config.pad_id)
         generated.append(tokens)
         history = torch.cat([history, tokens], dim=1)
@@ -79,16 +79,28 @@ def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tenso
     return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
 
 
-def sample(logits: Tensor, draw: Tensor, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
-    """One id (batch, 1) per row of logits (batch, vocabulary), where `draw` (batch, 1), uniform in [0, 1), falls.
+def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
+    """`logits` (batch, vocabulary) over the temperature, −∞ at tokens that `top_k` and then `top_p` leave out.
 
-    top_p is nucleus sampling (Holtzman et al. 2020): the likeliest tokens up to and with the one that reaches it.
+    The rules are those of transformers' warpers, in its order. `top_k` keeps all tokens that are as likely as the last
+    of the k likeliest. `top_p` is nucleus sampling (Holtzman et al. 2020): of the tokens that `top_k` left, with their
+    probabilities made to sum to 1, it keeps the likeliest up to and with the one that reaches it.
     """
+    logits = logits / settings.temperature
+    if settings.top_k is not None:
+        least = logits.topk(min(settings.top_k, logits.size(-1))).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if settings.top_p < 1.0:
+        ascending, ids = logits.sort(dim=-1)
+        left_out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - settings.top_p
+        left_out[:, -1] = False
+        logits = logits.masked_fill(left_out.scatter(1, ids, left_out), -torch.inf)
+    return logits
+
+
+def sample(logits: Tensor, draw: Tensor) -> Tensor:
+    """One id (batch, 1) per row of logits (batch, vocabulary), where `draw` (batch, 1), uniform in [0, 1), falls."""
     probabilities, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-    if top_k is not None:
-        probabilities[:, top_k:] = 0.0
     mass = probabilities.cumsum(dim=-1)
     rank = torch.searchsorted(mass, draw * mass[:, -1:], right=True)
     last = (probabilities > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may put a draw at the very end of the mass

@@ -16,8 +16,8 @@ class GenerationSettings(Section):
     0 favours long ones. `early_stopping`: a row is through once it has `num_beams` hypotheses (true), once no running
     one would be better if it ended now (false), or could be at any length ("never").
     `no_repeat_ngram_size`: no n-gram of so many tokens occurs twice, a prompt's included; 0: any may.
-    `temperature`: above 0: tokens are sampled, among the `top_k` likeliest, and among the fewest that hold `top_p` of
-    the probability; `seed` and a row's number decide.
+    `temperature`: above 0: tokens are sampled, among the `top_k` likeliest, and of these among the fewest that hold
+    `top_p` of their probability; `seed` and a row's number decide.
     """
 
     max_new_tokens: PositiveInt = 128

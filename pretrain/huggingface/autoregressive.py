@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pretrain.huggingface.interchange import Exported, Interchange, Json, State, renamed, shapes
+from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, renamed, shapes
+from pretrain.huggingface.json_files import Json
 from pretrain.models import AutoregressiveConfig
 
 MODEL_TYPE, CLASS_NAME = "autoregressive_encoder_decoder", "AutoregressiveForCausalLM"
@@ -67,8 +68,17 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig
     its_own = {name for name in shapes(config) if name.startswith(f"{LOSS}.")}
     if its_own and not its_own & tensors.keys():
         config = config.model_copy(update={LOSS: None})
-    tensors.setdefault("lm_head.weight", tensors["embedding.weight"])
+    drop_copies(tensors, "embedding.weight", ["lm_head.weight"])
+    if "embedding.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["embedding.weight"]
     return config, renamed(tensors, config, str)
 
 
-INTERCHANGE = Interchange(MODEL_TYPE, "AutoModelForCausalLM", to_hugging_face, from_hugging_face, remote_code=True)
+INTERCHANGE = Interchange(
+    MODEL_TYPE,
+    "AutoModelForCausalLM",
+    to_hugging_face,
+    from_hugging_face,
+    fixed={"tie_word_embeddings": True},
+    remote_code=True,
+)

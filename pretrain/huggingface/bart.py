@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, Json, State, drop_copies, renamed
+from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.json_files import Json
 from pretrain.models import BartConfig
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -70,29 +71,27 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exp
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[BartConfig, State]:
-    _refuse_what_differs(saved)
+    _refuse_unlike_stacks(saved)
     for name in [name for name in tensors if name.startswith(("shared.", "encoder.", "decoder."))]:
         tensors[f"model.{name}"] = tensors.pop(name)  # files of a BartModel, as facebook/bart-base's
     shared = "model.shared.weight"
     copies = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
-    if shared not in tensors and (held := [name for name in copies if name in tensors]):
-        tensors[shared] = tensors[held[0]]
     drop_copies(tensors, shared, copies)
     config = BartConfig(
         vocab_size=saved["vocab_size"],
-        pad_id=saved.get("pad_token_id", 1),
-        eos_id=saved.get("eos_token_id", 2),
+        pad_id=saved["pad_token_id"],
+        eos_id=saved["eos_token_id"],
         d_model=saved["d_model"],
         d_ff=saved["encoder_ffn_dim"],
         num_heads=saved["encoder_attention_heads"],
         num_encoder_layers=saved["encoder_layers"],
         num_decoder_layers=saved["decoder_layers"],
-        activation=OURS.get(saved.get("activation_function", "gelu"), saved.get("activation_function")),
-        max_positions=saved.get("max_position_embeddings", 1024),
-        scale_embedding=saved.get("scale_embedding", False),
-        dropout_rate=saved.get("dropout", 0.1),
-        attention_dropout_rate=saved.get("attention_dropout", 0.0),
-        activation_dropout_rate=saved.get("activation_dropout", 0.0),
+        activation=one_of(saved, "activation_function", OURS),
+        max_positions=saved["max_position_embeddings"],
+        scale_embedding=saved["scale_embedding"],
+        dropout_rate=saved["dropout"],
+        attention_dropout_rate=saved["attention_dropout"],
+        activation_dropout_rate=saved["activation_dropout"],
     )
     if shared in tensors:
         tensors["lm_head.weight"] = tensors[shared]
@@ -119,21 +118,24 @@ def hugging_face_name(name: str) -> str:
     return f"model.{stack}.{layer}{PARTS[part]}.{kind}"
 
 
-def _refuse_what_differs(saved: Json) -> None:
-    """Raises UserError for settings that our model doesn't have."""
+def _refuse_unlike_stacks(saved: Json) -> None:
+    """Raises UserError where encoder and decoder differ in what is one setting here."""
     problems = [
-        f"{key} is {saved.get(f'encoder_{key}')} in the encoder and {saved.get(f'decoder_{key}')} in the decoder"
+        f"encoder_{key} is {saved[f'encoder_{key}']} and decoder_{key} is {saved[f'decoder_{key}']}"
         for key in ("attention_heads", "ffn_dim")
-        if saved.get(f"encoder_{key}") != saved.get(f"decoder_{key}")
+        if saved[f"encoder_{key}"] != saved[f"decoder_{key}"]
     ]
-    problems += [f"{key} is {saved[key]}" for key in ("encoder_layerdrop", "decoder_layerdrop") if saved.get(key)]
-    start, eos = saved.get("decoder_start_token_id", 2), saved.get("eos_token_id", 2)
-    if start != eos:
-        problems.append(f"decoder_start_token_id is {start}, not the end mark {eos}")
     if problems:
         raise UserError(f"our BART can't be so: {'; '.join(problems)}")
 
 
 INTERCHANGE = Interchange(
-    "bart", "BartForConditionalGeneration", to_hugging_face, from_hugging_face, begins=True, ends=True
+    "bart",
+    "BartForConditionalGeneration",
+    to_hugging_face,
+    from_hugging_face,
+    fixed={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "tie_word_embeddings": True},
+    encoder_decoder=True,
+    begins=True,
+    ends=True,
 )

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from data_pipeline.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, Json, State, drop_copies, renamed
+from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.json_files import Json
 from pretrain.models import EncoderOnlyConfig
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -32,7 +32,7 @@ PARTS = {
     "feed_forward_norm": "output.LayerNorm",
 }
 # What transformers' BERT may be beside ours, and the setting at which it is not.
-UNLIKE = {
+FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
@@ -72,8 +72,6 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig)
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
     """Whether next sentences are predicted is seen in the tensors. The dropout rate is that of hidden states."""
-    if problems := [f"{key} is {saved[key]}" for key, ours in UNLIKE.items() if saved.get(key, ours) != ours]:
-        raise UserError(f"our encoder-only model can't be so: {'; '.join(problems)}")
     tensors = {_published(name): tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
     drop_copies(tensors, "bert.embeddings.word_embeddings.weight", ["cls.predictions.decoder.weight"])
     drop_copies(tensors, "cls.predictions.bias", ["cls.predictions.decoder.bias"])
@@ -81,10 +79,10 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, S
     if not next_sentence:
         for kind in ("weight", "bias"):  # without the classifier nothing reads what it pools
             tensors.pop(f"bert.pooler.dense.{kind}", None)
-    ids = {ours: saved[key] for ours, key in (("eos_id", "eos_token_id"),) if saved.get(key) is not None}
+    eos = saved["eos_token_id"]
     config = EncoderOnlyConfig(
         vocab_size=saved["vocab_size"],
-        pad_id=saved.get("pad_token_id") or 0,
+        pad_id=saved["pad_token_id"] or 0,
         d_model=saved["hidden_size"],
         d_ff=saved["intermediate_size"],
         num_heads=saved["num_attention_heads"],
@@ -92,10 +90,10 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, S
         max_positions=saved["max_position_embeddings"],
         num_token_types=saved["type_vocab_size"],
         next_sentence=next_sentence,
-        activation=OURS.get(saved.get("hidden_act", "gelu"), saved.get("hidden_act")),
-        layer_norm_epsilon=saved.get("layer_norm_eps", 1e-12),
-        dropout_rate=saved.get("hidden_dropout_prob", 0.1),
-        **ids,
+        activation=one_of(saved, "hidden_act", OURS),
+        layer_norm_epsilon=saved["layer_norm_eps"],
+        dropout_rate=saved["hidden_dropout_prob"],
+        **({} if eos is None else {"eos_id": eos}),
     )
     if NAMES["embedding"] + ".weight" in tensors:
         tensors["lm_head.weight"] = tensors[NAMES["embedding"] + ".weight"]
@@ -123,4 +121,6 @@ def _published(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-INTERCHANGE = Interchange("bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, begins=True, ends=True)
+INTERCHANGE = Interchange(
+    "bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, fixed=FIXED, begins=True, ends=True
+)

@@ -1,10 +1,10 @@
 """The directories that transformers' `from_pretrained` reads: written whole or not at all, and read without pickles."""
 
-import json
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
@@ -13,12 +13,18 @@ from torch import Tensor
 from data_pipeline.atomic import flush
 from data_pipeline.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import tokenizer_files
-from pretrain.huggingface.interchange import Interchange, Json, State, check, shapes
+from pretrain.huggingface import json_files, tokenizer_files
+from pretrain.huggingface.interchange import Interchange, State, check, shapes
+from pretrain.huggingface.json_files import Json
 from pretrain.models import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+ADAPTER = "adapter_config.json"
 SHARD_BYTES = 5_000_000_000
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+# What config.json may say of any model: that its weights are packed, in another file, or not alike in all layers.
+_FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 
 
 def write(
@@ -46,9 +52,9 @@ def write(
     try:
         tokenizer_files.write(tokenizer, interchange, partial)
         bos = {"bos_token_id": tokenizer.vocabulary.bos}
-        _write_json(partial / "config.json", {**exported.config, **bos})
+        json_files.write(partial / CONFIG, {**exported.config, **bos})
         if exported.generation_config is not None:
-            _write_json(partial / "generation_config.json", {**exported.generation_config, **bos})
+            json_files.write(partial / GENERATION, {**exported.generation_config, **bos})
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
         _write_tensors(exported.tensors, partial, shard_bytes)
@@ -62,15 +68,26 @@ def write(
 
 
 def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelConfig, State]:
-    """Config and fp32 weights, under our names, of the model in `directory`; its `model_type` says which family's."""
-    path = directory / "config.json"
-    saved = _read_json(path)
+    """Config and fp32 weights, under our names, of the model in `directory`; its `model_type` says which family's.
+
+    Raises UserError for what our model can't be, with the setting or the tensor that is in the way; FailedError where
+    a file is damaged.
+    """
+    path = directory / CONFIG
+    saved = json_files.read(path)
     by_type = {interchange.model_type: interchange for interchange in interchanges}
     if saved.get("model_type") not in by_type:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
+    interchange = by_type[saved["model_type"]]
+    _refuse_others(_FIXED, saved, path)
+    settings = saved if interchange.remote_code else _as_transformers_reads(saved, path)
+    _refuse_others(interchange.fixed, settings, path)
+    for key in ("pad_token_id", "eos_token_id"):
+        if isinstance(ids := settings.get(key), list):
+            raise UserError(f"{path}: {key} is {ids}: our models have one such id")
     tensors = _read_tensors(directory)
     try:
-        return by_type[saved["model_type"]].from_hugging_face(saved, tensors)
+        config, state = interchange.from_hugging_face(settings, tensors)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
@@ -78,6 +95,34 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         raise UserError("\n".join(lines)) from None
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
+    if interchange.encoder_decoder:
+        generation = directory / GENERATION
+        for file, said in ((path, settings), (generation, json_files.read_if_there(generation))):
+            start = said.get("decoder_start_token_id")
+            if start not in (None, config.decoder_start_id):
+                raise UserError(
+                    f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from "
+                    f"{'padding' if config.decoder_start_id == config.pad_id else 'the end mark'}, "
+                    f"{config.decoder_start_id}"
+                )
+    return config, state
+
+
+def _as_transformers_reads(saved: Json, path: Path) -> Json:
+    """All settings of config.json, with transformers' defaults and what it derives from other settings."""
+    from transformers import CONFIG_MAPPING  # takes seconds to import
+
+    try:
+        read_ = CONFIG_MAPPING[saved["model_type"]].from_dict(saved).to_dict()
+    except Exception as error:  # wrong types and values, by exceptions of several libraries
+        raise UserError(f"{path}: transformers doesn't take it: {' '.join(str(error).split())}") from None
+    return {**saved, **read_}
+
+
+def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
+    """Raises UserError that names settings at which our model would compute something else."""
+    if problems := [f"{key} is {settings[key]!r}" for key, ours in fixed.items() if settings.get(key, ours) != ours]:
+        raise UserError(f"{path}: our model can't be so: {'; '.join(problems)}")
 
 
 def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
@@ -99,38 +144,54 @@ def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
     }
-    _write_json(directory / INDEX, index)
+    json_files.write(directory / INDEX, index)
 
 
 def _read_tensors(directory: Path) -> State:
-    if (directory / INDEX).exists():
-        paths = sorted({directory / file for file in _read_json(directory / INDEX).get("weight_map", {}).values()})
-    else:
-        paths = sorted(directory.glob("*.safetensors"))
-    if not paths:
-        raise UserError(f"{directory}: has no *.safetensors (other formats run code when they are read)")
+    """The tensors that transformers loads, in fp32: of model.safetensors or, without it, of the shards of its index.
+
+    Other files are passed over: model.ema.safetensors, for example, is a variant of the model.
+    """
+    if (directory / ADAPTER).exists():
+        raise UserError(f"{directory / ADAPTER}: the weights lie in an adapter beside the model; merge them first")
+    if (directory / WEIGHTS).exists():
+        return _read_file(directory / WEIGHTS)
+    if not (directory / INDEX).exists():
+        found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
+        raise UserError(
+            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. A variant is "
+            f"imported once it is called {WEIGHTS}; other formats may run code when they are read: save them again "
+            "with transformers' save_pretrained"
+        )
     tensors: State = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: no such file, but {INDEX} names it")
-        try:
-            tensors |= load_file(path)
-        except Exception as error:
-            raise FailedError(f"{path}: damaged: {error}") from None
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    for file, names in _shards(directory / INDEX).items():
+        if not (directory / file).exists():
+            raise UserError(f"{directory / file}: no such file, but {INDEX} names it")
+        shard = _read_file(directory / file)
+        if others := sorted(names ^ shard.keys()):
+            raise FailedError(f"{directory / file}: holds other tensors than {INDEX} says: {', '.join(others[:8])}")
+        tensors |= shard
+    return tensors
 
 
-def _read_json(path: Path) -> Json:
+def _shards(index: Path) -> dict[str, set[str]]:
+    """The names of the tensors in each file that `index` names. Raises FailedError where one is not beside it."""
+    weight_map = json_files.read(index).get("weight_map")
+    shards: dict[str, set[str]] = {}
+    for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise FailedError(f"{index}: damaged: {name} is in {file!r}, not in a *.safetensors file beside it")
+        shards.setdefault(file, set()).add(name)
+    if not shards:
+        raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
+    return shards
+
+
+def _read_file(path: Path) -> State:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except ValueError:
-        raise FailedError(f"{path}: damaged: not valid JSON") from None
-    if not isinstance(content, dict):
-        raise FailedError(f"{path}: damaged: not a JSON object")
-    return content
-
-
-def _write_json(path: Path, content: Json) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        tensors = load_file(path)
+    except Exception as error:
+        raise FailedError(f"{path}: damaged: {error}") from None
+    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {', '.join(sorted(wrong)[:8])}")
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, Json, State, check, drop_copies, shapes
+from pretrain.huggingface.interchange import Exported, Interchange, State, check, drop_copies, one_of, shapes
+from pretrain.huggingface.json_files import Json
 from pretrain.models import DecoderOnlyConfig
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
@@ -28,7 +29,7 @@ MATRICES = {
     "mlp.c_proj": ["feed_forward.wo"],
 }
 # What transformers' GPT-2 may be beside ours, and the setting at which it is not.
-UNLIKE = {
+FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
@@ -73,8 +74,6 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig)
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
     """The dropout rate is that of residual branches."""
-    if problems := [f"{key} is {saved[key]}" for key, ours in UNLIKE.items() if saved.get(key, ours) != ours]:
-        raise UserError(f"our decoder-only model can't be so: {'; '.join(problems)}")
     # files of a GPT2Model, as the published ones: no prefix, and causal masks beside the weights
     tensors = {
         name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
@@ -82,19 +81,19 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, S
         if not name.endswith((".attn.bias", ".attn.masked_bias"))
     }
     drop_copies(tensors, NAMES["embedding.weight"], ["lm_head.weight"])
-    eos, pad = saved.get("eos_token_id", 50_256), saved.get("pad_token_id")
+    eos, pad = saved["eos_token_id"], saved["pad_token_id"]
     config = DecoderOnlyConfig(
         vocab_size=saved["vocab_size"],
         pad_id=eos if pad is None else pad,
         eos_id=eos,
         d_model=saved["n_embd"],
-        d_ff=saved.get("n_inner") or 4 * saved["n_embd"],
+        d_ff=saved["n_inner"] or 4 * saved["n_embd"],
         num_heads=saved["n_head"],
         num_layers=saved["n_layer"],
         max_positions=saved["n_positions"],
-        activation=OURS.get(saved.get("activation_function", "gelu_new"), saved.get("activation_function")),
-        layer_norm_epsilon=saved.get("layer_norm_epsilon", 1e-5),
-        dropout_rate=saved.get("resid_pdrop", 0.1),
+        activation=one_of(saved, "activation_function", OURS),
+        layer_norm_epsilon=saved["layer_norm_epsilon"],
+        dropout_rate=saved["resid_pdrop"],
     )
     check(_their_shapes(config), tensors)
     state = {name: tensors[theirs] for name, theirs in NAMES.items()}
@@ -115,4 +114,4 @@ def _their_shapes(config: DecoderOnlyConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in to_hugging_face(ours, config).tensors.items()}
 
 
-INTERCHANGE = Interchange("gpt2", "GPT2LMHeadModel", to_hugging_face, from_hugging_face)
+INTERCHANGE = Interchange("gpt2", "GPT2LMHeadModel", to_hugging_face, from_hugging_face, fixed=FIXED)

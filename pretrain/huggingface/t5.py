@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, Json, State, drop_copies, renamed
+from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.json_files import Json
 from pretrain.models import T5Config
 
 # In transformers a layer is a numbered list of sublayers, each with its norm.
@@ -19,7 +20,10 @@ CLASS_NAMES = {
     "cross_attention": "EncDecAttention",
     "feed_forward": "DenseReluDense",
 }
+# By what transformers makes of `feed_forward_proj`; its own word for the second is gated-gelu.
+FEED_FORWARDS = {"relu": "relu", "gated-gelu_new": "gated-gelu"}
 # Cross-attention has no relative positions; the first T5s were saved with a table for it all the same.
+SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
@@ -35,33 +39,36 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Expor
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[T5Config, State]:
-    """Whether embedding and output are one matrix is seen in the tensors.
+    """Whether embedding and output are one matrix is seen in the tensors, as transformers 5 sees it.
 
-    Transformers 5 writes tie_word_embeddings: true for every T5, and says beside it whether outputs are scaled.
+    Its `tie_word_embeddings` says nothing of that: `scale_decoder_outputs`, read from it in older files, is whether
+    outputs are scaled.
     """
-    drop_copies(tensors, "shared.weight", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+    drop_copies(tensors, SHARED, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
     tensors.pop(UNUSED, None)
-    tied = saved.get("scale_decoder_outputs", saved.get("tie_word_embeddings", True))
-    shared = tensors.get("shared.weight")
-    if shared is not None and tied and not torch.equal(tensors.get("lm_head.weight", shared), shared):
-        raise UserError("the outputs are scaled as those of a tied T5, but lm_head is a matrix of its own")
+    if SHARED not in tensors and OUTPUT in tensors:
+        tensors[SHARED] = tensors[OUTPUT]
+    if SHARED in tensors:
+        tensors.setdefault(OUTPUT, tensors[SHARED])
+    activation = {"feed_forward_proj": ("gated-" if saved["is_gated_act"] else "") + saved["dense_act_fn"]}
     config = T5Config(
         vocab_size=saved["vocab_size"],
+        pad_id=saved["pad_token_id"] or 0,
+        eos_id=saved["eos_token_id"],
         d_model=saved["d_model"],
         d_kv=saved["d_kv"],
         d_ff=saved["d_ff"],
         num_heads=saved["num_heads"],
         num_encoder_layers=saved["num_layers"],
-        num_decoder_layers=saved.get("num_decoder_layers") or saved["num_layers"],
-        relative_attention_num_buckets=saved.get("relative_attention_num_buckets", 32),
-        relative_attention_max_distance=saved.get("relative_attention_max_distance", 128),
-        dropout_rate=saved.get("dropout_rate", 0.1),
-        layer_norm_epsilon=saved.get("layer_norm_epsilon", 1e-6),
-        feed_forward=saved.get("feed_forward_proj", "relu"),
-        tie_embeddings=tied,
+        num_decoder_layers=saved["num_decoder_layers"],
+        relative_attention_num_buckets=saved["relative_attention_num_buckets"],
+        relative_attention_max_distance=saved["relative_attention_max_distance"],
+        dropout_rate=saved["dropout_rate"],
+        layer_norm_epsilon=saved["layer_norm_epsilon"],
+        feed_forward=one_of(activation, "feed_forward_proj", FEED_FORWARDS),
+        tie_embeddings=SHARED in tensors and torch.equal(tensors[OUTPUT], tensors[SHARED]),
+        scale_outputs=saved["scale_decoder_outputs"],
     )
-    if shared is not None:
-        tensors.setdefault("lm_head.weight", shared)
     return config, renamed(tensors, config, hugging_face_name)
 
 
@@ -103,8 +110,9 @@ def _hugging_face_config(config: T5Config) -> Json:
         "dropout_rate": config.dropout_rate,
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "feed_forward_proj": config.feed_forward,
-        # transformers 5 takes this for "scale the outputs" and unties when it finds two different matrices
-        "tie_word_embeddings": config.tie_embeddings,
+        # transformers 5 takes the first for the second, and unties where it finds two different matrices
+        "tie_word_embeddings": config.scale_outputs,
+        "scale_decoder_outputs": config.scale_outputs,
         **_token_ids(config),
     }
 
@@ -117,4 +125,12 @@ def _token_ids(config: T5Config) -> dict[str, int]:
     }
 
 
-INTERCHANGE = Interchange("t5", "T5ForConditionalGeneration", to_hugging_face, from_hugging_face, ends=True)
+INTERCHANGE = Interchange(
+    "t5",
+    "T5ForConditionalGeneration",
+    to_hugging_face,
+    from_hugging_face,
+    fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache
+    encoder_decoder=True,
+    ends=True,
+)

@@ -1,22 +1,22 @@
 """Tokenizers as transformers' `AutoTokenizer` loads them, and back."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
+from data_pipeline.tokenizer.sentencepiece import LISTING, MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.vocabulary import Vocabulary
+from pretrain.huggingface import json_files, tokenizer_json
 from pretrain.huggingface.interchange import Interchange
+from pretrain.huggingface.json_files import Json
 
-TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "pad", "mask")
 
 
@@ -60,38 +60,61 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     backend.post_processor = _marks(vocabulary, roles, interchange)
     backend.save(str(directory / TOKENIZER))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
-    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    json_files.write(directory / CONFIG, config)
 
 
 def read(directory: Path) -> Tokenizer:
-    """The tokenizer in `directory`: a sentencepiece model as T5's, or byte-level BPE as GPT-2's and BART's.
+    """The tokenizer in `directory`: sentencepiece as T5's, or byte-level BPE as GPT-2's and BART's.
 
-    Raises UserError for any other, and where ids above the model's own are not special tokens and then sentinels.
+    Where there is a tokenizer.json, it decides, as in transformers; a spiece.model with the same pieces is taken as it
+    is. Raises UserError for any other tokenizer, and where ids above the model's own are not special
+    tokens and then sentinels; FailedError where a file is damaged.
     """
-    saved = _read_json(directory / TOKENIZER)
-    config = _read_json(directory / CONFIG)
-    model: TextModel
-    if (directory / MODEL).exists():
-        model = SentencePiece.read(directory / MODEL)
-    elif (directory / MERGES).exists() and (directory / VOCABULARY).exists():
-        model = ByteLevelBPE.read(directory)
-    elif saved.get("model", {}).get("type") == "BPE" and _is_byte_level(saved):
-        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in saved["model"]["merges"]]
-        model = ByteLevelBPE(saved["model"]["vocab"], merges)
-    else:
-        raise UserError(
-            f"{directory}: no tokenizer that is known here: neither {MODEL}, nor {VOCABULARY} and {MERGES}, "
-            f"nor a {TOKENIZER} of byte-level BPE"
-        )
-    names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
-    names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
-    names |= {id_: token for token, id_ in _read_json(directory / "added_tokens.json").items()}
-    if isinstance(model, SentencePiece) and not names:  # T5's own files, without a word of its sentinels
-        names = {model.size + at: f"<extra_id_{99 - at}>" for at in range(config.get("extra_ids", 100))}
-    above = sorted(id_ for id_ in names if id_ >= model.size)
+    saved = tokenizer_json.read(directory / TOKENIZER)
+    config = json_files.read_if_there(directory / CONFIG)
+    added = json_files.read_if_there(directory / ADDED)
+    if config.get("add_prefix_space"):
+        raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
+    model = _model(saved, directory)
+    try:
+        if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
+            sentinels = config.get("extra_ids", 100)
+            names = {model.size + sentinels - 1 - number: f"<extra_id_{number}>" for number in range(sentinels)}
+        else:
+            names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
+        names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
+        names |= {id_: token for token, id_ in added.items()}
+        above = sorted(id_ for id_ in names if id_ >= model.size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FailedError(f"{directory}: damaged: {CONFIG} or {ADDED}: {error!r}") from None
     if above != list(range(model.size, model.size + len(above))):
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
     return _with_names(model, [names[id_] for id_ in above], directory)
+
+
+def _model(saved: Json, directory: Path) -> TextModel:
+    path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
+    if kind == "Unigram":
+        if not (directory / MODEL).exists():
+            return tokenizer_json.sentencepiece(saved, path)
+        model = SentencePiece.read(directory / MODEL)
+        pieces = [line.split("\t")[0] for line in model.files[LISTING].decode().split("\n")[:-1]]
+        if pieces != [piece for piece, _ in tokenizer_json.text_pieces(saved)]:
+            raise UserError(
+                f"{directory}: {MODEL} and {TOKENIZER} are two tokenizers; remove the one that is not meant"
+            )
+        return model
+    if kind == "BPE":
+        return tokenizer_json.byte_level_bpe(saved, path)
+    if kind:
+        raise UserError(f"{path}: a tokenizer of kind {kind}; those known here are sentencepiece's and byte-level BPE")
+    if (directory / MODEL).exists():
+        return SentencePiece.read(directory / MODEL)
+    if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
+        return ByteLevelBPE.read(directory)
+    raise UserError(
+        f"{directory}: no tokenizer that is known here: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {TOKENIZER}"
+    )
 
 
 def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
@@ -115,13 +138,3 @@ def _marks(vocabulary: Vocabulary, roles: dict[str, str], interchange: Interchan
         pair=[*begin, "$A", *end, "$B:1", *(f"{mark}:1" for mark in end)],
         special_tokens=list(ids.items()),
     )
-
-
-def _is_byte_level(saved: dict[str, Any]) -> bool:
-    """Whether text is encoded as ours is: neither normalised before nor with a space put in front."""
-    splits = saved.get("pre_tokenizer") or {}
-    return splits.get("type") == "ByteLevel" and not splits.get("add_prefix_space") and not saved.get("normalizer")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

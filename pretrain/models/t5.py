@@ -52,8 +52,12 @@ def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativeP
     )
 
 
+def _output_std(config: T5Config) -> float:
+    return OUTPUT_STD if config.scale_outputs else OUTPUT_STD * config.d_model**-0.5
+
+
 def _embedding_std(config: T5Config) -> float:
-    return OUTPUT_STD if config.tie_embeddings else 1.0
+    return _output_std(config) if config.tie_embeddings else 1.0
 
 
 class EncoderLayer(nn.Module):
@@ -211,12 +215,14 @@ class T5(Model):
     def __init__(self, config: T5Config):
         super().__init__()
         self.config = config
-        rows, d_model, tied = config.padded_vocab_size, config.d_model, config.tie_embeddings
+        rows, d_model = config.padded_vocab_size, config.d_model
         self.embedding = Embedding(rows, d_model, _embedding_std(config))
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.lm_head = Linear(d_model, rows, std=OUTPUT_STD * d_model**-0.5)
-        if tied:  # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+        self.lm_head = Linear(d_model, rows, std=_output_std(config))
+        if (
+            config.tie_embeddings
+        ):  # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
             self.lm_head.weight = self.embedding.weight
 
     def forward(
@@ -278,7 +284,7 @@ class T5(Model):
         return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.lm_head(x * self.config.d_model**-0.5 if self.config.tie_embeddings else x)
+        return self.lm_head(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
 
     def flops(self, sizes: Sizes) -> float:
         """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""

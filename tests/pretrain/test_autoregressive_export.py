@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
+from data_pipeline.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from pretrain.huggingface import export, import_, load_state
@@ -140,6 +142,15 @@ def test_round_trip(tokenizer, tmp_path):
     config, state = load_state(tmp_path / "again")
     assert config == model.config.model_copy(update={"embedding_loss": None})
     assert all(torch.equal(state[name], expected[name]) for name in state)
+
+
+def test_an_output_matrix_of_its_own_is_refused(tokenizer, tmp_path):
+    exported(tokenizer, tmp_path / "out")
+    path = tmp_path / "out/model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "lm_head.weight": tensors["embedding.weight"] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lm_head\.weight is not the same matrix as embedding\.weight"):
+        load_state(tmp_path / "out")
 
 
 def test_the_directory_stands_on_its_own(tokenizer, tmp_path):

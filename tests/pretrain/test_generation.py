@@ -21,7 +21,7 @@ from pretrain import cli
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, EncoderDecoderModel, start
-from pretrain.generation.decoding import generate, sample, uniform_draws
+from pretrain.generation.decoding import generate, sample, uniform_draws, warped
 from pretrain.generation.forbidden import repeating
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.spans import fill_in, split_spans
@@ -412,14 +412,42 @@ PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])  # from likely to unlikely:
         ({"top_k": 1}, [0, 1, 0, 0]),
         ({"top_p": 0.5}, [0, 1, 0, 0]),
         ({"top_p": 0.6}, [0, 2 / 3, 0, 1 / 3]),
-        ({"top_p": 0.8, "top_k": 3}, [0, 0.5 / 0.9, 0.15 / 0.9, 0.25 / 0.9]),
+        ({"top_p": 0.8, "top_k": 3}, [0, 2 / 3, 0, 1 / 3]),  # of three: 5/9, 5/18, 1/6; two hold 15/18
+        ({"top_p": 0.9, "top_k": 3}, [0, 0.5 / 0.9, 0.15 / 0.9, 0.25 / 0.9]),
+        ({"temperature": 0.5}, [4 / 138, 100 / 138, 9 / 138, 25 / 138]),  # squares of 2, 10, 3, 5
+        ({"temperature": 0.5, "top_p": 0.9}, [0, 100 / 125, 0, 25 / 125]),
     ],
 )
 def test_sampled_shares(settings, shares):
     draws = (torch.arange(10_000) / 10_000)[:, None]  # every quantile once
-    tokens = sample(PROBABILITIES.log().expand(10_000, 4), draws, **settings)
+    logits = warped(PROBABILITIES.log().expand(10_000, 4), GenerationSettings(**{"temperature": 1.0, **settings}))
+    tokens = sample(logits, draws)
     counted = torch.bincount(tokens.flatten(), minlength=4) / 10_000
     torch.testing.assert_close(counted, torch.tensor(shares, dtype=torch.float32), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.7])
+def test_sampling_leaves_out_what_transformers_leaves_out(temperature):
+    """The scores that its `generate` samples by, of 64 prompts; half of the 500 tokens are as likely as the others."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 500, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    reference = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=499, eos_token_id=499, pad_token_id=499)
+    ).eval()
+    with torch.no_grad():
+        matrix = reference.transformer.wte.weight.normal_(std=0.4)
+        matrix[250:] = matrix[:250]
+    prompts = torch.randint(500, (64, 5))
+    for top_k in (None, 1, 7, 600):
+        for top_p in (1e-6, 0.5, 0.95, 1.0):
+            theirs = reference.generate(
+                prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=1, top_k=top_k or 0,
+                top_p=top_p, temperature=temperature, output_scores=True, output_logits=True,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+            settings = GenerationSettings(temperature=temperature, top_k=top_k, top_p=top_p)
+            assert torch.equal(warped(theirs.logits[0], settings), theirs.scores[0])
 
 
 def test_spans_are_split_at_sentinels():

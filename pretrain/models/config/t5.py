@@ -1,6 +1,6 @@
 """T5's config."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,9 @@ from pretrain.models.config.base import Count, ModelConfig
 
 class T5Config(ModelConfig):
     """T5 (Raffel et al. 2020); v1.1 and v1.0 differ in `feed_forward` and `tie_embeddings` alone.
+
+    `tie_embeddings`: the output matrix is the embedding's. `scale_outputs`: what it multiplies is first multiplied by
+    d_model^-½; by default where it is the embedding's, as in v1.0.
 
     `positions`: T5's own are relative. Learned ones are a table of `max_positions` for each stack, and no sequence may
     be longer; they and sinusoids are added to the embeddings. Rotations and linear biases are part of self-attention.
@@ -29,6 +32,12 @@ class T5Config(ModelConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
     tie_embeddings: bool = False
+    scale_outputs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tied_outputs_are_scaled(cls, given: Any) -> Any:
+        return {"scale_outputs": given.get("tie_embeddings", False), **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _buckets_reach(self) -> Self:

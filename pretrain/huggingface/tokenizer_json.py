@@ -1,0 +1,115 @@
+"""The model of text in a tokenizer.json, which transformers 5 writes without any other file of the tokenizer."""
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
+from pretrain.huggingface import json_files
+from pretrain.huggingface.json_files import Json
+
+SENTINEL = "<extra_id_"
+END_MARKS = {"<|endoftext|>", "</s>"}
+# What text is cut at before T5's pieces are looked up in it: white space, which becomes the mark of a word's beginning.
+_WORDS = [
+    {"type": "WhitespaceSplit"},
+    {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+]
+# What BPE in a tokenizer.json may do beside merging.
+_PLAIN_BPE: Json = {
+    "dropout": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+
+
+def read(path: Path) -> Json:
+    """The content of tokenizer.json as the `tokenizers` library writes it today, or nothing where there is no file.
+
+    Raises FailedError where the library can't read it.
+    """
+    if not path.exists():
+        return {}
+    json_files.read(path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise FailedError(f"{path}: damaged: {error}") from None
+    return json.loads(tokenizer.to_str())
+
+
+def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
+    """Raises UserError where text is encoded in another way than ours is, with a space put in front for example."""
+    splits = saved["pre_tokenizer"] or {}
+    model, vocabulary = saved["model"], saved["model"]["vocab"]
+    _refuse(
+        path,
+        [
+            (f"{key} is {model[key]!r}", (model[key] or plain) != plain)
+            for key, plain in _PLAIN_BPE.items()
+            if key in model
+        ]
+        + [
+            ("text is normalized first", saved["normalizer"] is not None),
+            (f"the pre_tokenizer is {splits.get('type')}, not ByteLevel", splits.get("type") != "ByteLevel"),
+            ("add_prefix_space is true", bool(splits.get("add_prefix_space"))),
+            ("use_regex is false", splits.get("use_regex") is False),
+            ("its model has no end mark: neither <|endoftext|> nor </s>", not END_MARKS & vocabulary.keys()),
+            ("the ids of its model have gaps", set(vocabulary.values()) != set(range(len(vocabulary)))),
+        ],
+    )
+    return ByteLevelBPE(vocabulary, [tuple(pair) for pair in model["merges"]])
+
+
+def sentencepiece(saved: Json, path: Path) -> SentencePiece:
+    """The sentencepiece model of the same pieces, scores and normalization; sentinels are no pieces.
+
+    The ids of a text are those of the model that T5Tokenizer was made from, but the bytes of the file are others: a
+    tokenizer.json doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as protocol
+
+    pieces = text_pieces(saved)
+    normalizer = saved["normalizer"] or {}
+    inside = sorted(token["id"] for token in saved["added_tokens"] if UNK < token["id"] < len(pieces))
+    _refuse(
+        path,
+        [
+            (f"the normalizer is {normalizer.get('type')}", normalizer.get("type") not in (None, "Precompiled")),
+            ("the pre_tokenizer is not T5's", (saved["pre_tokenizer"] or {}).get("pretokenizers") != _WORDS),
+            (f"unk_id is {saved['model']['unk_id']}, not {UNK}", saved["model"]["unk_id"] != UNK),
+            ("byte_fallback is true", saved["model"]["byte_fallback"]),
+            (f"ids {inside[:8]} are pieces and added tokens at once", bool(inside)),
+        ],
+    )
+    model = protocol.ModelProto()
+    for id_, (piece, score) in enumerate(pieces):
+        kind = {PAD: "CONTROL", EOS: "CONTROL", UNK: "UNKNOWN"}.get(id_, "NORMAL")
+        model.pieces.add(piece=piece, score=score, type=protocol.ModelProto.SentencePiece.Type.Value(kind))
+    model.trainer_spec.model_type = protocol.TrainerSpec.UNIGRAM
+    model.trainer_spec.vocab_size = len(pieces)
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.unk_id = PAD, EOS, UNK
+    model.trainer_spec.bos_id = -1
+    model.normalizer_spec.precompiled_charsmap = base64.b64decode(normalizer.get("precompiled_charsmap") or "")
+    return SentencePiece(model.SerializeToString(), path)
+
+
+def text_pieces(saved: Json) -> list[tuple[str, float]]:
+    """Pieces and scores of a Unigram model, without the sentinels that T5Tokenizer puts after them."""
+    pieces = [(piece, score) for piece, score in saved["model"]["vocab"]]
+    while pieces and pieces[-1][0].startswith(SENTINEL):
+        pieces.pop()
+    return pieces
+
+
+def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
+    if found := [problem for problem, is_so in problems if is_so]:
+        raise UserError(f"{path}: our tokenizers can't be so: {'; '.join(found)}")

@@ -1,0 +1,300 @@
+"""What transformers 5 saves, as it is imported: files of weights, tied matrices, tokenizers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file, save_file
+
+from data_pipeline.errors import FailedError, UserError
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.huggingface import export, import_, load_state, tokenizer_files
+from pretrain.models import T5Config, build
+from pretrain.models.loss import shift_right
+from pretrain.trained import TrainedModel
+
+transformers = pytest.importorskip("transformers")
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+TEXTS = [
+    *LICENSE.read_text(encoding="utf-8").splitlines(),
+    'You may add Your own "copyright" statement;  two  spaces\tand a tab.',
+    "Naïve façades of Ångström: ½ of the ﬁnal ＷＩＤＥ text, 日本語 too.",
+    " \n ",
+]
+PIECES = 300
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(LICENSE), model_prefix=str(folder / "spiece"), vocab_size=PIECES, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    return folder / "spiece.model"
+
+
+def t5(tied=True, scaled=True, **changes):
+    """A T5 of random weights; `tied` and `scaled` are what versions 1.0 and 1.1 differ in."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 400, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    proj = "relu" if scaled else "gated-gelu"
+    start = {"decoder_start_token_id": 0, "feed_forward_proj": proj, "tie_word_embeddings": scaled}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**{**sizes, **start, **changes}))
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def save(model, tokenizer, directory, **options):
+    model.save_pretrained(directory, **options)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def logits(ours, theirs):
+    inputs, labels = torch.arange(3, 43).view(2, 20), torch.arange(50, 66).view(2, 8)
+    with torch.no_grad():
+        found = ours.decode(shift_right(labels, 0), ours.encode(inputs))
+        return found, theirs(input_ids=inputs, labels=labels).logits
+
+
+@pytest.fixture
+def t5_tokenizer(spiece):
+    return transformers.T5Tokenizer.from_pretrained(spiece.parent)
+
+
+# ---- tied matrices
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_t5_is_tied_and_scaled_as_in_transformers_there_and_back(tied, scaled, t5_tokenizer, tmp_path):
+    reference = t5(tied, scaled)
+    config = import_(save(reference, t5_tokenizer, tmp_path / "saved"), tmp_path / "imported")
+    assert (config.tie_embeddings, config.scale_outputs) == (tied, scaled)
+    trained = TrainedModel.open(tmp_path / "imported")
+    assert (trained.model.lm_head.weight is trained.model.embedding.weight) == tied
+    torch.testing.assert_close(*logits(trained.model, reference), rtol=0, atol=1e-4)
+    export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "out")
+    again, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert (again.lm_head.weight is again.shared.weight) == tied
+    torch.testing.assert_close(*logits(trained.model, again.eval()), rtol=0, atol=1e-4)
+    assert load_state(tmp_path / "out")[0] == trained.model.config.model_copy(update={"vocab_size": 400})
+
+
+def test_new_models_have_first_logits_of_one_half_however_they_are_tied_and_scaled():
+    sizes = {"vocab_size": 2_000, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4}
+    for tied in (True, False):
+        for scaled in (True, False):
+            torch.manual_seed(0)
+            config = T5Config(
+                **sizes, num_encoder_layers=1, num_decoder_layers=1, tie_embeddings=tied, scale_outputs=scaled
+            )
+            model = build(config).eval()
+            ids = torch.randint(2_000, (4, 30))
+            with torch.no_grad():
+                assert model.decode(ids, model.encode(ids)).std().item() == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_matrix_is_found_under_whichever_of_its_names_a_file_has_it(tmp_path):
+    t5().save_pretrained(tmp_path)
+    _, expected = load_state(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    matrix = tensors.pop("shared.weight")
+    for name in ("encoder.embed_tokens.weight", "lm_head.weight"):
+        save_file({**tensors, name: matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        _, found = load_state(tmp_path)
+        assert torch.equal(found["embedding.weight"], expected["embedding.weight"])
+        assert torch.equal(found["lm_head.weight"], expected["lm_head.weight"])
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_t5_that_starts_from_another_token_than_padding_is_refused(file, tmp_path):
+    t5().save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**saved, "decoder_start_token_id": 5}))
+    with pytest.raises(UserError, match=rf"/{file}: decoder_start_token_id is 5, but our t5 starts from padding, 0"):
+        load_state(tmp_path)
+
+
+# ---- files of weights
+
+
+def test_a_variant_beside_the_model_is_passed_over(tmp_path):
+    model = t5()
+    model.save_pretrained(tmp_path)
+    _, expected = load_state(tmp_path)
+    with torch.no_grad():
+        model.shared.weight.zero_()
+    model.save_pretrained(tmp_path, variant="ema")  # model.ema.safetensors
+    model.save_pretrained(tmp_path / "a", variant="z", max_shard_size="20KB")
+    for path in (tmp_path / "a").glob("*.safetensors*"):
+        path.rename(tmp_path / path.name)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    _, found = load_state(tmp_path)
+    assert torch.equal(found["embedding.weight"], theirs.shared.weight)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"expected model\.safetensors or .*index\.json, found model\.ema\.safetensors"):
+        load_state(tmp_path)
+
+
+def test_shards_are_those_of_the_index(tmp_path):
+    t5().save_pretrained(tmp_path / "whole")
+    _, expected = load_state(tmp_path / "whole")
+    saved = tmp_path / "sharded"
+    t5().save_pretrained(saved, max_shard_size="20KB")
+    shutil.copy(tmp_path / "whole/model.safetensors", saved / "model-00009-of-00009.safetensors")  # of an older save
+    _, found = load_state(saved)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    index = json.loads((saved / INDEX).read_text())
+    (name, file), *_ = index["weight_map"].items()
+    for change, message in [
+        ({"weight_map": {**index["weight_map"], name: "../whole/model.safetensors"}}, "not in a .* file beside it"),
+        ({"weight_map": {**index["weight_map"], "more.weight": file}}, "holds other tensors than .*: more.weight"),
+        ({"weight_map": [name]}, "expected weight_map"),
+        ({}, "expected weight_map"),
+    ]:
+        (saved / INDEX).write_text(json.dumps(change))
+        with pytest.raises(FailedError, match=message):
+            load_state(saved)
+
+
+def test_what_runs_code_or_needs_another_file_is_refused(tmp_path):
+    t5().save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config\.json: the weights lie in an adapter"):
+        load_state(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"found pytorch_model\.bin\. .*may run code"):
+        load_state(tmp_path)
+
+
+def test_tensors_that_are_no_weights_are_refused(tmp_path):
+    t5().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "encoder.final_layer_norm.weight"
+    for wrong, kind, message in [
+        (torch.ones(16, dtype=torch.int8), UserError, f"{name} is of int8, not of floating-point numbers"),
+        (torch.full((16,), float("nan")), FailedError, f"infinite numbers or NaN in {name}"),
+    ]:
+        save_file({**tensors, name: wrong}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(kind, match=message):
+            load_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not valid JSON"), ("[]", "not a JSON object"), ('{"model_type": "t5", "d_model": "x"}', "d_model")],
+)
+def test_a_config_that_is_none_is_one_line(content, message, tmp_path):
+    t5().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises((UserError, FailedError), match=message) as refused:
+        load_state(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}/config.json: ")
+    assert "\n" not in str(refused.value)
+
+
+# ---- tokenizers
+
+
+@pytest.mark.parametrize("sentinels", [0, 50, 100, 200])
+def test_a_t5_that_transformers_saved_is_imported_with_its_sentinels(sentinels, spiece, tmp_path):
+    """Of the tokenizer transformers 5 writes tokenizer.json alone; 512 rows are more than any of these need."""
+    theirs = transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=sentinels)
+    reference = t5(vocab_size=512)
+    save(reference, theirs, tmp_path / "saved")
+    assert not (tmp_path / "saved/spiece.model").exists()
+    config = import_(tmp_path / "saved", tmp_path / "imported")
+    assert (config.vocab_size, config.padded_vocab_size) == (PIECES + sentinels, 512)
+    trained = TrainedModel.open(tmp_path / "imported")
+    ours = trained.tokenizer
+    assert (ours.pieces, ours.special_tokens, ours.sentinels) == (PIECES, (), sentinels)
+    assert ours.encode(TEXTS) == [theirs(text, add_special_tokens=False).input_ids for text in TEXTS]
+    assert ours.encode(TEXTS) == SentencePiece.read(spiece).encode(TEXTS)
+    assert [ours.decode(ids) for ids in ours.encode(TEXTS)] == [
+        SentencePiece.read(spiece).decode(ids) for ids in ours.encode(TEXTS)
+    ]
+    if sentinels:
+        text = "Subject to the <extra_id_0> of this License, each <extra_id_1> hereby grants"
+        assert ours.encode_with_sentinels(text) == theirs(text).input_ids
+    export(trained.model.state_dict(), trained.model.config, ours, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert [again(text).input_ids for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    assert len(again) == PIECES + sentinels
+    assert tokenizer_files.read(tmp_path / "out").describe() == ours.describe()
+
+
+@pytest.mark.parametrize("sentinels", [0, 50, 200])
+def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spiece, tmp_path):
+    shutil.copy(spiece, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": sentinels}))
+    ours = tokenizer_files.read(tmp_path)
+    theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    assert (ours.size, ours.sentinels) == (len(theirs), sentinels)
+    if sentinels:
+        assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.vocabulary.first_sentinel
+
+
+def test_two_tokenizers_in_a_directory_are_refused(spiece, t5_tokenizer, tmp_path):
+    t5_tokenizer.save_pretrained(tmp_path)
+    shutil.copy(spiece, tmp_path)
+    assert tokenizer_files.read(tmp_path).sha256 == SentencePiece.read(spiece).sha256  # the file as it is
+    saved = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(saved.replace('"▁the"', '"▁tha"'))
+    with pytest.raises(UserError, match=r"spiece\.model and tokenizer\.json are two tokenizers"):
+        tokenizer_files.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bart"])
+def test_byte_level_bpe_that_transformers_saved_is_read(kind, byte_level_bpe, tmp_path):
+    ours = ByteLevelBPE.read(byte_level_bpe / kind)
+    (tmp_path / "files").mkdir()
+    for name, content in ours.files.items():
+        (tmp_path / "files" / name).write_bytes(content)
+    cls = {"gpt2": transformers.GPT2TokenizerFast, "bart": transformers.BartTokenizer}[kind]
+    theirs = cls.from_pretrained(tmp_path / "files")
+    theirs.save_pretrained(tmp_path / "saved")
+    found = tokenizer_files.read(tmp_path / "saved")
+    assert found.sha256 == ours.sha256
+    assert found.encode(TEXTS) == [theirs(text, add_special_tokens=False).input_ids for text in TEXTS]
+    cls.from_pretrained(tmp_path / "files", add_prefix_space=True).save_pretrained(tmp_path / "prefixed")
+    with pytest.raises(UserError, match="add_prefix_space is true"):
+        tokenizer_files.read(tmp_path / "prefixed")
+    (tmp_path / "prefixed/tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="add_prefix_space is true"):
+        tokenizer_files.read(tmp_path / "prefixed")
+
+
+def test_other_tokenizers_are_refused_by_name(t5_tokenizer, tmp_path):
+    vocabulary = {name: id_ for id_, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"])}
+    transformers.BertTokenizer(vocab=vocabulary).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UserError, match=r"tokenizer\.json: a tokenizer of kind WordPiece"):
+        tokenizer_files.read(tmp_path / "bert")
+    t5_tokenizer.save_pretrained(tmp_path / "t5")
+    path = tmp_path / "t5/tokenizer.json"
+    whole = json.loads(path.read_text())
+    lower = {"type": "Sequence", "normalizers": [whole["normalizer"], {"type": "Lowercase"}]}
+    for change, message in [
+        ({"normalizer": lower}, "the normalizer is Sequence"),
+        ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "the pre_tokenizer is not T5's"),
+        ({"model": {**whole["model"], "unk_id": 7}}, "unk_id is 7, not 2"),
+    ]:
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(UserError, match=message):
+            tokenizer_files.read(tmp_path / "t5")
+    path.write_text(json.dumps({**whole, "model": {"type": "Unigram", "vocab": 3}}))
+    with pytest.raises(FailedError, match=r"tokenizer\.json: damaged"):
+        tokenizer_files.read(tmp_path / "t5")

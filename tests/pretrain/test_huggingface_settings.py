@@ -1,0 +1,117 @@
+"""Every setting of a Hugging Face config is followed at import, or refused by its name."""
+
+import json
+
+import pytest
+import torch
+
+from data_pipeline.errors import UserError
+from pretrain.huggingface import load_state
+from pretrain.models import build
+from pretrain.models.loss import shift_right
+
+transformers = pytest.importorskip("transformers")
+
+LENGTH = 40
+TWO_STACKS = {
+    "vocab_size": 96,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 64,
+}
+# A class of transformers and a small config of it; settings beside those that the config's class declares.
+FAMILIES = {
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"vocab_size": 96, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 1}
+        | {"num_heads": 2, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16}
+        | {"decoder_start_token_id": 0},
+        {"decoder_start_token_id": 0, "tie_word_embeddings": True, "scale_decoder_outputs": True}
+        | {"dense_act_fn": "relu", "is_gated_act": False},
+    ),
+    "bart": ("BartForConditionalGeneration", TWO_STACKS, {}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"vocab_size": 96, "n_embd": 16, "n_inner": 24, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        | {"bos_token_id": 95, "eos_token_id": 95},
+        {"hidden_size": 16, "num_attention_heads": 2},
+    ),
+    "bert": (
+        "BertForMaskedLM",
+        {"vocab_size": 96, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        | {"num_attention_heads": 2, "max_position_embeddings": 64},
+        {"chunk_size_feed_forward": 0},
+    ),
+}
+
+
+# Settings that say one thing in two places.
+DERIVED = {"dense_act_fn": "feed_forward_proj", "is_gated_act": "feed_forward_proj"}
+# What transformers, or our model, needs beside a changed setting.
+NEEDS = {
+    ("t5", "pad_token_id"): {"decoder_start_token_id": 4},
+    ("bart", "eos_token_id"): {"decoder_start_token_id": 4},
+    ("bert", "add_cross_attention"): {"is_decoder": True},
+}
+
+
+def another(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"relu": "gelu", "gelu": "relu"}.get(value, "relu")
+    return value + 0.25 if isinstance(value, float) else 2 * value or 4
+
+
+def settings():
+    for family, (_, sizes, beside) in FAMILIES.items():
+        config = transformers.CONFIG_MAPPING[family]
+        declared = {key: getattr(config(**sizes), key) for key in config.__annotations__ if key != "model_type"}
+        for key, value in (declared | beside).items():
+            if isinstance(value, bool | int | float | str):
+                yield pytest.param(family, key, another(value), id=f"{family}-{key}")
+        yield pytest.param(family, "quantization_config", {"quant_method": "fp8"}, id=f"{family}-quantization_config")
+        yield pytest.param(family, "transformers_weights", "model.ema.safetensors", id=f"{family}-transformers_weights")
+
+
+@pytest.mark.parametrize(("family", "key", "value"), settings())
+def test_a_setting_is_followed_or_refused_by_name(family, key, value, tmp_path):
+    """Transformers' model, with random weights that fit the setting, against ours of the same files."""
+    name, sizes, _ = FAMILIES[family]
+    ids = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    beside = key in ("quantization_config", "transformers_weights")
+    changes = {} if beside else {key: value, **NEEDS.get((family, key), {})}
+    torch.manual_seed(0)
+    reference = getattr(transformers, name)(transformers.CONFIG_MAPPING[family](**{**sizes, **changes})).eval()
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter, mean=0.2, std=0.5)
+    reference.save_pretrained(tmp_path)
+    if beside:
+        saved = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**saved, key: value}))
+    try:
+        ours, state = load_state(tmp_path)
+    except UserError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert f"{DERIVED.get(key, key)} is " in refusal
+        return
+    model = build(ours).eval()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        if family in ("t5", "bart"):
+            expected = reference(input_ids=ids, labels=ids).logits
+            found = model.decode(shift_right(ids, ours.decoder_start_id), model.encode(ids))
+        elif family == "gpt2":
+            expected, found = reference(input_ids=ids).logits, model.decode(ids)
+        else:
+            expected, found = reference(input_ids=ids).logits, model.masked_lm_logits(model.encode(ids))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
