@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FOR_OTHERS = {"protobuf"}  # sentencepiece's descriptions of its model files import it, and don't require it
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "families"}
 
 
@@ -41,7 +42,7 @@ def test_the_product_imports_all_that_it_declares_and_nothing_else():
     dependencies = declared(PROJECT["dependencies"])
     found = imported("data_pipeline", "pretrain", "launch")
     assert {module for module, names in found.items() if not names & dependencies} == set()
-    assert dependencies - set().union(*found.values()) == set()
+    assert dependencies - set().union(*found.values()) == FOR_OTHERS
 
 
 def test_tests_and_benchmarks_import_what_is_declared_for_development():
