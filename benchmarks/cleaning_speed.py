@@ -18,12 +18,12 @@ import data_pipeline
 from data_pipeline.cleaning.bad_words import contains_bad_word
 from data_pipeline.cleaning.c4 import C4Rules, clean_page
 from data_pipeline.cleaning.language import detector
-from data_pipeline.cleaning.sentences import count_sentences
-from data_pipeline.cleaning.tally import Tally
-from data_pipeline.cleaning.wikitext import plain_text
+from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.sources import READERS, Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
+from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.tally import Tally
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 FIXTURES = Path(__file__).parent.parent / "tests" / "data" / "commoncrawl"

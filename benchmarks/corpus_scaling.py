@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import data_pipeline
-from data_pipeline.cleaning.wikitext import plain_text
+from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.sources import READERS, Input, Intake
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from families import KINDS, ROOT, Figures, Json, arguments_of, show
 
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from pretrain.models import FAMILIES, build
 
 STEPS, ROWS = 200, 32

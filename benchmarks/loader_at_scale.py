@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import data_pipeline
-from data_pipeline.atomic import sha256
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.atomic import sha256
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Progress, Stream

@@ -20,7 +20,7 @@ from data_pipeline.objectives.iid_denoising import IidDenoising
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import noise_keys
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 SIZE = 32_300
 _TOKENS = np.arange(SIZE)

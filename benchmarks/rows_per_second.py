@@ -18,10 +18,10 @@ import webdataset
 from rich.console import Console
 from rich.table import Table
 
-from data_pipeline.blocks import count_rows, rows_in
+from data_pipeline.corpus.blocks import count_rows, rows_in
 from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.objectives.randomness import noise_keys
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 ROWS_PER_BLOCK = 1024
 T5 = Vocabulary(32_100, (3, 32_000), pad=0, eos=1, unk=2, first_sentinel=32_099, sentinels=100)

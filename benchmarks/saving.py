@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 
 ROOT = Path(__file__).parent.parent
 STEPS = 3

@@ -24,10 +24,10 @@ from omegaconf import OmegaConf
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware import free_port
-from pretrain.memory import give_back, peak_resident, resident
 from pretrain.models.model import whole_shape
+from pretrain.run.hardware import free_port
 from pretrain.setup import Setup
+from pretrain.zero.memory import give_back, peak_resident, resident
 
 KINDS = ("weights", "masters", "moments", "gradients")  # bf16, fp32, fp32, fp32
 ROOT = Path(__file__).parent.parent
@@ -54,12 +54,12 @@ def setup_of(model: Path, stage: int) -> Setup:
 
 def built(model: Path) -> dict[str, float]:
     """Bytes of a rank that builds `model` under ZeRO-3, above what its process held before."""
-    from pretrain.construction import construct
+    from pretrain.zero.construction import construct
 
     setup, made = setup_of(model, 3), []
     dist.barrier()
     before = resident()
-    peak = peak_resident(lambda: made.append(construct(setup))) - before
+    peak = peak_resident(lambda: made.append(construct(setup.config, setup.model, setup.cut))) - before
     shapes = [whole_shape(parameter).numel() for parameter in made[0].parameters()]
     share = 2 * sum(shapes) / dist.get_world_size()
     # the largest parameter whole: as made by nn.Linear in fp32, then bf16, and the fp32 values drawn for it
@@ -75,12 +75,12 @@ def built(model: Path) -> dict[str, float]:
 
 def trained(model: Path, stage: int) -> dict[str, float]:
     """Bytes of this rank after one step, by what takes them, above what its process held before."""
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
 
     setup = setup_of(model, stage)
     before = resident()
-    engine = Engine(construct(setup), setup.config, setup.cut)
+    engine = Engine(construct(setup.config, setup.model, setup.cut), setup.config, setup.cut)
     ids = torch.randint(3, 30_000, (1, 128))
 
     def step() -> None:
@@ -98,7 +98,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
 
 def _by_kind(engine: Any) -> dict[str, float]:
     """Resident bytes of all tensors there are, each storage once."""
-    from pretrain.optimizers.fragments import fragments
+    from pretrain.zero.fragments import fragments
 
     optimizer = engine.deepspeed.optimizer.optimizer
     kinds = {
@@ -142,8 +142,8 @@ def _rank(
 ) -> dict[str, float]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    import pretrain.engine  # noqa: F401  what imports take isn't what is measured
-    from pretrain.ranks import joined
+    import pretrain.zero.engine  # noqa: F401  what imports take isn't what is measured
+    from pretrain.zero.ranks import joined
 
     with joined(cpu_threads=1, seconds=600):
         return function(*arguments)

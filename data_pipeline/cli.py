@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline import paths
-from data_pipeline.command import Version, path_argument, run_command
-from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch.commands import fetch_app
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.command import Version, path_argument, run_command
+from data_pipeline.foundation.errors import FailedError, UserError
 
 # What a command needs is imported by the command: --help and a mistyped option answer at once.
 
@@ -66,8 +66,8 @@ def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = Fals
 def verify_command(directory: Directory) -> None:
     """Check every checksum and count; name the damaged files."""
     from data_pipeline.corpus import open_corpus
-    from data_pipeline.manifest import has_documents, verify
-    from data_pipeline.progress import counted
+    from data_pipeline.corpus.manifest import has_documents, verify
+    from data_pipeline.foundation.progress import counted
 
     corpus = open_corpus(directory)
     if problems := verify(corpus):
@@ -120,9 +120,9 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
     """Builds up to the stage `until` and prints what there is then. Returns the corpus's directory."""
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
-    from data_pipeline.config_file import load
+    from data_pipeline.foundation.config_file import load
+    from data_pipeline.foundation.progress import counted
     from data_pipeline.pipeline import build
-    from data_pipeline.progress import counted
 
     started = time.monotonic()
     config = load(path, overrides or [], CorpusConfig)

@@ -14,10 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline import paths
 from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.config_file import LocalPath, Section
 from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import LocalPath, Section
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
 from data_pipeline.sources import OPTIONS
 

@@ -5,16 +5,19 @@ import shutil
 import sys
 from pathlib import Path
 
-from data_pipeline import documents, manifest, ownership, report, shards, tokenizer, tokens
-from data_pipeline.atomic import fingerprint, remove_leftovers, write_json
+from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup import stages as dedup
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.inputs import list_files
-from data_pipeline.parts import keep_only, parts_of
-from data_pipeline.paths import opening
-from data_pipeline.progress import counted
-from data_pipeline.work_units import Finished, forget_damaged, run
+from data_pipeline.corpus import manifest
+from data_pipeline.execution import ownership
+from data_pipeline.execution.inputs import list_files
+from data_pipeline.execution.parts import keep_only, parts_of
+from data_pipeline.execution.work_units import Finished, forget_damaged, run
+from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.progress import counted
+from data_pipeline.stages import deduplication as dedup
+from data_pipeline.stages import documents, shards, tokenizer, tokens
 
 _ERRORS_SHOWN = 10
 

@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.atomic import write_bytes, write_json
-from data_pipeline.cleaning.tally import EXAMPLES
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.progress import counted
-from data_pipeline.work_units import Finished
+from data_pipeline.execution.work_units import Finished
+from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import counted
+from data_pipeline.text.tally import EXAMPLES
 
 Json = dict[str, Any]
 FILE, FOR_PEOPLE = "report.json", "report.md"

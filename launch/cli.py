@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.command import Version, path_argument, run_command
+from data_pipeline.foundation.command import Version, path_argument, run_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 

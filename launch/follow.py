@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from pretrain import rank_logs
+from pretrain.run import rank_logs
 
 _STDOUT, _STDERR = 1, 2
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -4,14 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-from data_pipeline.config_file import load
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
 from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
-from pretrain import lock, status
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.hardware import VISIBLE, count_gpus, free_port, threads_per_rank
+from pretrain.run import lock, status
+from pretrain.run.hardware import VISIBLE, count_gpus, free_port, threads_per_rank
 from pretrain.setup import prepare
 
 

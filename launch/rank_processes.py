@@ -8,8 +8,8 @@ from collections import deque
 from pathlib import Path
 
 from launch import keep
-from pretrain.hardware import VISIBLE
-from pretrain.rank_logs import SUPERVISED
+from pretrain.run.hardware import VISIBLE
+from pretrain.run.rank_logs import SUPERVISED
 
 _LAST_LINES = 10
 _REPORT = re.compile(rf"(.*)(?:{keep.STARTED} (\d+) (\d+)|{keep.ENDED} (\d+) (\d+) (-?\d+))")

@@ -10,8 +10,8 @@ from types import TracebackType
 
 import psutil
 
-from data_pipeline.blocked_signals import blocked
-from pretrain.stop_signals import STOP_SIGNALS
+from data_pipeline.foundation.blocked_signals import blocked
+from pretrain.run.stop_signals import STOP_SIGNALS
 
 _SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 60.0, 0.05
 

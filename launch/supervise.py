@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from data_pipeline.command import STOPPED
+from data_pipeline.foundation.command import STOPPED
 from launch.follow import Follower
 from launch.rank_processes import Reports
 from launch.session import Session
-from pretrain import rank_logs, status, stop_signals
+from pretrain.run import rank_logs, status, stop_signals
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has ended well

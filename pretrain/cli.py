@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_pipeline import paths
-from data_pipeline.command import Version, path_argument, path_option, run_command
-from data_pipeline.errors import UserError
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.command import Version, path_argument, path_option, run_command
+from data_pipeline.foundation.errors import UserError
 
 if TYPE_CHECKING:
-    from pretrain.trained import TrainedModel
+    from pretrain.checkpoint.trained import TrainedModel
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -41,9 +41,9 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
 ) -> None:
     """Train, or go on where the run directory stands. One process; `launch local` starts more."""
-    from data_pipeline.config_file import load
-    from pretrain import rank_logs
+    from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
+    from pretrain.run import rank_logs
 
     settings = load(config, overrides or [], RunConfig)
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
@@ -79,7 +79,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
 ) -> None:
     """Fill in blanks, answer, or go on with a text, as the model does."""
-    from data_pipeline.config_file import check
+    from data_pipeline.foundation.config_file import check
     from pretrain.generation.settings import GenerationSettings
 
     given = {
@@ -106,8 +106,8 @@ def generate(
     originals: list[str | None] = [None] * len(wanted)
     if corpus is not None:
         from data_pipeline.corpus import open_corpus
-        from pretrain.fill_blanks import blank_out
         from pretrain.generation.decoders import EncoderDecoderModel
+        from pretrain.generation.fill_blanks import blank_out
 
         if not isinstance(trained.model, EncoderDecoderModel):
             raise UserError(f"--corpus: models of the family {trained.model.config.family} don't fill in blanks")
@@ -159,7 +159,7 @@ def dashboard(
     print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.dashboard import dashboard as serve
+    from pretrain.metrics.dashboard import dashboard as serve
 
     serve(run_dir, uri, port, browser, print_only)
 
@@ -170,14 +170,14 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Feed MLflow what it doesn't have yet of a run."""
-    from pretrain.tracking import sync as feed
+    from pretrain.metrics.tracking import sync as feed
 
     print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")
 
 
 def _open(path: Path) -> "TrainedModel":
     from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.trained import TrainedModel
+    from pretrain.checkpoint.trained import TrainedModel
 
     return TrainedModel.open(checkpoint_in(path))
 

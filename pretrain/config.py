@@ -12,12 +12,13 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline import paths
-from data_pipeline.config_file import LocalPath, Location, Section
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
 from pretrain.models.config import AnyModelConfig
+from pretrain.optimizers import schedules
 from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
 
@@ -187,6 +188,10 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: list[ValidationLossHook] = []
     tracking: TrackingSection = TrackingSection()
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of step `step` (from 0), of parameters to which no group gives another."""
+        return schedules.learning_rate(self.optimizer, self.schedule, self.run.max_steps, step)
 
     @property
     def zero_stage(self) -> int:

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from data_pipeline import paths
+from data_pipeline.foundation import paths
 
 
 def problems(given: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from pretrain.config import RunConfig
 from pretrain.deepspeed_keys import offloads_to
-from pretrain.hardware import count_gpus
+from pretrain.run.hardware import count_gpus
 
 
 def device_problems(config: RunConfig) -> list[str]:

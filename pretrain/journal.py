@@ -12,18 +12,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from data_pipeline.atomic import remove_leftovers, write_bytes, write_json
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
-from pretrain import environment, lock, rank_logs, status, watchdog
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
 from pretrain.evaluation.validation_loss import describe
-from pretrain.ranks import by_rank_0
+from pretrain.metrics.tracking import DatasetInfo, Tracker
+from pretrain.run import environment, lock, rank_logs, status, watchdog
+from pretrain.run.status import Status
 from pretrain.setup import Setup
-from pretrain.status import Status
-from pretrain.tracking import DatasetInfo, Tracker
+from pretrain.zero.ranks import by_rank_0
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved

@@ -14,13 +14,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from pydantic import PositiveInt
 
-from data_pipeline.atomic import fingerprint, write_json
-from data_pipeline.json_file import read_sound_json
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
-from pretrain.engine import Engine
-from pretrain.memory import DeviceMemory
-from pretrain.optimizers.fragments import fragments, optimizer_state
 from pretrain.setup import Setup
+from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import fragments, optimizer_state
+from pretrain.zero.memory import DeviceMemory
 
 FILE = "micro_batch.json"
 SAFE = 0.9  # of what is free

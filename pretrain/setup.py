@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.origin import Origin
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
-from pretrain.standing import Standing, position_after
+from pretrain.run.standing import Standing, position_after
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,23 @@ class Setup:
         """Where the run stands before this process."""
         if self.resume is None:
             return Standing()
-        standing = Standing.of(checkpoint_index.read(self.resume))
+        standing = checkpoint_index.read(self.resume).standing
         return replace(standing, position=position_after(self.directory, standing))
+
+    @property
+    def origin(self) -> Origin:
+        """What a checkpoint says of the run it is of."""
+        return Origin(
+            run=self.directory,
+            rank=self.cut.rank,
+            ranks=self.cut.ranks,
+            zero_stage=self.config.zero_stage,
+            identity=self.identity,
+            config_fingerprint=fingerprint(self.config.model_dump()),
+            tokenizer=self.training[0].tokenizer,
+            mixture=self.stream.mixture,
+            settings=self.config.checkpoint,
+        )
 
     def accumulation(self, step: int) -> int:
         """Micro-batches of each rank in step `step`."""

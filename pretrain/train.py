@@ -8,23 +8,23 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.command import STOPPED
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import Progress
-from pretrain import lock, status, stop_signals, watchdog
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
-from pretrain.construction import construct
 from pretrain.journal import Journal
-from pretrain.ranks import by_rank_0, communication_device, joined
+from pretrain.metrics.throughput import Meter, peak_flops
+from pretrain.run import lock, status, stop_signals, watchdog
+from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
+from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
-from pretrain.standing import Rewind, Standing, add_rewind, rewinds
-from pretrain.throughput import Meter
-from pretrain.watchdog import watching
+from pretrain.zero.construction import construct
+from pretrain.zero.ranks import by_rank_0, communication_device, joined
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -78,21 +78,24 @@ class Training:
     def __init__(self, setup: Setup, journal: Journal, stop_at_step: int | None):
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
-        from pretrain.engine import Engine
+        from pretrain.checkpoint.tensors import load_weights
         from pretrain.micro_batch import settled
+        from pretrain.zero.engine import Engine
 
         self.config, self.journal = setup.config, journal
         self.stop_at_step = stop_at_step
         hours = self.config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
-        model = construct(setup)
-        self.meter = Meter.of(setup, model)
+        model = construct(self.config, setup.model, setup.cut)
+        if setup.initial_weights and not setup.resume:
+            load_weights(model, setup.initial_weights)
+        self.meter = Meter(model, peak_flops(self.config.precision) * setup.cut.ranks)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
         journal.announce(model.num_parameters(), setup.cut)
-        self.saver = Saver(self.engine, setup)
+        self.saver = Saver(self.engine, setup.origin)
         self.standing = self.sound = setup.standing  # now, and after the last step that was applied
 
     def run(self) -> int:
@@ -206,7 +209,7 @@ class Training:
         from pretrain.checkpoint.restore import restore
 
         run, spiked = self.setup.directory, self.standing
-        there = Standing.of(checkpoint_index.read(back))
+        there = checkpoint_index.read(back).standing
         restore(self.engine, back)
         self.engine.take_metrics()  # of steps that are given up
         if self.setup.cut.rank == 0:

@@ -33,11 +33,11 @@ import zstandard
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.cleaning.tally import Tally
-from data_pipeline.cleaning.wikitext import plain_text
-from data_pipeline.errors import DamagedInput
+from data_pipeline.cleaning.wikitext.markup import plain_text
+from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import READERS, Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
+from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.text.tally import Tally
 
 DATA = Path(__file__).parent / "data"
 _SECONDS_PER_CASE = 20

@@ -33,14 +33,14 @@ from typing import Any
 import psutil
 import torch
 
-from data_pipeline.config_file import load
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.directory import all_steps
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from data_pipeline.cleaning.sentences import count_sentences
-from data_pipeline.cleaning.tally import Tally
-from data_pipeline.config_file import Section
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.tally import Tally
 
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _END_MARKS = (".", "?", "!", '"')

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.c4 import C4Rules
-from data_pipeline.config_file import Section
+from data_pipeline.foundation.config_file import Section
 
 Profile = Literal["c4", "wikipedia", "none"]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from data_pipeline.cleaning.tally import Tally
+from data_pipeline.text.tally import Tally
 
 
 class Detection(NamedTuple):

@@ -4,7 +4,7 @@ from data_pipeline.cleaning.bad_words import drops_page
 from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.language import detector, keep_language
-from data_pipeline.cleaning.tally import Tally
+from data_pipeline.text.tally import Tally
 
 
 class Cleaner:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from data_pipeline.config_file import Section
+from data_pipeline.foundation.config_file import Section
 
 
 class MinHashConfig(Section):

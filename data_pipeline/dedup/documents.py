@@ -3,8 +3,8 @@
 import hashlib
 from collections.abc import Iterator
 
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.step import Row
+from data_pipeline.text.tally import Tally
 
 
 class Documents:

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from data_pipeline.atomic import atomic_path
-from data_pipeline.safetensors_file import os_errors
+from data_pipeline.foundation.atomic import atomic_path
+from data_pipeline.foundation.safetensors_file import os_errors
 
 SLOTS = 4096
 NOBODY = 2**32 - 1  # in place of a document: one that competes, but isn't there to lose

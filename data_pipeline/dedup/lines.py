@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Row, enough_left, rank
+from data_pipeline.text.tally import Tally
 
 
 class Lines:

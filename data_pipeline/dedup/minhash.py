@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Row
+from data_pipeline.text.tally import Tally
 
 _SEED = 1
 _WORD = re.compile(r"\w+")

@@ -6,10 +6,10 @@ documents of fewer sentences are never touched. Normalised by strip, lower and w
 
 from collections.abc import Iterator
 
-from data_pipeline.cleaning.sentences import sentence_starts
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Row, enough_left, rank
+from data_pipeline.text.sentences import sentence_starts
+from data_pipeline.text.tally import Tally
 
 SENTENCES = 3
 

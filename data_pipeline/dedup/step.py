@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from data_pipeline.cleaning.sentences import count_sentences
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.keys import hash64
+from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.tally import Tally
 
 Row = dict[str, Any]
 

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.keys import Keys, hash64
 from data_pipeline.dedup.step import Row
+from data_pipeline.text.tally import Tally
 
 _SCHEME = re.compile(r"https?://(www\.)?")
 _TRACKING = re.compile(r"\?(utm_|ref|feed).*")

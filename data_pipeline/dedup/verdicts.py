@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.atomic import atomic_path
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.dedup.step import Row
+from data_pipeline.foundation.atomic import atomic_path
+from data_pipeline.text.tally import Tally
 
 _SCHEMA = pa.schema([("gone", pa.bool_()), ("rule", pa.string()), ("language", pa.string())])
 

@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch.client import Client, PermanentError
 from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.fetch.publishers import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA
+from data_pipeline.foundation.errors import FailedError, UserError
 
 _LARGEST_LIST = 1 << 28
 _GONE = {404, 410}

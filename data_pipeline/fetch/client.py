@@ -15,7 +15,7 @@ from email.message import Message
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.errors import FailedError
 
 Result = TypeVar("Result")
 NETWORK_ERRORS = (OSError, http.client.HTTPException)  # what opening and reading raise: resets, timeouts, half answers

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_pipeline.command import path_argument
-from data_pipeline.errors import FailedError, UserError
 from data_pipeline.fetch import publishers
-from data_pipeline.progress import counted
+from data_pipeline.foundation.command import path_argument
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import counted
 
 if TYPE_CHECKING:
     from data_pipeline.fetch.client import Client

@@ -10,10 +10,10 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.atomic import write_json
 from data_pipeline.fetch.client import NETWORK_ERRORS, Client, PermanentError, StoppedError, TransientError, describe
 from data_pipeline.fetch.meter import Meter
 from data_pipeline.fetch.published import PublishedFile
+from data_pipeline.foundation.atomic import write_json
 
 STATE = ".fetch"  # below the output directory: what is half there, and what was checked when
 _BLOCK = 1 << 18

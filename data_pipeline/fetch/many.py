@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.atomic import remove_leftovers
-from data_pipeline.errors import FailedError
 from data_pipeline.fetch.client import Client, PermanentError, StoppedError, describe
 from data_pipeline.fetch.download import STATE, Download
 from data_pipeline.fetch.meter import Meter, in_bytes
 from data_pipeline.fetch.published import PublishedFile
-from data_pipeline.locks import lock
+from data_pipeline.foundation.atomic import remove_leftovers
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.locks import lock
 
 _FAILURES_IN_A_ROW = 10  # then the rest would fail too: a server that refuses us isn't to be asked 50,000 times
 _SECONDS_BETWEEN_LOOKS = 0.2

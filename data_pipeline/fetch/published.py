@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.errors import FailedError
 
 # Names that start with a dot are left out too: `.fetch` beside the files is where downloads keep their state.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")

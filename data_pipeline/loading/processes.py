@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.blocked_signals import blocked
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.blocked_signals import blocked
+from data_pipeline.foundation.errors import FailedError
 
 Item = TypeVar("Item")
 # A terminal or a scheduler sends them to all processes. The run stops on them, and needs its loader until then.

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data_pipeline.blocks import Block, column_in, examples_in, rows_in
 from data_pipeline.corpus import Corpus
-from data_pipeline.errors import DamagedInput
+from data_pipeline.corpus.blocks import Block, column_in, examples_in, rows_in
+from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.loading.store import BlockStore
 from data_pipeline.objectives import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys

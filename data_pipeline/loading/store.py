@@ -6,10 +6,10 @@ from functools import lru_cache
 import fsspec
 import numpy as np
 
-from data_pipeline.blocks import Block, decode_block
 from data_pipeline.corpus import Corpus
-from data_pipeline.disk_cache import DiskCache
-from data_pipeline.errors import DamagedInput
+from data_pipeline.corpus.blocks import Block, decode_block
+from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.errors import DamagedInput
 
 _ATTEMPTS = 3  # at reading from another machine
 _SHARDS_OPEN = 16

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.reader import CACHE_BYTES
 from data_pipeline.objectives import Objective

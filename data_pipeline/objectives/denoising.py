@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from data_pipeline.objectives.objective import Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 # streams of random numbers; an insertion has two: its places, and one up the random tokens among them
 _SENTENCES, _SPAN_LENGTHS, _SPANS, _IS_RANDOM, _RANDOM_TEXT, _EMPTY_SPANS, _INSERTED, _ROTATION = 0, 1, 2, 3, 4, 5, 7, 9

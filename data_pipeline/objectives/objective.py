@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipeline.config_file import Section
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.text.vocabulary import Vocabulary
 
 
 class Padded(NamedTuple):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from data_pipeline.objectives.objective import Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits, uniform
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 _SPLIT = 0  # stream of random numbers
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from data_pipeline.objectives.objective import Examples, Padded
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 
 def with_sentinels(rows: Padded, masked: np.ndarray, vocabulary: Vocabulary) -> Examples:

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from data_pipeline.objectives.objective import Examples, Objective, Padded, by_length
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.objectives.sentinels import with_sentinels
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 _NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentations are independent
 

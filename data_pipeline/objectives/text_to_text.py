@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from data_pipeline.objectives.objective import Examples, Objective, Padded
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 
 class TextToText(Objective):

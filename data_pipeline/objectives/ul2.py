@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from data_pipeline.config_file import Section
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 Mode = Literal["R", "S", "X"]
 _DENOISER = 100  # stream of random numbers: none of a denoiser's, which is given the same keys

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_pipeline.objectives import Examples, Objective
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

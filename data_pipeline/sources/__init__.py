@@ -5,10 +5,12 @@ A file that begins as only files of another format do raises `DamagedInput`, whi
 
 from collections.abc import Callable, Iterator
 
-from data_pipeline.config_file import Section
-from data_pipeline.sources import c4, jsonl, pairs, parquet, text, warc, wet, wikiextractor, wikipedia
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.sources import c4, jsonl, pairs, parquet, text, wet, wikiextractor
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.warc import pages as warc
+from data_pipeline.sources.wikipedia import dump as wikipedia
 
 Reader = Callable[[Input, Intake], Iterator[Record]]
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.lines import RecordOptions, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
 
 
 class Options(RecordOptions):

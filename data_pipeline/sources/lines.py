@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from data_pipeline.config_file import Section
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.sources.record import Intake
 
 _CHUNK = 1 << 18

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.jsonl import json_lines, string
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
 
 
 class Options(RecordOptions):

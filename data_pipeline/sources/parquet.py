@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.config_file import Section
-from data_pipeline.errors import DamagedInput, UserError
-from data_pipeline.progress import advance
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.progress import advance
+from data_pipeline.sources.compression.stream import open_file
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.stream import open_file
 
 _ROWS = 1024  # a batch
 _BUFFER = 1 << 20

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.record import Input
-from data_pipeline.sources.stream import open_stream
 
 _HEAD = 1 << 18  # bytes of content that are looked at
 _KEYS_SHOWN = 8

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_pipeline.cleaning.tally import Tally
+from data_pipeline.text.tally import Tally
 
 _DAMAGE_KEPT = 100
 

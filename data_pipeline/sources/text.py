@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
+from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from data_pipeline.sources.lines import decode
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.warc_records import WarcOptions, warc_records
+from data_pipeline.sources.warc.records import WarcOptions, warc_records
 
 
 class Options(WarcOptions):

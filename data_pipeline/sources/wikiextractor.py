@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
+from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.stream import open_stream
 
 # Titles stand in it as they are, quotation marks and all: only the end of the line ends one.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')

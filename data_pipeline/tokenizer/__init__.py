@@ -1,6 +1,5 @@
 """Text to ids and back: sentencepiece as in T5, byte-level BPE as in GPT-2 and BART, behind one interface."""
 
-from data_pipeline.tokenizer.stage import STAGE, describe_sample, expected, plan
 from data_pipeline.tokenizer.tokenizer import Tokenizer, load, save
 
-__all__ = ["STAGE", "Tokenizer", "describe_sample", "expected", "load", "plan", "save"]
+__all__ = ["Tokenizer", "load", "save"]

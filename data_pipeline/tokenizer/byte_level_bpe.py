@@ -13,10 +13,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from data_pipeline.atomic import fingerprint
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.text_model import ROLES, TextModel, ends_sentence, parts, starts_word
-from data_pipeline.vocabulary import Vocabulary
 
 VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, parts
-from data_pipeline.vocabulary import Vocabulary
 
 PAD, EOS, UNK = 0, 1, 2
 MODEL, LISTING = "spiece.model", "spiece.vocab"

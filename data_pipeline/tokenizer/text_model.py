@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 _PART_CHARACTERS = 1_000_000
 _SPACE = re.compile(r"[^\S\x1c-\x1f]")  # those four are white space to Python, and to no tokenizer

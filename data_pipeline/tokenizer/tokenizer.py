@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.atomic import write_bytes, write_json
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import ROLES, TextModel
-from data_pipeline.vocabulary import Vocabulary
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"

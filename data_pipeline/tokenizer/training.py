@@ -8,10 +8,10 @@ from pathlib import Path
 
 import sentencepiece
 
-from data_pipeline import memory
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.parts import read_documents
+from data_pipeline.execution.parts import read_documents
+from data_pipeline.foundation import memory
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.errors import FailedError, UserError
-from pretrain import watchdog
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates, step_of
+from pretrain.run import watchdog
 
 if TYPE_CHECKING:
     import torch

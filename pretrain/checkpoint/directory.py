@@ -6,7 +6,7 @@ Only names of this form count. Whatever else lies there, or stands in `latest`, 
 import re
 from pathlib import Path
 
-from data_pipeline.atomic import write_bytes
+from data_pipeline.foundation.atomic import write_bytes
 
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # of no step is there a second name
 

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from data_pipeline.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.json_file import PathBelow, parse_json
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Skipped, differences
 from pretrain.checkpoint import rank_file
-from pretrain.health import Health
 from pretrain.models import FAMILIES, ModelConfig
+from pretrain.run.health import Health
+from pretrain.run.standing import Standing
 
 FORMAT_VERSION = 2
 INDEX = "index.json"
@@ -47,6 +48,11 @@ class Index:
     files: dict[PathBelow, File]
     health: Health = field(default_factory=Health)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def standing(self) -> Standing:
+        """Where the run stood."""
+        return Standing(self.step, self.position, self.skipped, self.health)
 
     @property
     def model(self) -> ModelConfig:

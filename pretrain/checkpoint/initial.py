@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline import tokenizer as tokenizers
-from data_pipeline.atomic import flush
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.atomic import flush
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from pretrain import watchdog
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.engine import Engine
-from pretrain.optimizers import set_factored_state
-from pretrain.optimizers.fragments import in_memory, optimizer_state, update_parameters
+from pretrain.run import watchdog
+from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import in_memory, optimizer_state, update_parameters
+from pretrain.zero.optimizer import set_factored_state
 
 
 def restore(engine: Engine, directory: Path) -> None:

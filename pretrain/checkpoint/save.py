@@ -24,25 +24,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline import tokenizer
-from data_pipeline.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256
-from data_pipeline.errors import FailedError
-from data_pipeline.json_file import read_json
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, flush, sha256
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.loading.stream import Skipped
-from data_pipeline.safetensors_file import os_errors
-from pretrain import watchdog
 from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
 from pretrain.checkpoint.index import File, Index
+from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.table import Piece, Table
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.config import CheckpointSection
-from pretrain.engine import Engine
-from pretrain.optimizers import factored_state
-from pretrain.optimizers.fragments import in_memory, optimizer_state
-from pretrain.ranks import of_rank_0
-from pretrain.setup import Setup
-from pretrain.standing import Standing
+from pretrain.run import watchdog
+from pretrain.run.standing import Standing
+from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import in_memory, optimizer_state
+from pretrain.zero.optimizer import factored_state
+from pretrain.zero.ranks import of_rank_0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_OF_A_ROUND = 1.0
@@ -69,8 +69,8 @@ class Saved:
 class Saver:
     """Saves a run beside its training, one checkpoint at a time; all ranks make one and call it together."""
 
-    def __init__(self, engine: Engine, setup: Setup):
-        self._engine, self._setup = engine, setup
+    def __init__(self, engine: Engine, origin: Origin):
+        self._engine, self._origin = engine, origin
         self._token, self._number = of_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
 
@@ -84,11 +84,11 @@ class Saver:
         before = self.wait()
         started = time.perf_counter()
         self._number += 1
-        final = directory_of(self._setup.directory, standing.step)
+        final = directory_of(self._origin.run, standing.step)
         temporary = final.with_name(f".{final.name}.{self._token}-{self._number}{TEMPORARY_SUFFIX}")
         standing = replace(standing, skipped=_union(standing.skipped))
         tensors, fragments = _copy(self._engine)
-        self._writing = _Writing(self._setup, standing, temporary, final, tensors, fragments)
+        self._writing = _Writing(self._origin, standing, temporary, final, tensors, fragments)
         self._writing.stall_seconds = time.perf_counter() - started
         self._writing.start()
         return before
@@ -96,7 +96,7 @@ class Saver:
     def done(self) -> Saved | None:
         """The checkpoint that was being saved, once it is there: told once, on rank 0, whose thread completes it."""
         writing = self._writing
-        if writing is None or self._setup.cut.rank or writing.is_alive() or writing.error is not None:
+        if writing is None or self._origin.rank or writing.is_alive() or writing.error is not None:
             return None
         return self._end(None)
 
@@ -128,7 +128,7 @@ class Saver:
     def _end(self, error: str | None) -> Saved:
         writing, self._writing = self._writing, None
         assert writing is not None
-        if error and self._setup.cut.rank == 0:
+        if error and self._origin.rank == 0:
             shutil.rmtree(writing.temporary, ignore_errors=True)
         return Saved(
             writing.final,
@@ -155,7 +155,7 @@ class _Writing(threading.Thread):
 
     def __init__(
         self,
-        setup: Setup,
+        origin: Origin,
         standing: Standing,
         temporary: Path,
         final: Path,
@@ -163,13 +163,13 @@ class _Writing(threading.Thread):
         fragments: dict[str, Piece],
     ):
         super().__init__(name="checkpoint", daemon=True)
-        self.setup, self.standing, self.temporary, self.final = setup, standing, temporary, final
+        self.origin, self.standing, self.temporary, self.final = origin, standing, temporary, final
         self.error: str | None = None
         self.warnings: list[str] = []
         self.given_up = threading.Event()
         self.stall_seconds = self.write_seconds = self.gigabytes = 0.0
         self._tensors, self._fragments = tensors, fragments
-        self._name = rank_file(setup.cut.rank)
+        self._name = rank_file(origin.rank)
         self._desk = temporary / f".{self._name}{TEMPORARY_SUFFIX}"  # where this rank writes: shows how it gets on
         self._phases = 0
         self._seen = (0, 0)
@@ -183,7 +183,7 @@ class _Writing(threading.Thread):
         started = time.perf_counter()
         try:
             self._write_part()
-            if self.setup.cut.rank == 0:
+            if self.origin.rank == 0:
                 self._complete()
                 self._settle()
         except (OSError, FailedError) as error:
@@ -215,11 +215,11 @@ class _Writing(threading.Thread):
         table.write(self.temporary / f"{self._name}.json")
 
     def _complete(self) -> None:
-        setup, ranks = self.setup, self.setup.cut.ranks
-        tokenizer.save(setup.training[0].tokenizer, self.temporary)
-        shutil.copyfile(setup.directory / CONFIG, self.temporary / CONFIG)
+        origin = self.origin
+        tokenizer.save(origin.tokenizer, self.temporary)
+        shutil.copyfile(origin.run / CONFIG, self.temporary / CONFIG)
         files: dict[str, File] = {}
-        for rank in range(ranks):
+        for rank in range(origin.ranks):
             table = self.temporary / f"{rank_file(rank)}.json"
             while not table.exists():
                 if self.given_up.wait(_SECONDS_BETWEEN_LOOKS):
@@ -233,12 +233,12 @@ class _Writing(threading.Thread):
         index = Index(
             step=self.standing.step,
             position=self.standing.position,
-            consumed=setup.stream.mixture.consumed(self.standing.position),
+            consumed=origin.mixture.consumed(self.standing.position),
             skipped=self.standing.skipped,
-            config_fingerprint=fingerprint(setup.config.model_dump()),
-            identity=setup.identity,
-            world_size=ranks,
-            zero_stage=setup.config.zero_stage,
+            config_fingerprint=origin.config_fingerprint,
+            identity=origin.identity,
+            world_size=origin.ranks,
+            zero_stage=origin.zero_stage,
             files=dict(sorted(files.items())),
             health=self.standing.health,
         )
@@ -254,7 +254,7 @@ class _Writing(threading.Thread):
 
     def _settle(self) -> None:
         """The checkpoint is there; what goes wrong from here on doesn't undo it."""
-        run, settings = self.setup.directory, self.setup.config.checkpoint
+        run, settings = self.origin.run, self.origin.settings
         try:
             set_latest(run, self.standing.step)
         except OSError as error:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
 
-from data_pipeline.atomic import TEMPORARY_SUFFIX, flush
-from data_pipeline.errors import FailedError
-from data_pipeline.json_file import read_json
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, flush
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import read_json
 from pretrain.checkpoint import rank_file
 from pretrain.checkpoint.index import File
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.errors import FailedError
 from pretrain import models
 from pretrain.checkpoint import index
 from pretrain.checkpoint.table import Piece, read_tables

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from pretrain.engine import Engine
 from pretrain.evaluation.validation_loss import validation_loss
 from pretrain.setup import Setup
+from pretrain.zero.engine import Engine
 
 HOOKS: dict[str, Callable[[Engine, Setup], dict[str, float]]] = {"validation_loss": validation_loss}
 

@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED, validation_batches
-from data_pipeline.vocabulary import Vocabulary
-from pretrain import watchdog
+from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.run import watchdog
 from pretrain.setup import Setup
 
 if TYPE_CHECKING:
-    from pretrain.engine import Engine
+    from pretrain.zero.engine import Engine
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
 

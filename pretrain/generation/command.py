@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from data_pipeline.errors import UserError
-from data_pipeline.progress import track
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.progress import track
 
 if TYPE_CHECKING:
     from pretrain.generation.texts import Written

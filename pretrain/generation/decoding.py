@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from pretrain.generation.beams import beam_search
 from pretrain.generation.decoders import Decoder, EncoderDecoderModel, start

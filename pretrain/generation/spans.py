@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 
 def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, list[int]]:

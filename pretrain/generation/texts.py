@@ -8,13 +8,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoders import CausalModel, EncoderDecoderModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.spans import split_spans
-from pretrain.trained import TrainedModel
 
 _BETWEEN_BOS_AND_EOS = ("bart",)  # families whose inputs are; those of other encoders only end with eos
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
 from pretrain.huggingface import autoregressive, bart, bert, directory, gpt2, t5, tokenizer_files

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data_pipeline.atomic import flush
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.atomic import flush
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import json_files, tokenizer_files
 from pretrain.huggingface.interchange import Interchange, State, check, shapes

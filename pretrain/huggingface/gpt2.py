@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import Exported, Interchange, State, check, drop_copies, one_of, shapes
 from pretrain.huggingface.json_files import Json
 from pretrain.models import DecoderOnlyConfig

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.json_files import Json
 from pretrain.models import ModelConfig, build
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 
 Json = dict[str, Any]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import LISTING, MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
-from data_pipeline.vocabulary import Vocabulary
 from pretrain.huggingface import json_files, tokenizer_json
 from pretrain.huggingface.interchange import Interchange
 from pretrain.huggingface.json_files import Json

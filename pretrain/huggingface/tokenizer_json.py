@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 from pretrain.huggingface import json_files

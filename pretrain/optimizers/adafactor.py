@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.config import AdafactorConfig
-from pretrain.optimizers.fragments import Flat
+from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pretrain.optimizers.config import AdamWScaleConfig
-from pretrain.optimizers.fragments import Flat
+from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
 
 

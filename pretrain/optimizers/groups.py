@@ -11,7 +11,7 @@ from typing import Any, get_args
 from torch import nn
 from torch.nn import Parameter
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.models.layers import RMSNorm
 from pretrain.models.positions import RelativePositionBias
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Kind, OptimizerConfig, ParameterGroup

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from pretrain.optimizers.config import MuonConfig
-from pretrain.optimizers.fragments import Flat
+from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.sharded import Sharded
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -2,16 +2,17 @@
 
 import math
 
-from pretrain.config import RunConfig
 from pretrain.optimizers.config import (
+    AnySchedule,
     ConstantSchedule,
     DecaySchedule,
     InverseSquareRootSchedule,
+    OptimizerConfig,
     WarmupStableDecaySchedule,
 )
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(optimizer: OptimizerConfig, schedule: AnySchedule, max_steps: int, step: int) -> float:
     """The rate of step `step` (from 0), of parameters to which no group gives another.
 
     All rise linearly from 0 over the warm-up but inverse_square_root with `warmup: constant`, which begins at its peak:
@@ -19,7 +20,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
     of Vaswani et al. 2017, section 5.3. constant: then flat. cosine, linear: then down to `final_learning_rate` at
     `until_step`, along half a cosine or a line. warmup_stable_decay: flat, then down over the last `decay_steps`.
     """
-    peak, schedule, count = config.optimizer.learning_rate, config.schedule, step + 1
+    peak, count = optimizer.learning_rate, step + 1
     warmup = schedule.warmup_steps
     if count < warmup:
         flat = isinstance(schedule, InverseSquareRootSchedule) and schedule.warmup == "constant"
@@ -28,7 +29,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return peak * math.sqrt(max(warmup, 1) / count)
     if isinstance(schedule, ConstantSchedule):
         return peak
-    begin, end, shape = warmup, config.run.max_steps, str(schedule.name)
+    begin, end, shape = warmup, max_steps, str(schedule.name)
     if isinstance(schedule, WarmupStableDecaySchedule):
         begin, shape = end - schedule.decay_steps, schedule.decay_shape
     elif isinstance(schedule, DecaySchedule):

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from pretrain.optimizers.config import OptimizerConfig
-from pretrain.optimizers.fragments import Flat, Fragment
+from pretrain.optimizers.flat import Flat, Fragment
 
 
 class Sharded(Optimizer):
@@ -46,7 +46,7 @@ class Sharded(Optimizer):
         raise NotImplementedError
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
-        """State of other shapes than the parameters', see `pretrain.optimizers.factored_state`."""
+        """State of other shapes than the parameters', see `pretrain.zero.optimizer.factored_state`."""
         return {}
 
     def set_factored_state(self, state: dict[str, dict[str, Tensor]]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from data_pipeline.objectives import Examples, Objective, Padded
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK, FIRST_SENTINEL, TEXT = 0, 1, 2, 33_099, (10, 32_000)
 VOCABULARY = Vocabulary(

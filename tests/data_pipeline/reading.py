@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import READERS, Input, Intake, Record
 
 

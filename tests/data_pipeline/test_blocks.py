@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from data_pipeline import blocks
+from data_pipeline.corpus import blocks
 from data_pipeline.objectives import Examples, Padded
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
-from data_pipeline.cleaning.sentences import count_sentences
-from data_pipeline.cleaning.tally import Tally
+from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.tally import Tally
 
 PUBLISHED = Path(__file__).parents[2] / "data_pipeline" / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "Nobody knows where he lost it."]

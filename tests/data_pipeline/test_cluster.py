@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from data_pipeline import ownership
 from data_pipeline.config import RayConfig
-from data_pipeline.errors import FailedError
-from data_pipeline.work_units import Stage, Unit, run
+from data_pipeline.execution import ownership
+from data_pipeline.execution.work_units import Stage, Unit, run
+from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
 from tests.soak_build import checksums
@@ -235,7 +235,7 @@ def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_pat
     program = f"""
 import sys
 from pathlib import Path
-from data_pipeline.command import run_command
+from data_pipeline.foundation.command import run_command
 from tests.data_pipeline import test_cluster
 run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
 """

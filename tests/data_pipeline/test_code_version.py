@@ -4,7 +4,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from data_pipeline.code_version import code_version
+from data_pipeline.foundation.code_version import code_version
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig, SplitConfig
-from data_pipeline.config_file import load
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
+from data_pipeline.stages import tokenizer
 from tests.conftest import run
 
 VALID = """

@@ -17,10 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import report
-from data_pipeline.cleaning.sentences import count_sentences
-from data_pipeline.cleaning.tally import Tally
 from data_pipeline.config import CorpusConfig
-from data_pipeline.config_file import load
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import Documents
@@ -29,7 +26,10 @@ from data_pipeline.dedup.lines import Lines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
 from data_pipeline.dedup.spans import Spans, cut
 from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
+from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.tally import Tally
 from tests.conftest import C4_SAMPLE, write_corpus_file
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}

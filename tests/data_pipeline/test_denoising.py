@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from data_pipeline.objectives import Padded
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, BOS, EOS, MASK, STOP = 0, 1, 2, 4, 5  # STOP ends a sentence and belongs to the word before it
 WORDS, PARTS, TEXT = range(10, 300), range(300, 500), range(900, 1000)  # TEXT: random replacements only

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import SourceConfig
-from data_pipeline.errors import UserError
-from data_pipeline.inputs import list_files
+from data_pipeline.execution.inputs import list_files
+from data_pipeline.foundation.errors import UserError
 
 
 def names(path: Path | str) -> list[str]:

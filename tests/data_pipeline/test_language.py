@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.cleaning.language import Detection, detector, keep_language
-from data_pipeline.cleaning.tally import Tally
+from data_pipeline.text.tally import Tally
 
 PUBLISHED = Path(__file__).parents[2] / "data_pipeline" / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 TEXTS = {

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import locks, ownership
-from data_pipeline.disk_cache import DiskCache
+from data_pipeline.execution import ownership
 from data_pipeline.fetch.many import _sole_user
-from data_pipeline.locks import lock
-from pretrain import lock as run_lock
-from pretrain.mlflow_feeder import creating_alone
+from data_pipeline.foundation import locks
+from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.locks import lock
+from pretrain.metrics.mlflow_feeder import creating_alone
+from pretrain.run import lock as run_lock
 
 
 def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):

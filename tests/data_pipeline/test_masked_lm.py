@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from data_pipeline.objectives import Padded
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 from tests.data_pipeline.example_rows import VOCABULARY as NO_MASK
 from tests.data_pipeline.example_rows import as_lists, assert_rows_stand_alone, ragged_rows
 

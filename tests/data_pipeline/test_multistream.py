@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import DamagedInput, UserError
-from data_pipeline.sources.multistream import index_of, ranges
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.wikipedia import read
+from data_pipeline.sources.wikipedia.dump import read
+from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
 SAMPLE = Path(str(files("data_pipeline"))) / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"
 

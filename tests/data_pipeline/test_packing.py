@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import blocks
+from data_pipeline.corpus import blocks
 from data_pipeline.objectives import UL2, Examples, Padded, SpanCorruption, TextToText, together
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.packing.examples import best_fit
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.text.vocabulary import Vocabulary
 
 EOS, STOP = 1, 9  # the token 9 ends a sentence
 SENTENCE_ENDS = np.arange(1000) == STOP

@@ -10,8 +10,8 @@ import data_pipeline.cli
 import launch.cli
 import pretrain.cli
 from data_pipeline.config import CorpusConfig
-from data_pipeline.config_file import Section, load
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import Section, load
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from pretrain.config import RunConfig
 from tests.conftest import run

@@ -18,13 +18,13 @@ import pytest
 import webdataset
 
 from data_pipeline import report
-from data_pipeline.blocks import decode_block
-from data_pipeline.code_version import code_version
 from data_pipeline.corpus import open_corpus
-from data_pipeline.documents import split_of
-from data_pipeline.errors import UserError
-from data_pipeline.manifest import verify
-from data_pipeline.work_units import forget_damaged
+from data_pipeline.corpus.blocks import decode_block
+from data_pipeline.corpus.manifest import verify
+from data_pipeline.execution.work_units import forget_damaged
+from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.stages.documents import split_of
 from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
 
 

@@ -6,13 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from data_pipeline import shards
-from data_pipeline.buckets import SPLITS, Bucket, bucket_numbers, count_tokens, read_bucket
 from data_pipeline.config import CorpusConfig
-from data_pipeline.document import Document
-from data_pipeline.name_lists import read_names
-from data_pipeline.parts import Histograms
-from data_pipeline.work_units import Finished
+from data_pipeline.execution.buckets import SPLITS, Bucket, bucket_numbers, count_tokens, read_bucket
+from data_pipeline.execution.name_lists import read_names
+from data_pipeline.execution.parts import Histograms
+from data_pipeline.execution.work_units import Finished
+from data_pipeline.stages import shards
+from data_pipeline.text.document import Document
 
 CONFIG = CorpusConfig.model_validate(
     {

@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
-from data_pipeline import progress
-from data_pipeline.progress import Progress, advance, counted, noted, noted_in, track
-from data_pipeline.sources.stream import open_stream
+from data_pipeline.foundation import progress
+from data_pipeline.foundation.progress import Progress, advance, counted, noted, noted_in, track
+from data_pipeline.sources.compression.stream import open_stream
 
 
 def test_one_is_singular():

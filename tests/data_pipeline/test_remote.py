@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.disk_cache import DiskCache
-from data_pipeline.errors import DamagedInput, UserError
+from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream
@@ -95,7 +95,7 @@ def test_a_cached_file_of_other_content_is_replaced(tmp_path):
 SHARE = """
 import sys
 from pathlib import Path
-from data_pipeline.disk_cache import DiskCache
+from data_pipeline.foundation.disk_cache import DiskCache
 from tests.data_pipeline.test_remote import content, digest
 
 cache = DiskCache(Path(sys.argv[1]), limit=20_000)

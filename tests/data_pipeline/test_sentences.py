@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.cleaning.sentences import _english, count_sentences
+from data_pipeline.text.sentences import _english, count_sentences
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline.errors import DamagedInput, UserError
-from data_pipeline.sources.stream import open_stream
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.sources.compression.stream import open_stream
 
 CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))
 

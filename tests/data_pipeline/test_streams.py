@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import DamagedInput, FailedError, UserError
+from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.device import on_device

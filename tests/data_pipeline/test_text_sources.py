@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.sources import OPTIONS, READERS, Record
 from tests.data_pipeline.reading import read, read_until_damage
 

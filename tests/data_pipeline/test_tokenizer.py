@@ -20,12 +20,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.config import CorpusConfig, TokenizerConfig
-from data_pipeline.config_file import load as load_config
 from data_pipeline.corpus import open_corpus
-from data_pipeline.document import Document
-from data_pipeline.errors import FailedError, UserError
-from data_pipeline.parts import part_file
-from data_pipeline.tokenizer import STAGE, Tokenizer, load, save
+from data_pipeline.execution.parts import part_file
+from data_pipeline.foundation.config_file import load as load_config
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.stages.tokenizer import STAGE
+from data_pipeline.text.document import Document
+from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence

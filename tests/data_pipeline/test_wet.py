@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput
 from tests.data_pipeline.reading import read, read_until_damage
 
 DATA = Path(__file__).parents[1] / "data" / "commoncrawl"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.redirects import is_redirect
-from data_pipeline.sources.wikipedia import read, url_title
+from data_pipeline.sources.wikipedia.dump import read, url_title
+from data_pipeline.sources.wikipedia.redirects import is_redirect
 
 SAMPLES = Path(str(files("data_pipeline"))) / "samples"
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.cleaning.wikitext import plain_text
+from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.sources.record import Input, Intake
-from data_pipeline.sources.wikipedia import read
+from data_pipeline.sources.wikipedia.dump import read
 
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"
 ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"

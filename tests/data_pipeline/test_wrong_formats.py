@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.documents import plan, write_documents
-from data_pipeline.errors import FailedError
+from data_pipeline.execution.work_units import Finished
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import tell_damage
-from data_pipeline.work_units import Finished
+from data_pipeline.stages.documents import plan, write_documents
 from tests.conftest import DATA
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)

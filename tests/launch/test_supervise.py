@@ -10,7 +10,7 @@ import pytest
 
 from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
-from pretrain.stop_signals import STOP_SIGNALS
+from pretrain.run.stop_signals import STOP_SIGNALS
 
 LAUNCHER = """
 import json, os, subprocess, sys

@@ -20,7 +20,7 @@ import pytest
 from launch import keep
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from tests.conftest import run
 from tests.pretrain.runs import losses, run_file
 
@@ -31,9 +31,9 @@ def fail(*_):
     raise ValueError("on purpose")
 
 def once_there():
-    while not hasattr(sys.modules.get("pretrain.engine"), "Engine"):
+    while not hasattr(sys.modules.get("pretrain.zero.engine"), "Engine"):
         time.sleep(0.1)
-    sys.modules["pretrain.engine"].Engine.step = fail
+    sys.modules["pretrain.zero.engine"].Engine.step = fail
 
 if os.environ.get("RANK") == "1":
     threading.Thread(target=once_there, daemon=True).start()

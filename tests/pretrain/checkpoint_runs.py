@@ -42,8 +42,8 @@ def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None
 
 
 def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
-    from pretrain.engine import Engine
     from pretrain.train import train_on
+    from pretrain.zero.engine import Engine
     from tests.pretrain.recorded import record_steps
 
     take_step, codes = Engine.step, []

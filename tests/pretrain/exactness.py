@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_pipeline.config_file import check
+from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import IGNORED, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
+from pretrain.zero.optimizer import set_rates
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import own_rows
 
@@ -103,7 +104,7 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
         loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORED).sum()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.gradient_clipping)
-        optimizers.set_rates(optimizer, settings, step)
+        set_rates(optimizer, settings, step)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -163,7 +164,7 @@ def measure(ranks: int, cases: list[Case], steps: int) -> dict[Case, float]:
 
 
 def _measure(cases: list[Case], steps: int) -> list[float]:
-    from pretrain.engine import Engine
+    from pretrain.zero.engine import Engine
 
     differences = []
     for case in cases:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from pretrain.hardware import free_port
+from pretrain.run.hardware import free_port
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # A server that has imported DeepSpeed once forks the ranks: each import takes seconds.
 _processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["pretrain.engine"])
+_processes.set_forkserver_preload(["pretrain.zero.engine"])
 
 
 def on_ranks(
@@ -75,7 +75,7 @@ def _on_rank(
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
-    from pretrain.ranks import joined
+    from pretrain.zero.ranks import joined
 
     try:
         with joined(cpu_threads=1, seconds=1500) if join else contextlib.nullcontext():

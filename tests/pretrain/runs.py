@@ -4,9 +4,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from data_pipeline.config_file import load
+from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from tests.conftest import run
 from tests.pretrain.rank_processes import on_ranks
 

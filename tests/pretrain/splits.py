@@ -57,7 +57,7 @@ def micro_batches(cut: Cut, step: int) -> list[dict[str, torch.Tensor]]:
 
 
 def engine_of(settings: RunConfig, cut: Cut, dropout_rate: float = 0.0):
-    from pretrain.engine import Engine
+    from pretrain.zero.engine import Engine
 
     torch.manual_seed(0)
     return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings, cut)

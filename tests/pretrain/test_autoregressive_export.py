@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.huggingface import export, import_, load_state
 from pretrain.models import AutoregressiveConfig, build
-from pretrain.trained import TrainedModel
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,17 +14,17 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from data_pipeline.atomic import sha256
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
-from pretrain import watchdog
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.standing import Standing
+from pretrain.run import watchdog
+from pretrain.run.standing import Standing
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
@@ -283,7 +283,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
-    from data_pipeline import atomic
+    from data_pipeline.foundation import atomic
     from pretrain.checkpoint import save
     from pretrain.train import train_on
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.config_file import load
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
-from pretrain.optimizers.schedules import learning_rate
 from pretrain.setup import OBJECTIVES
 
 
@@ -30,17 +29,17 @@ optimizer: {learning_rate: 1.0e-2}
 
 def test_cosine(config):
     settings = config("schedule={name: cosine, warmup_steps: 100, final_learning_rate: 1.0e-3}")
-    assert learning_rate(settings, 49) == pytest.approx(5e-3)
-    assert learning_rate(settings, 99) == pytest.approx(1e-2)
-    assert learning_rate(settings, 549) == pytest.approx((1e-2 + 1e-3) / 2)
-    assert learning_rate(settings, 999) == pytest.approx(1e-3)
+    assert settings.learning_rate(49) == pytest.approx(5e-3)
+    assert settings.learning_rate(99) == pytest.approx(1e-2)
+    assert settings.learning_rate(549) == pytest.approx((1e-2 + 1e-3) / 2)
+    assert settings.learning_rate(999) == pytest.approx(1e-3)
 
 
 def test_inverse_square_root_is_t5s(config):
     """Raffel et al. 2020, section 3.1.2: 1/√max(n, k) with k warm-up steps; here scaled to peak at 1e-2."""
     settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
     for step in (0, 50, 99, 100, 399, 899):
-        assert learning_rate(settings, step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
+        assert settings.learning_rate(step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
 
 
 def test_a_key_of_a_family_is_named_as_in_the_file(config):

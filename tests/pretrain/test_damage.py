@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.atomic import fingerprint, sha256
-from data_pipeline.errors import FailedError
-from pretrain import rank_logs, status
+from data_pipeline.foundation.atomic import fingerprint, sha256
+from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.choose import checkpoint_in, newest_verified
-from pretrain.metric_log import FILE_NAME
-from pretrain.mlflow_feeder import FeedState, TrackedRun
-from pretrain.standing import rewinds
+from pretrain.metrics.log import FILE_NAME
+from pretrain.metrics.mlflow_feeder import FeedState, TrackedRun
+from pretrain.run import rank_logs, status
+from pretrain.run.standing import rewinds
 
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30

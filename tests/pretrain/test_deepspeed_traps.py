@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.config_file import check
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import check
+from data_pipeline.foundation.errors import UserError
 from pretrain import deepspeed_keys
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import each, on_ranks
@@ -162,7 +162,7 @@ def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Tensor]:
-    from pretrain.engine import Engine
+    from pretrain.zero.engine import Engine
 
     config = run_config(stage, None, zero, optimizer={"learning_rate": 1e-2, "gradient_clipping": 0})
     prepared = setup(config)
@@ -198,7 +198,7 @@ def _all_rows(step: int) -> dict[str, torch.Tensor]:
 
 
 def buffer_after_initialize(stage: int) -> list[float]:
-    from pretrain.engine import Engine
+    from pretrain.zero.engine import Engine
 
     config = run_config(stage, precision="bf16")
     model = SometimesUsed()
@@ -216,8 +216,8 @@ def test_buffers_are_those_of_rank_0_and_keep_their_precision():
 
 
 def gradient_norms(stage: int, own: bool) -> list[float]:
-    from pretrain import engine as engine_module
-    from pretrain.construction import construct
+    from pretrain.zero import engine as engine_module
+    from pretrain.zero.construction import construct
 
     told = engine_module.deepspeed_config
 
@@ -228,7 +228,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
     engine_module.deepspeed_config = told if own else without  # in a process of this test's own
     config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
     prepared = setup(config)
-    engine = engine_module.Engine(construct(prepared), config, prepared.cut)
+    engine = engine_module.Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
     norms = []
     for step in range(3):
         engine.step(step, 0, micro_batches(prepared.cut, step))
@@ -246,13 +246,13 @@ def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
 
 
 def told_on_stdout(stage: int) -> str:
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
 
     config = run_config(stage, precision="bf16")
     prepared = setup(config)
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        engine = Engine(construct(prepared), config, prepared.cut)
+        engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
         engine.step(0, 0, micro_batches(prepared.cut, 0))
     engine.close()
     return told.getvalue()

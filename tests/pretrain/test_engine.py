@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.loading.cut import Cut
-from pretrain.health import Health
+from pretrain.run.health import Health
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.splits import (
     CASES,

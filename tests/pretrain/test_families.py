@@ -8,19 +8,19 @@ import torch
 from typer.testing import CliRunner
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.config_file import load
+from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build as build_corpus
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from pretrain import cli
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import FAMILIES as INTERCHANGES
 from pretrain.huggingface import export
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from pretrain.models import AutoregressiveConfig, build
-from pretrain.trained import TrainedModel
 from tests.conftest import write_c4, write_corpus_file
 from tests.pretrain.runs import train_ranks
 

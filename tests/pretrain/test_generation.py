@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from torch import nn
 from typer.testing import CliRunner
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from data_pipeline.vocabulary import Vocabulary
 from pretrain import cli
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, EncoderDecoderModel, start
@@ -33,7 +34,6 @@ from pretrain.models.config import ModelConfig
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model
 from pretrain.models.positions import rotation
-from pretrain.trained import TrainedModel
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}

@@ -5,7 +5,7 @@ from itertools import takewhile
 import pytest
 import torch
 
-from pretrain.hardware import count_gpus
+from pretrain.run.hardware import count_gpus
 
 
 @pytest.mark.parametrize(

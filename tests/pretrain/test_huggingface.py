@@ -9,11 +9,12 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.config_file import load as load_run
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import load as load_run
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer, load
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
@@ -21,7 +22,6 @@ from pretrain.huggingface import FAMILIES, export, import_, load_state, tokenize
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
 from pretrain.setup import prepare
-from pretrain.trained import TrainedModel
 from tests.conftest import run
 
 transformers = pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from pretrain.huggingface import export, load_state

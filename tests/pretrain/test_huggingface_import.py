@@ -9,13 +9,13 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.huggingface import export, import_, load_state, tokenizer_files
 from pretrain.models import T5Config, build
 from pretrain.models.loss import shift_right
-from pretrain.trained import TrainedModel
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import load_state
 from pretrain.models import build
 from pretrain.models.loss import shift_right

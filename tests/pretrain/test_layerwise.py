@@ -18,16 +18,16 @@ def trained(
     """Losses, gradient norms and graphs so far of each step, whose rows are `grow` tokens longer than the last's."""
     from torch._dynamo.utils import counters
 
-    from pretrain import layerwise
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
+    from pretrain.zero import layers as layerwise
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
 
     torch._dynamo.reset()
     counters.clear()
     layerwise.BACKEND = backend  # what is traced and guarded is alike; no kernels are made
     config = run_config(stage, model, optimizer={"learning_rate": 1e-2}, compute=compute)
     prepared = setup(config)
-    engine = Engine(construct(prepared), config, prepared.cut)
+    engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(STEPS):
         batches = micro_batches(prepared.cut, step, 16 + grow * step, targets + grow * step)
@@ -97,11 +97,11 @@ def test_rows_of_new_widths_are_not_compiled_every_time():
 
 def held_for_backward(compute: dict) -> int:
     """Bytes that one forward pass keeps, each storage once, parameters aside."""
-    from pretrain.construction import construct
+    from pretrain.zero.construction import construct
 
     config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)
     prepared = setup(config)
-    model = construct(prepared)
+    model = construct(prepared.config, prepared.model, prepared.cut)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, int] = {}
 

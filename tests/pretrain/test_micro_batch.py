@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config_file import load
-from data_pipeline.memory import left_by_control_groups
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.memory import left_by_control_groups
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
@@ -45,13 +45,13 @@ def chosen_with(path: Path, free: int) -> tuple[int, list[int]]:
     import torch.distributed as dist
 
     from pretrain import micro_batch
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
     from pretrain.setup import prepare
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
 
     overrides = [f"run.directory={path.parent}/{free}"]
     setup = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
-    engine = Engine(construct(setup), setup.config, setup.cut)
+    engine = Engine(construct(setup.config, setup.model, setup.cut), setup.config, setup.cut)
     sizes: list[int] = []
 
     class Told:

@@ -16,14 +16,14 @@ BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
 
 def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and norms, and this rank's fragments of the fp32 parameters."""
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
-    from pretrain.optimizers.fragments import fragments
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+    from pretrain.zero.fragments import fragments
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
-    engine = Engine(construct(prepared), config, prepared.cut)
+    engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
     found = []
     for step in range(4):
         engine.step(step, 0, micro_batches(prepared.cut, step))

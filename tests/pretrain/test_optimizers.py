@@ -7,15 +7,15 @@ import torch
 import transformers
 from torch import nn
 
-from data_pipeline.config_file import check, load
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.config_file import check, load
+from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
-from pretrain.optimizers.fragments import Fragment
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
-from pretrain.optimizers.schedules import learning_rate
+from pretrain.zero.fragments import Fragment
+from pretrain.zero.optimizer import set_rates
 from tests.pretrain.exactness import (
     MODELS,
     OPTIMIZERS,
@@ -266,8 +266,8 @@ def test_a_group_has_the_schedule_of_its_own_rate():
     run = settings(schedule=schedule, groups=groups)
     optimizer = optimizers.build(build(run), run.optimizer)
     for step in (0, 9, 50, 99):
-        optimizers.set_rates(optimizer, run, step)
-        rate = learning_rate(run, step)
+        set_rates(optimizer, run, step)
+        rate = run.learning_rate(step)
         assert [group["lr"] for group in optimizer.param_groups] == [rate, pytest.approx(rate / 10)]
 
 
@@ -306,8 +306,8 @@ def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
 def _train_partitioned() -> tuple[list[list[str]], dict[str, torch.Tensor]]:
     import deepspeed
 
-    from pretrain.deepspeed_config import deepspeed_config
-    from pretrain.engine import Engine
+    from pretrain.zero.config import deepspeed_config
+    from pretrain.zero.engine import Engine
 
     run = config("bart", "muon", 4, 3)
     with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(run, own_cut())):
@@ -322,7 +322,7 @@ def _train_partitioned() -> tuple[list[list[str]], dict[str, torch.Tensor]]:
 
 
 def rates(schedule: dict[str, object], *steps: int) -> list[float]:
-    return [learning_rate(settings(schedule=schedule), step) for step in steps]
+    return [settings(schedule=schedule).learning_rate(step) for step in steps]
 
 
 def test_schedules():
@@ -406,7 +406,7 @@ def test_shipped_recipes_have_the_published_rates(run_file, rate):
     steps = [step for step in (0, 99, 299, 300, 3_999, 4_000, 9_999, 37_767, 50_000) if step < run.run.max_steps]
     steps.append(run.run.max_steps - 1)
     expected = [rate(step + 1) for step in steps]
-    assert [learning_rate(run, step) for step in steps] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    assert [run.learning_rate(step) for step in steps] == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
 def test_the_recipe_of_t5_has_its_z_loss():

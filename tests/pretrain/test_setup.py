@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.evaluation.hooks import HOOKS, run_hooks
 from pretrain.models import FAMILIES

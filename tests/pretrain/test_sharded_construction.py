@@ -28,10 +28,10 @@ def whole(model: Model) -> dict[str, torch.Tensor]:
 
 
 def constructed(precision: str, changes: dict) -> tuple:
-    from pretrain.construction import construct
+    from pretrain.zero.construction import construct
 
     config = run_config(3, changes, precision=precision)
-    model = construct(setup(config))
+    model = construct(config, config.model, setup(config).cut)
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
     return whole(model), held, own, model.num_parameters(), model.flops(Sizes.of_example(512, 114))
@@ -57,13 +57,13 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
 
 def trained(stage: int, changes: dict, precision: str, zero: dict | None = None) -> tuple[list[float], bool, list]:
     """Losses of a constructed model, whether its tied matrices are one, and its buffers."""
-    from pretrain.construction import construct
-    from pretrain.engine import Engine
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
     config = run_config(stage, changes, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
-    model = construct(prepared)
+    model = construct(prepared.config, prepared.model, prepared.cut)
     engine = Engine(model, config, prepared.cut)
     losses = []
     for step in range(3):
@@ -96,12 +96,12 @@ def test_secondary_shards_change_no_bit():
 
 def memory_of_building(changes: dict, sharded: bool) -> float:
     """The most bytes that building takes on this rank, for each of the model's parameters."""
-    from pretrain.construction import construct
-    from pretrain.memory import peak_resident, resident
+    from pretrain.zero.construction import construct
+    from pretrain.zero.memory import peak_resident, resident
 
     prepared = setup(run_config(3 if sharded else 2, changes, precision="bf16"))
     before, made = resident(), []
-    peak = peak_resident(lambda: made.append(construct(prepared)))
+    peak = peak_resident(lambda: made.append(construct(prepared.config, prepared.model, prepared.cut)))
     return (peak - before) / made[0].num_parameters()
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import FailedError
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
 from tests.pretrain.runs import run_file
@@ -38,8 +38,8 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
 def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) -> Any:
     """(exit code or error, the row digests of each step in the order they were taken) of a run whose losses are
     `spoil(loss, position of the step)`."""
-    from pretrain.engine import Engine
     from pretrain.train import train_on
+    from pretrain.zero.engine import Engine
 
     take_step, taken = Engine.step, []
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from data_pipeline.errors import UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build

@@ -6,11 +6,11 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain import throughput
+from pretrain.metrics import throughput
+from pretrain.metrics.throughput import Meter, data_sheet_peak, measured_peak, sizes
 from pretrain.models import build
 from pretrain.models.config import AnyModelConfig
 from pretrain.models.model import Sizes
-from pretrain.throughput import Meter, data_sheet_peak, measured_peak, sizes
 from tests.pretrain.small_runs import run_config
 
 SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import FailedError, UserError
-from pretrain import mlflow_feeder, tracking
-from pretrain.dashboard import dashboard
-from pretrain.metric_log import MetricLog, read_metrics
-from pretrain.mlflow_feeder import FeedState, MlflowFeeder, TrackedRun, flatten
-from pretrain.tracking import DatasetInfo, Tracker, sync
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.metrics import mlflow_feeder, tracking
+from pretrain.metrics.dashboard import dashboard
+from pretrain.metrics.log import MetricLog, read_metrics
+from pretrain.metrics.mlflow_feeder import FeedState, MlflowFeeder, TrackedRun, flatten
+from pretrain.metrics.tracking import DatasetInfo, Tracker, sync
 
 
 @pytest.fixture(autouse=True)
@@ -344,7 +344,7 @@ def get(url):
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.dashboard import dashboard
+from pretrain.metrics.dashboard import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]), open_browser=False)
 """
 

@@ -14,19 +14,19 @@ import pytest
 import torch
 import transformers
 
-from data_pipeline.config_file import load
 from data_pipeline.corpus import open_corpus
-from data_pipeline.errors import FailedError, UserError
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation.validation_loss import describe
-from pretrain.fill_blanks import fill
+from pretrain.generation.fill_blanks import fill
 from pretrain.huggingface import export
-from pretrain.metric_log import read_metrics
+from pretrain.metrics.log import read_metrics
 from pretrain.setup import prepare
-from pretrain.trained import TrainedModel
 from tests.conftest import run, write_corpus_file
 from tests.pretrain.runs import MODEL, losses, run_file, train, train_ranks
 

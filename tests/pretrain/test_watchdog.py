@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from pretrain import watchdog
 from pretrain.config import ComputeSection
-from pretrain.layerwise import prepare_layers
+from pretrain.run import watchdog
+from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import run_config
 
@@ -53,7 +53,7 @@ def test_compiling_a_layer_takes_longer_than_a_hang():
 
 
 def survives_a_compilation(seconds: float) -> float:
-    from pretrain import layerwise
+    from pretrain.zero import layers as layerwise
 
     layerwise.BACKEND = slow = SlowBackend(seconds)  # in a process of this test's own
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))

@@ -12,10 +12,10 @@ from types import ModuleType
 
 
 class _AfterEngine(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads pretrain.engine as always, and then has its steps recorded."""
+    """Loads pretrain.zero.engine as always, and then has its steps recorded."""
 
     def find_spec(self, name, path, target=None):
-        if name != "pretrain.engine":
+        if name != "pretrain.zero.engine":
             return None
         sys.meta_path.remove(self)
         self._spec = importlib.util.find_spec(name)

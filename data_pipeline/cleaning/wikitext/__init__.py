@@ -1,0 +1,1 @@
+"""Wikitext to the text that a reader sees."""

@@ -1,0 +1,200 @@
+"""A finished corpus, opened: its manifest, its tokenizer, its blocks; in a directory or at a fsspec URL."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import NonNegativeInt, TypeAdapter
+
+from data_pipeline.foundation.atomic import sha256, write_bytes
+from data_pipeline.foundation.disk_cache import default_directory
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import PathBelow, read_json
+from data_pipeline.foundation.paths import opening
+from data_pipeline.objectives import AnyObjective, Objective
+from data_pipeline.tokenizer import Tokenizer, load
+
+FORMAT_VERSION = 1
+_OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one split, as columns (n,): where each one lies and which rows it holds.
+
+    `shard` is an index into `shards`, the names; `sha256` is (n, 32) uint8. 68 bytes a block in all.
+    """
+
+    shards: list[str]
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    first_row: np.ndarray
+    rows: np.ndarray
+    sha256: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "Blocks":
+        shard = table["shard"].combine_chunks().dictionary_encode()
+        digests = bytes.fromhex("".join(table["sha256"].to_pylist()))
+        return cls(
+            shards=shard.dictionary.to_pylist(),
+            shard=shard.indices.to_numpy(),
+            sha256=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32),
+            **{name: table[name].to_numpy() for name in ("offset", "length", "first_row", "rows")},
+        )
+
+    def of_shard(self, name: str) -> np.ndarray:
+        """Numbers of the blocks of one shard."""
+        return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
+
+    def is_whole(self, place: int, content: bytes | memoryview) -> bool:
+        return hashlib.sha256(content).digest() == self.sha256[place].tobytes()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus in `directory`; of a remote one, at `url`, the shards are read through `cache`."""
+
+    directory: Path
+    manifest: dict[str, Any]
+    url: str = ""
+    cache: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.manifest["name"]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest["fingerprint"]
+
+    @property
+    def seed(self) -> int:
+        return self.manifest["seed"]
+
+    @property
+    def applied_at_build(self) -> bool:
+        return self.manifest["rows"]["apply_at"] == "build"
+
+    @cached_property
+    def objective(self) -> Objective:
+        return _OBJECTIVES.validate_python(self.manifest["rows"]["objective"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load(self.directory, self.manifest["tokenizer"])
+
+    def rows(self, split: str) -> int:
+        return self.manifest["splits"][split]["rows"]
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of `split`, read from blocks.parquet. Raises FailedError where a shard's name leads elsewhere."""
+        path = self.directory / "blocks.parquet"
+        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
+        for name in blocks.shards:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise FailedError(f"{path}: damaged: the shard {name!r} is no file of this corpus")
+        return blocks
+
+
+def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
+    """The corpus in a directory, or at a fsspec URL. Raises UserError where there is none.
+
+    Of a remote one, all but the shards is copied into `cache` (default: under ~/.cache), which the blocks follow when
+    they are read.
+    """
+    if "://" in str(location):
+        return _open_remote(str(location), cache or default_directory())
+    return _read(Path(location))
+
+
+def _open_remote(url: str, cache: Path) -> Corpus:
+    def fetch(name: str) -> bytes:
+        with opening(f"{url}/{name}"):
+            filesystem, root = fsspec.core.url_to_fs(url)
+            return filesystem.cat_file(f"{root.rstrip('/')}/{name}")
+
+    content = fetch("manifest.json")
+    directory = cache / "corpora" / hashlib.sha256(content).hexdigest()
+    write_bytes(directory / "manifest.json", content)
+    corpus = _read(directory)
+    blocks = corpus.manifest["blocks"]
+    for name, expected in {**corpus.manifest["tokenizer"]["files"], blocks["file"]: blocks["sha256"]}.items():
+        path = directory / name
+        if not path.exists() or sha256(path) != expected:
+            write_bytes(path, fetch(name))
+            if sha256(path) != expected:
+                raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
+    return replace(corpus, url=url, cache=cache)
+
+
+def _read(directory: Path) -> Corpus:
+    path = directory / "manifest.json"
+    try:
+        manifest = read_json(path, dict[str, Any])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
+    version = manifest.get("format_version")
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
+    read_json(path, _Manifest)
+    return Corpus(directory, manifest)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    name: PathBelow
+    bytes: NonNegativeInt
+    rows: NonNegativeInt
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Split:
+    rows: NonNegativeInt
+    tokens: NonNegativeInt
+    documents: NonNegativeInt
+    shards: list[_Shard]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    apply_at: Literal["load", "build"]
+    raw_length: NonNegativeInt
+    objective: AnyObjective
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    kind: str
+    sha256: str
+    sentinels: NonNegativeInt
+    files: dict[PathBelow, str]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    file: PathBelow
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What reading a corpus takes; the rest of a manifest is lineage."""
+
+    format_version: int
+    name: str
+    fingerprint: str
+    seed: int
+    tokenizer: _Tokenizer
+    rows: _Rows
+    splits: dict[str, _Split]
+    blocks: _Blocks

@@ -1,0 +1,136 @@
+"""Which files a source names, and the pieces they are read in."""
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from data_pipeline.config import SourceConfig
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.sources.record import Input
+from data_pipeline.sources.wikipedia.multistream import index_of, ranges
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of a source. `name` is its path relative to the source's root; `stamp` changes when the file does."""
+
+    source: SourceConfig
+    path: str
+    name: str
+    bytes: int
+    stamp: str
+
+
+def list_files(source: SourceConfig) -> list[InputFile]:
+    """The files a source's path names, sorted by name. A directory stands for all files below it.
+
+    Raises UserError where a path or glob names no file, and for what can't be read as one: a broken link, a directory
+    that links back to one above it or may not be listed, a name that isn't UTF-8.
+    """
+    found: dict[str, InputFile] = {}
+    for pattern in [source.path] if isinstance(source.path, str) else source.path:
+        filesystem, path = fsspec.core.url_to_fs(pattern)
+        list_below = _local_files if isinstance(filesystem, LocalFileSystem) else _remote_files
+        root = path if filesystem.isdir(path) else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
+        files = sorted(list_below(filesystem, path, root))
+        if not files:
+            raise UserError(f"{pattern}: no such file (path of source {source.name!r})")
+        for file in files:
+            info = filesystem.info(file)
+            name = str(PurePosixPath(file).relative_to(root))
+            if name in found:
+                raise UserError(
+                    f"{file}: source {source.name!r} already has a file {name!r}; give it a source of its own"
+                )
+            stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
+            found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
+    return [found[name] for name in sorted(found)]
+
+
+def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
+    """The files that `path`, perhaps a glob, names: each file, and all files below each directory."""
+    named = filesystem.glob(path) if fsspec.core.has_magic(path) and path != root else [path]
+    below = {file for directory in named if filesystem.isdir(directory) for file in filesystem.find(directory)}
+    return {file for file in named if filesystem.isfile(file)} | below
+
+
+def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
+    """The same on this machine, where fsspec would pass by linked and forbidden directories without a word."""
+    named = [path]
+    if fsspec.core.has_magic(path) and path != root:
+        named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib follows no links in **)
+    files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, root)]
+    for directory in {file.parent for file in files}:
+        _refuse_loop(directory, root)
+    for file in files:
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            reason = "a file's name is part of its documents' ids; rename it in UTF-8"
+            raise UserError(f"{_printable(file)}: {reason}") from None
+    return {str(file) for file in files}
+
+
+def _files_below(path: Path, root: str) -> Iterator[Path]:
+    """The file at `path`, or all files below that directory, links followed."""
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        _refuse_loop(path, root)
+        try:
+            entries = list(path.iterdir())
+        except PermissionError:
+            raise UserError(f"{_printable(path)}: no permission to list this directory") from None
+        for entry in entries:
+            yield from _files_below(entry, root)
+    elif path.is_symlink():
+        raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which isn't there")
+    else:
+        raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
+
+
+def _refuse_loop(directory: Path, root: str) -> None:
+    """Raises UserError where the way from `root` to `directory` leads through one directory twice."""
+    way = [place.resolve() for place in (directory, *directory.parents) if place.is_relative_to(root)]
+    if len(set(way)) < len(way):
+        raise UserError(f"{_printable(directory)}: is a directory above itself, by a link; remove the link")
+
+
+def _printable(path: str | Path) -> str:
+    r"""A path with escapes for the bytes that aren't UTF-8: "caf\xe9.txt"."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Input]:
+    """What the units of `file` read: byte ranges of a large Wikipedia dump of many bz2 streams, else the whole file.
+
+    Finding the streams of a dump without its index takes as long as reading it, so the cuts are kept in `plans`.
+    """
+    options = file.source.options
+    if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:
+        return [Input(file.path, options=options)]
+    plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
+    cuts = read_sound_json(plan, list[tuple[int, int | None, int]])
+    if cuts is None:
+        index = index_of(file.path)
+        exists = index != file.path and fsspec.core.url_to_fs(index)[0].exists(index)
+        try:
+            found = ranges(file.path, index if exists else None, bytes_per_unit)
+        except DamagedInput:
+            found = [Input(file.path)]  # read from the start, it shows where the damage is
+        cuts = [(cut.start, cut.stop, cut.first_ordinal) for cut in found]
+        write_json(plan, cuts)
+    return [Input(file.path, start, stop, first_ordinal, options) for start, stop, first_ordinal in cuts]
+
+
+def _until_magic(path: PurePosixPath) -> list[str]:
+    parts = list(path.parent.parts)
+    magic = next((position for position, part in enumerate(parts) if fsspec.core.has_magic(part)), len(parts))
+    return parts[:magic]

@@ -1,0 +1,19 @@
+"""Lists of file names that many units need: each is a file of the corpus, so that no unit's spec repeats it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.json_file import read_json
+
+
+def write_names(corpus: Path, names: Sequence[str]) -> str:
+    """Writes `names` to a file that is named after them, unless it is there; returns its path within `corpus`."""
+    path = f".stages/plans/{fingerprint(list(names))}.json"
+    if not (corpus / path).exists():
+        write_json(corpus / path, list(names))
+    return path
+
+
+def read_names(corpus: Path, path: str) -> list[str]:
+    return read_json(corpus / path, list[str])

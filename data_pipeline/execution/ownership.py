@@ -1,0 +1,100 @@
+"""One build at a time works on a corpus, and no worker of a former build writes to it any more.
+
+Two files under `CORPUS/.stages`, both locked with flock, which ends with the process that holds it, however that ends:
+
+- `driver` is locked by the running build. It says which host and process that is.
+- `workers` holds the build's token. A worker shares its lock while it works. A new build waits until nobody has it,
+  then writes a token of its own; a worker that finds another token than its build's has nothing to do here any more.
+"""
+
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.locks import lock
+
+_SECONDS_FOR_FORMER_WORKERS = 60.0  # Ray ends the workers of a dead driver within seconds
+_claimed: dict[Path, int] = {}  # descriptors: closing one gives its lock away
+_tokens: dict[Path, str] = {}
+
+
+def claim(corpus: Path) -> None:
+    """Makes this process the one that builds `corpus`, until it ends; waits for workers that a killed build left.
+
+    Raises FailedError where another build is at it, UserError where the corpus can't be written.
+    """
+    corpus = corpus.resolve()
+    if corpus in _claimed:
+        return
+    path = corpus / ".stages" / "driver"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"output: {path} can't be written: {error.strerror}") from None
+    try:
+        lock(descriptor, f"{corpus}: a second build would spoil this one; see that only one runs at a time")
+    except BlockingIOError:
+        holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
+        os.close(descriptor)
+        raise FailedError(f"{corpus}: another build is at work on it ({holder}); wait for it or stop it") from None
+    with (corpus / ".stages" / "workers").open("a") as file:
+        _wait_for_former_workers(file.fileno(), corpus)
+    _claimed[corpus] = descriptor
+
+
+def begin(corpus: Path) -> str:
+    """The token that workers of this process's build of `corpus` show; those of former builds are out from now on."""
+    corpus = corpus.resolve()
+    claim(corpus)
+    if corpus not in _tokens:
+        os.ftruncate(_claimed[corpus], 0)
+        os.pwrite(_claimed[corpus], f"host {socket.gethostname()}, process {os.getpid()}".encode(), 0)
+        token = uuid.uuid4().hex
+        with (corpus / ".stages" / "workers").open("a") as file:
+            _wait_for_former_workers(file.fileno(), corpus)
+            file.truncate(0)
+            file.write(token)
+        _tokens[corpus] = token
+    return _tokens[corpus]
+
+
+def _wait_for_former_workers(descriptor: int, corpus: Path) -> None:
+    until = time.monotonic() + _SECONDS_FOR_FORMER_WORKERS
+    while True:
+        try:
+            return lock(descriptor, None)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise FailedError(
+                    f"{corpus}: workers of a former build are still writing to it; end them, then run the command again"
+                ) from None
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def at_work(corpus: Path, token: str) -> Iterator[None]:
+    """In a worker: the block may write to `corpus`. FailedError where the last build isn't the one with `token`."""
+    path = corpus / ".stages" / "workers"
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open())
+        except OSError as error:
+            raise FailedError(f"{path}: {error.strerror} on host {socket.gethostname()}") from None
+        lock(file, None, shared=True, wait=True)
+        if file.read() != token:
+            raise FailedError(f"{corpus}: another build has taken over")
+        yield
+
+
+def sees(corpus: Path, token: str) -> bool:
+    """Whether `corpus`, as seen from here, is the directory of the build with `token`."""
+    try:
+        return (corpus / ".stages" / "workers").read_text() == token
+    except OSError:
+        return False

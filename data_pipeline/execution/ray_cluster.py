@@ -1,0 +1,156 @@
+"""Ray as the units see it: a cluster that is started or joined, and a function applied to inputs by free workers."""
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_RETRIES = 2  # for a unit whose worker was lost; Ray's own number is infinite, and the loss may be the unit's fault
+# Ray prints pages about every lost worker; what matters of them is in our own messages.
+_OF_LOST_WORKERS = (
+    "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
+    r"|how to address the out of memory issue|^\s*$"
+)
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)  # these two are read when Ray is imported
+os.environ.setdefault("RAY_task_oom_retries", str(_RETRIES))
+
+import ray  # noqa: E402
+import ray.data.exceptions  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+
+from data_pipeline.config import RayConfig  # noqa: E402
+from data_pipeline.execution import ownership  # noqa: E402
+from data_pipeline.foundation.errors import FailedError  # noqa: E402
+
+_SECONDS_TO_CONNECT = 10.0
+_SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
+
+
+@dataclass(frozen=True)
+class Lost:
+    """In place of a result: the worker was lost on every try. `reason`: how, on the last one, and where."""
+
+    reason: str
+
+
+def start(config: RayConfig, corpus: Path, token: str) -> None:
+    """Starts Ray here, or joins the cluster at `config.address`, all of whose nodes must see `corpus`.
+
+    Raises FailedError where the cluster can't be reached or one of its nodes sees another directory.
+    """
+    if ray.is_initialized():
+        return
+    if config.address is None:
+        # Only counts travel through the object store; the rest of the memory is the workers'.
+        ray.init(
+            address="local",  # not a cluster that happens to run on this machine
+            num_cpus=config.num_cpus,
+            object_store_memory=256 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    else:
+        _join(config.address)
+        _probe(corpus, token)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.verbose_progress = False
+    context.max_errored_blocks = -1  # a unit that is lost doesn't stop the others
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it logs as an error it raises too
+
+
+def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
+    """(name, `function` of the input) for each of `inputs` by name, as they finish.
+
+    An input travels in a row of its own, so that what a worker gets doesn't grow with their number. Where a worker or
+    node is lost, its input goes to another one, `_RETRIES` times; then once more, with a whole node to itself, which
+    helps where only several at once fill the memory; then it is `Lost`.
+
+    Raises FailedError, which says that `what` failed, where Ray gives up.
+    """
+
+    def perform(batch: dict[str, Any]) -> dict[str, list[str]]:
+        return {"name": list(batch["name"]), "result": [function(str(text)) for text in batch["input"]]}
+
+    rows = [{"name": name, "input": text} for name, text in inputs.items()]
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # Ray 2.60 has no other way to bound retries than the one it will replace in 2.64
+        dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=_RETRIES)
+    left = dict(inputs)
+    try:
+        for row in dataset.iter_rows():
+            del left[row["name"]]
+            yield row["name"], row["result"]
+        yield from _alone(function, left)
+    except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
+        raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; what is finished is kept") from None
+
+
+def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | Lost]]:
+    """As `each`, but one try, with all CPUs of a node for each input."""
+    if not inputs:
+        return
+    cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+    task = ray.remote(num_cpus=cpus, max_retries=0)(function)
+    running = {task.remote(text): name for name, text in inputs.items()}
+    while running:
+        (done,), _ = ray.wait(list(running), num_returns=1)
+        name = running.pop(done)
+        try:
+            yield name, ray.get(done)
+        except ray.exceptions.OutOfMemoryError as error:
+            node = re.search(r"IP: ([^,\s]+)", str(error))
+            where = f" on node {node[1]}" if node else ""
+            yield name, Lost(f"out of memory{where} on every try, the last one with the node to itself")
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
+            cause = "it crashed, or the system ended it because memory ran out"
+            yield name, Lost(f"the worker died on every try, the last one with a node to itself: {cause}")
+
+
+def _join(address: str) -> None:
+    # One attempt, of 40 s at most. Ray makes 20, so that another program at the port would keep us for a quarter hour.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():  # tells at once where nobody listens
+            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+        ray.init(address=address, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise FailedError(f"ray.address: can't join the cluster at {address}: {_one_line(error)}") from None
+
+
+def _probe(corpus: Path, token: str) -> None:
+    """Every node of the cluster looks for the token that this build has written into `corpus`."""
+
+    @ray.remote(num_cpus=0)
+    def sees() -> bool:
+        return ownership.sees(corpus, token)
+
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    answers = {
+        sees.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(): node
+        for node in nodes
+    }
+    done, silent = ray.wait(list(answers), num_returns=len(answers), timeout=_SECONDS_TO_PROBE)
+    problems = [f"ray.address: node {nodes[answers[answer]]} doesn't answer" for answer in silent]
+    for answer in done:
+        with contextlib.suppress(ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):  # gone since
+            if not ray.get(answer):
+                where = nodes[answers[answer]]
+                problems.append(f"output: {corpus} on node {where} isn't the directory that this build writes to")
+    if problems:
+        raise FailedError("\n".join(problems))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500].rstrip(".")

@@ -1,0 +1,77 @@
+"""What the commands of this project share: arguments that are paths, --version, and how a command ends.
+
+Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 stopped.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.errors import UserError
+
+STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
+
+def local_path(text: str) -> Path:
+    """A path on this machine; ValueError for a URL."""
+    return Path(paths.local(text))
+
+
+def path_argument(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
+    """typer's description of a positional argument that is a path. `read` (of `paths`) says which are taken."""
+    return typer.Argument(metavar=name, help=help, parser=_parser(name, read))
+
+
+def path_option(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
+    """typer's description of an option that is a path."""
+    return typer.Option(name, metavar="PATH", help=help, parser=_parser(name, read))
+
+
+def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`read`, with its ValueError as a UserError that names the argument."""
+
+    def reading(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from None
+
+    return reading
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from data_pipeline.foundation.code_version import PACKAGE, code_version, package_version
+
+        release, code = package_version(), code_version()
+        print(f"{PACKAGE} {release}" + (f" (commit {code})" if code != release else ""))
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+]
+
+
+def run_command(app: typer.Typer) -> None:
+    """Runs `app`; an error that is the user's to mend is printed as it is, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        with contextlib.suppress(OSError):  # a full disk refuses a log, and must not change the exit code
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            print("interrupted; run the same command again to go on", file=sys.stderr)
+        raise
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

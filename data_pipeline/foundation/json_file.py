@@ -1,0 +1,73 @@
+"""JSON files read into types, so that no damaged or foreign file gets further than its reader."""
+
+import logging
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from data_pipeline.foundation.errors import FailedError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_LONGEST_VALUE = 60  # characters of what was found that a message shows
+_SAY_ALL = ("json_invalid", "missing", "value_error")  # kinds of problems whose message needs no value beside it
+
+
+def _is_below(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_is_below)]
+"""A path in a file that names others beside it: relative, and never out of their directory."""
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The content of `path` as a `kind`: a dataclass, or any type with annotations that pydantic knows.
+
+    Values keep their types ("5" is no number) and keys that `kind` lacks are ignored. Raises FileNotFoundError where
+    there is no such file, and FailedError naming the file, the key and what was found where it holds anything else.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FailedError(f"{path}: can't be read: {error.strerror}") from None
+    return parse_json(content, kind, path)
+
+
+def read_sound_json(path: Path, kind: type[T]) -> T | None:
+    """The same of a file that its program can do without: None where it is missing, or damaged, which is logged."""
+    try:
+        return read_json(path, kind)
+    except FileNotFoundError:
+        return None
+    except FailedError as error:
+        logger.warning("%s; going on without it", error)
+        return None
+
+
+def parse_json(content: bytes, kind: type[T], path: Path) -> T:
+    """The same for what was read from `path` already."""
+    try:
+        return _adapter(cast(Any, kind)).validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        found = f", got {_short(first['input'])}" if first["type"] not in _SAY_ALL else ""
+        raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

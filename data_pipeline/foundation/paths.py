@@ -1,0 +1,51 @@
+"""Paths and URLs as users write them, in config files and as arguments, and what goes wrong when they are opened."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from data_pipeline.foundation.errors import UserError
+
+
+def location(text: str) -> str:
+    """A path on this machine or a fsspec URL, with the home directory in place of `~` or `~user` at its start.
+
+    Raises ValueError for an empty path and for a user who has no home directory.
+    """
+    if not text:
+        raise ValueError("expected a path, got ''")
+    expanded = os.path.expanduser(text)  # noqa: PTH111 (Path would drop a URL's second slash)
+    if expanded.startswith("~"):
+        raise ValueError(f"{text}: no home directory is known for that user (a file of that name is ./{text})")
+    return expanded
+
+
+def local(text: str) -> str:
+    """A path on this machine, expanded like a `location`. Raises ValueError for a URL."""
+    if "://" in text:
+        raise ValueError(f"{text} is a URL; expected a path on this machine or on a file system mounted here")
+    return location(text)
+
+
+def mlflow_uri(text: str) -> str:
+    """Where MLflow keeps runs: a `location`, or sqlite:///FILE, whose FILE is local. Raises ValueError like both."""
+    prefix = "sqlite:///"
+    return prefix + local(text.removeprefix(prefix)) if text.startswith(prefix) else location(text)
+
+
+@contextlib.contextmanager
+def opening(path: str) -> Iterator[None]:
+    """Turns what a file system raises into a UserError of one line that begins with `path`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory, expected a file") from None
+    except PermissionError:
+        raise UserError(f"{path}: permission denied") from None
+    except Exception as error:  # each library has errors of its own: an unknown protocol, no login, no network
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{path}: can't be read: {reason}") from None

@@ -1,0 +1,1 @@
+"""Compressed streams, whole or from a byte on."""

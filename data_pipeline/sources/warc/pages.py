@@ -1,0 +1,151 @@
+"""Common Crawl WARC archives (`CC-MAIN-….warc.gz`): HTTP responses, of which we extract the main text of HTML pages."""
+
+import contextlib
+import re
+import zlib
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import BytesHeaderParser
+from email.policy import compat32
+
+import brotli
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+from resiliparse.parse.html import HTMLTree
+
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.warc.records import WarcOptions, warc_records
+from data_pipeline.sources.wet import dropped
+
+_STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+class Options(WarcOptions):
+    """`main_content`: leave out navigation, headers and footers; false gives all visible text, as WET files have it."""
+
+    main_content: bool = True
+
+
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    """The text of every HTML page fetched with status 200; the ordinal is the index among all records of the archive.
+
+    The character set is the first that fits every byte of those that the byte order mark, the HTTP header and the
+    <meta> give or the bytes suggest. Where none fits, undecodable bytes become U+FFFD. Counts `read` (responses),
+    `undecodable` and what is dropped, the first that holds: `not_200`, `not_html`, `no_url`, `no_content` (no text in
+    the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br) can't be undone is damage; for
+    other damage see `warc_records`.
+
+        HTTP/1.1 200 OK  Content-Type: text/html  …  <title>A</title><p>Some text.</p>
+          ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
+    """
+    options = Options(**file.options)
+    for record in warc_records(file, intake, "response", options):
+        url = record.headers.get("warc-target-uri", "").strip("<>")
+        timestamp = record.headers.get("warc-date", "")
+        status, http, body = _parse_http(record.block)
+        if status != 200:
+            intake.counters.drop("not_200", f"{status} {url}")
+            continue
+        if http.get_content_type() not in ("text/html", "application/xhtml+xml"):
+            intake.counters.drop("not_html", f"{http.get_content_type()} {url}")
+            continue
+        try:
+            html = _text_of(_decoded(body, http, options.max_record_bytes), http, intake)
+            tree = HTMLTree.parse(html)
+            text = extract_plain_text(tree, main_content=options.main_content, alt_texts=False)
+        except (ValueError, RuntimeError) as error:
+            intake.damaged(record.position, f"{url}: {error}")
+            continue
+        missing = dropped(url, text, timestamp)
+        if missing:
+            intake.counters.drop(missing, f"{url} {text[:200]}")
+            continue
+        yield Record(record.ordinal, text, url, " ".join((tree.title or "").split()), timestamp)
+
+
+def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
+    """Status, headers and body of a response; status 0 for what isn't HTTP (a DNS lookup, say).
+
+    Without a Content-Type a body that begins as HTML is HTML.
+    """
+    head_end = _HEAD_END.search(block)
+    head, body = (block[: head_end.start()], block[head_end.end() :]) if head_end else (block, b"")
+    status_line, _, fields = head.partition(b"\n")
+    status = _STATUS.match(status_line)
+    headers = BytesHeaderParser(policy=compat32).parsebytes(fields)
+    if "content-type" not in headers:
+        headers["content-type"] = "text/html" if body.lstrip()[:1] == b"<" else "application/octet-stream"
+    return int(status[1]) if status else 0, headers, body
+
+
+def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
+    """The body without its transfer and content encodings, outermost first.
+
+    Crawlers often store a body decoded and leave the headers as they were: one that shows no sign of the encoding is
+    taken as it is.
+    """
+    if _says(headers, "transfer-encoding", "chunked") and _CHUNK_SIZE.match(body):
+        body = _unchunked(body)
+    if body.startswith(b"\x1f\x8b"):
+        return _inflated(body, 16 + zlib.MAX_WBITS, limit)
+    if body.lstrip()[:1] == b"<":
+        return body
+    if _says(headers, "content-encoding", "deflate"):
+        return _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, limit)
+    if _says(headers, "content-encoding", "br"):
+        return _unbrotlied(body, limit)
+    return body
+
+
+def _says(headers: Message, name: str, encoding: str) -> bool:
+    return encoding in str(headers.get(name, "")).lower().replace(" ", "").split(",")
+
+
+def _unchunked(body: bytes) -> bytes:
+    """b"3\\r\\nabc\\r\\n0\\r\\n\\r\\n"  ->  b"abc"; raises ValueError where a chunk is cut or malformed."""
+    pieces, position = list[bytes](), 0
+    while size := _CHUNK_SIZE.match(body, position):
+        start, length = size.end(), int(size[1], 16)
+        if not length:
+            return b"".join(pieces)
+        pieces.append(body[start : start + length])
+        position = start + length
+        position += 2 if body[position : position + 2] == b"\r\n" else 1
+    raise ValueError(f"corrupt chunked encoding at byte {position}")
+
+
+def _inflated(body: bytes, wbits: int, limit: int) -> bytes:
+    inflate = zlib.decompressobj(wbits)
+    try:
+        content = inflate.decompress(body, limit)
+    except zlib.error as error:
+        raise ValueError(f"corrupt gzip or deflate encoding ({error})") from None
+    if not inflate.eof:
+        raise ValueError("gzip or deflate encoding is cut off, or holds more than max_record_bytes")
+    return content
+
+
+def _unbrotlied(body: bytes, limit: int) -> bytes:
+    decompressor = brotli.Decompressor()
+    try:
+        content: bytes = decompressor.process(body, output_buffer_limit=limit)
+    except brotli.error as error:
+        raise ValueError(f"corrupt br encoding ({error})") from None
+    if not decompressor.is_finished():
+        raise ValueError("br encoding is cut off, or holds more than max_record_bytes")
+    return content
+
+
+def _text_of(body: bytes, headers: Message, intake: Intake) -> str:
+    declared = map_encoding_to_html5(headers.get_content_charset(""), fallback_utf8=False)
+    candidates = [name for mark, name in _BYTE_ORDER_MARKS if body.startswith(mark)]
+    candidates += [declared] if declared else []
+    candidates += [detect_encoding(body, from_html_meta=True) or "utf-8", "utf-8"]
+    for encoding in candidates:
+        with contextlib.suppress(UnicodeError, LookupError):
+            return body.decode(encoding).removeprefix("\ufeff")
+    intake.counters["undecodable"] += 1
+    return body.decode(candidates[0], errors="replace").removeprefix("\ufeff")

@@ -1,0 +1,202 @@
+"""Records of WARC archives (.warc, .wet): ISO 28500, versions 0.17 to 1.1, plain or compressed."""
+
+import base64
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.lines import RecordOptions, too_long
+from data_pipeline.sources.record import Input, Intake
+
+_VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
+_NEXT_RECORD = re.compile(rb"\r?\n\r?\n(WARC/\d+\.\d+[ \t]*\r?\n)")
+_LONGEST_LINE = 1 << 16
+_FORMATS = {"conversion": "wet", "response": "warc"}
+_TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"}
+
+
+class WarcOptions(RecordOptions):
+    """`verify_digests`: check each WARC-Block-Digest, the only way to notice a changed byte in an uncompressed file."""
+
+    verify_digests: bool = True
+
+
+@dataclass(slots=True)
+class WarcRecord:
+    """`ordinal`: index among all records of the archive. `position`: its place, for messages. Header names in lower
+    case."""
+
+    ordinal: int
+    position: str
+    headers: dict[str, str]
+    block: bytes
+
+
+class _Malformed(ValueError):
+    """A record that can't be used; the next one is searched for."""
+
+
+class _TooLong(_Malformed):
+    """A record longer than we take: its length may be true, so it only matters where the record is wanted."""
+
+
+def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
+    """Every record of one type, each as long as its Content-Length says. Counts them under `read`.
+
+    A record with a damaged header, length or digest is noted (and counted under `read` too, as its type may be lost),
+    and reading goes on at the next line that begins a record. Raises `DamagedInput` for a file that isn't an archive,
+    and, after all whole records, for one that is cut off or whose compression is corrupt. A cut exactly between two
+    records leaves a valid archive, which no reader can tell from the whole. An archive of other records alone (a WARC
+    read as WET) is damage too; one with none but `warcinfo` is empty.
+
+    We don't read with a WARC library: fastwarc and warcio both take a truncated archive for a shorter one.
+    """
+    with open_stream(file.path) as stream:
+        source = _Source(stream)
+        ordinal, astray = 0, False  # astray: the last record's end isn't known, so what follows may be part of it
+        types: set[str] = set()
+        while source.skip_to_record():
+            position = f"record {ordinal} at byte {source.offset} of the content"
+            if source.skipped and not astray:
+                _note(intake, f"{source.skipped} bytes before {position}", "expected a line such as WARC/1.0")
+            astray = False
+            try:
+                headers = _headers(source)
+                types.add(headers["warc-type"])
+                wanted = headers["warc-type"] == record_type
+                block = _block(source, headers, options)
+            except _TooLong as problem:
+                astray = True
+                if wanted:
+                    _note(intake, position, str(problem))
+            except _Malformed as problem:
+                astray = True
+                _note(intake, position, str(problem))
+            except EOFError as end:
+                raise DamagedInput(file.path, position, str(end)) from None
+            else:
+                if wanted:
+                    intake.counters["read"] += 1
+                    if options.verify_digests and not _digest_holds(headers.get("warc-block-digest", ""), block):
+                        intake.damaged(position, "its content differs from its WARC-Block-Digest")
+                    else:
+                        yield WarcRecord(ordinal, position, headers, block)
+                if source.cut:
+                    raise DamagedInput(
+                        file.path, position, "the archive ends before the empty lines that close a record"
+                    )
+            ordinal += 1
+        if ordinal == 0:
+            raise DamagedInput(file.path, "byte 0", "not a WARC archive: expected a line such as WARC/1.0")
+        if source.skipped and not astray:
+            raise DamagedInput(file.path, f"the last {source.skipped} bytes", "expected a line such as WARC/1.0")
+        if record_type not in types and (others := types - {"warcinfo"}):
+            way_out = "".join(f"; its format is {_FORMATS[kind]}" for kind in others & _FORMATS.keys())
+            reason = f"expected {record_type} records, found only {', '.join(sorted(others))}{way_out}"
+            raise DamagedInput(file.path, "its end", reason)
+
+
+def _note(intake: Intake, position: str, reason: str) -> None:
+    intake.counters["read"] += 1
+    intake.damaged(position, reason)
+
+
+class _Source:
+    """A stream that knows its offset and takes back what was read from it."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream, self._back = stream, io.BytesIO()
+        self.offset = 0
+        self.skipped = 0  # bytes between the last record and the one found
+        self.cut = False  # the last record's closing empty lines are missing, and nothing follows
+
+    def read(self, size: int) -> bytes:
+        data = self._back.read(size)
+        data += self._stream.read(size - len(data)) if len(data) < size else b""
+        self.offset += len(data)
+        return data
+
+    def readline(self) -> bytes:
+        line = self._back.readline(_LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            line += self._stream.readline(_LONGEST_LINE - len(line))
+        self.offset += len(line)
+        return line
+
+    def unread(self, data: bytes) -> None:
+        self._back = io.BytesIO(data + self._back.read())
+        self.offset -= len(data)
+
+    def skip_to_record(self) -> bool:
+        """Go to the next line that begins a record; empty lines on the way don't count as skipped."""
+        self.skipped = 0
+        while line := self.readline():
+            if _VERSION.fullmatch(line):
+                self.unread(line)
+                return True
+            self.skipped += len(line) if line.strip() else 0
+        return False
+
+
+def _headers(source: _Source) -> dict[str, str]:
+    """The named fields, the first of each name; a line that begins with a space continues the one before."""
+    headers: dict[str, str] = {}
+    name = ""
+    source.readline()  # the version
+    while (line := source.readline()).strip():
+        field, colon, value = line.decode(errors="replace").partition(":")
+        if field.startswith((" ", "\t")) and name:
+            headers[name] += " " + line.decode(errors="replace").strip()
+            continue
+        if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+            raise EOFError("the archive ends inside this record's header")
+        if not field.strip() or not colon or not line.endswith(b"\n"):
+            source.unread(line)  # it may begin the next record
+            raise _Malformed(f"expected a header field, found {line[:40]!r}")
+        name = field.strip().lower()
+        headers.setdefault(name, value.strip())
+    if not line.endswith(b"\n"):
+        raise EOFError("the archive ends inside this record's header")
+    headers["warc-type"] = headers.get("warc-type", "").lower()
+    if headers["warc-type"] not in _TYPES:  # no record is passed over because a byte of its type changed
+        raise _Malformed(f"WARC-Type is {headers['warc-type'][:40]!r}")
+    return headers
+
+
+def _block(source: _Source, headers: dict[str, str], options: WarcOptions) -> bytes:
+    """The record's content, if its Content-Length leads to the two empty lines that close a record."""
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal() and len(length) < 20):
+        raise _Malformed(f"Content-Length is {length[:40]!r}")
+    if int(length) > options.max_record_bytes:
+        raise _TooLong(too_long(options))
+    block = source.read(int(length))
+    closing = [source.readline(), source.readline()]
+    if len(block) == int(length) and not b"".join(closing).strip():
+        source.cut = not closing[1].endswith(b"\n")
+        return block
+    # The length is wrong, or the file cut. What was read in its name may hold other records: go back to the first.
+    data = block + b"".join(closing)
+    if following := _NEXT_RECORD.search(data):
+        source.unread(data[following.start(1) :])
+    elif len(block) < int(length):
+        raise EOFError("the archive ends inside this record")
+    raise _Malformed(f"its Content-Length, {length}, doesn't lead to the end of a record")
+
+
+def _digest_holds(label: str, block: bytes) -> bool:
+    """Whether `block` has the digest "sha1:<base 32 or hex>"; true for one in a form we don't know."""
+    algorithm, _, value = label.partition(":")
+    algorithm = algorithm.lower().replace("-", "")
+    if algorithm not in ("md5", "sha1", "sha256", "sha512"):
+        return True
+    digest = hashlib.new(algorithm, block, usedforsecurity=False)
+    if len(value) == 2 * digest.digest_size:
+        return value.lower() == digest.hexdigest()
+    known = base64.b32encode(digest.digest()).decode()
+    return len(value) != len(known) or value.upper() == known

@@ -1,0 +1,1 @@
+"""Wikipedia's XML dumps: pages, redirects, cuts of dumps in many streams."""

@@ -1,0 +1,378 @@
+"""Wikipedia dumps (`pages-articles.xml.bz2`, Special:Export): MediaWiki XML, export schemas 0.3 to 0.11."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import quote, urlsplit
+from xml.parsers import expat
+
+from data_pipeline.cleaning.wikitext.names import normalised_namespace
+from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, pieces
+from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
+from data_pipeline.sources.wikipedia.redirects import is_redirect
+from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
+
+_MAX_TEXT = 1 << 26  # characters; MediaWiki's own limit is 2 MiB
+_MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
+
+# Valid in every wiki; a dump without <siteinfo> has nothing else to go by.
+_CANONICAL_NAMESPACES = (
+    "media special talk user user_talk project project_talk file file_talk image image_talk mediawiki mediawiki_talk "
+    "template template_talk help help_talk category category_talk"
+)
+
+_HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Category
+
+
+def read(file: Input, intake: Intake) -> Iterator[Record]:
+    """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
+
+    The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and what was dropped:
+    `not_article`, `redirect`, `empty`, and `damaged`: a page that is no well-formed XML is noted with its place, and
+    reading goes on with the next one. A file that ends before `</mediawiki>` yields its whole pages, is noted as
+    damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
+    `DamagedInput` for anything that isn't a MediaWiki export, and where the file can't be decompressed. One page's text
+    is in memory at a time.
+
+    Of a range of bytes (`multistream.ranges`) the pages are read that begin in it.
+
+        <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
+    """
+    reader = _Reader(file, intake)
+    if file.start:
+        reader.find_head()
+    with closing(as_utf8(pieces(file))) as content:
+        try:
+            for before, name, position, beyond in page_tags(content):
+                record = reader.take(before, name)
+                if record:
+                    yield record
+                if name == PAGE:
+                    if beyond:
+                        reader.end_of_range()
+                        return
+                    reader.begin_page(position)
+        except DamagedBeyond:
+            if reader.in_page:  # else it is the next range's
+                raise
+            return
+        except LookupError as error:
+            raise DamagedInput(file.path, "byte 0 of the XML", str(error)) from None
+    reader.end_of_file()
+
+
+class _Reader:
+    """Where in an export we are: before or in the element `<mediawiki>`, in a page or between two."""
+
+    def __init__(self, file: Input, intake: Intake):
+        self._file, self._intake = file, intake
+        self._site: _Site | None = None
+        self._open = False  # inside <mediawiki>
+        self._page: _Page | None = None
+        self._ordinal = file.first_ordinal
+        self._position = 0  # of the page, or the end of the last one
+        self._between = bytearray()
+        self._skipping = False
+
+    @property
+    def in_page(self) -> bool:
+        return self._page is not None
+
+    def find_head(self) -> None:
+        """Namespaces and address from the head of the file, for a range that doesn't begin with it.
+
+        What precedes the first page of the range belongs to the range before.
+        """
+        self._skipping = True
+        head = bytearray()
+        with closing(as_utf8(pieces(Input(self._file.path)))) as content:
+            for before, name, _, _ in page_tags(content):
+                head += before
+                if name == PAGE or len(head) > _MAX_BETWEEN:
+                    break
+                head += name
+        self._between = head
+        self._end_between()
+
+    def take(self, before: bytes, name: bytes) -> Record | None:
+        """The bytes up to a tag, and the tag, unless it begins a page. The record that ends with it, if any."""
+        if self._page is None:
+            if not self._skipping:
+                self._add_between(before + (name if name != PAGE else b""))
+            return None
+        self._page.feed(before)
+        if name == END:
+            self._page.feed(name)
+            return self._end_page()
+        if name:
+            self._abandon_page("the next page begins before this one ends")
+            if name == ROOT:
+                self._open = False
+                self._add_between(name)
+        return None
+
+    def begin_page(self, position: int) -> None:
+        if not self._skipping:
+            self._end_between()
+        self._skipping, self._position = False, position
+        self._page = _Page()
+        self._page.feed(PAGE)
+
+    def end_of_range(self) -> None:
+        if not self._skipping:
+            self._end_between()
+
+    def end_of_file(self) -> None:
+        if self._skipping:
+            return
+        if self._page is not None:
+            self._abandon_page("the XML ends inside this page")
+        else:
+            self._between = bytearray(_HALF_A_TAG.sub(b"", self._between))
+            self._end_between()
+            if not self._open:
+                return
+            self._intake.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
+        self._intake.counters["truncated_xml"] = 1
+
+    def _add_between(self, data: bytes) -> None:
+        self._between += data
+        if len(self._between) > _MAX_BETWEEN:
+            if self._site is None:
+                raise self._no_export(f"no page in the first {_MAX_BETWEEN} bytes")
+            self._end_between()
+
+    def _end_between(self) -> None:
+        """Make sense of what is between two pages: white space, or the end of one export and the head of another."""
+        data, self._between = bytes(self._between), bytearray()
+        if self._site is not None and not data.strip():
+            return
+        for index, part in enumerate(_END_OF_ROOT.split(data)):
+            if index:
+                self._open = False
+            if self._site is None or _ROOT_TAG.search(part):
+                part = self._begin_export(part)
+            if _COMMENT.sub(b"", part).strip():
+                self._intake.damaged_between(
+                    self._where(), "bytes between two pages that are no part of a MediaWiki export"
+                )
+
+    def _begin_export(self, data: bytes) -> bytes:
+        """Take in the head of an export; what follows it in `data`."""
+        root = _ROOT_TAG.search(data)
+        end = _END_OF_SITEINFO.search(data) or (None if b"<siteinfo" in data else root)
+        head, rest = (data[: end.end()], data[end.end() :]) if end else (data, b"")
+        try:
+            self._site = _Site(head.strip())
+        except ValueError as error:
+            if self._site is None:
+                raise self._no_export(str(error)) from None
+            self._intake.damaged_between(self._where(), str(error))
+        self._open = not (root and root[0].endswith(b"/>"))
+        return rest
+
+    def _end_page(self) -> Record | None:
+        assert self._page is not None
+        assert self._site is not None
+        counters, page, site = self._intake.counters, self._page, self._site
+        reason = page.finish()
+        if reason:
+            self._abandon_page(reason)
+            return None
+        ordinal, self._ordinal, self._page = self._ordinal, self._ordinal + 1, None
+        counters["read"] += 1
+        title, text = page.values["title"], page.values.get("text", "")
+        if not self._is_article(page.values):
+            counters.drop("not_article", title)
+        elif page.redirect or is_redirect(text):
+            counters.drop("redirect", f"{title}: {text}")
+        elif not text.strip():
+            counters.drop("empty", title)
+        else:
+            url = site.url_prefix and site.url_prefix + url_title(title)
+            timestamp = page.values.get("timestamp", "").strip()
+            hidden = frozenset(site.hidden_namespaces)
+            return Record(ordinal, text, url, title, timestamp, site.language, hidden_namespaces=hidden)
+        return None
+
+    def _abandon_page(self, reason: str) -> None:
+        self._intake.counters["read"] += 1
+        self._intake.damaged(self._where(), reason)
+        self._ordinal += 1
+        self._page = None
+
+    def _is_article(self, values: dict[str, str]) -> bool:
+        assert self._site is not None
+        if "ns" in values:
+            in_main = values["ns"].strip() == "0"
+        else:  # schemas before 0.6
+            prefix, colon, _ = values["title"].partition(":")
+            in_main = not (colon and normalised_namespace(prefix) in self._site.namespaces)
+        return in_main and values.get("model", "wikitext") == "wikitext"
+
+    def _where(self) -> str:
+        after = f" after byte {self._file.start} of the file" if self._file.start else ""
+        return f"page {self._ordinal}, byte {self._position} of the XML{after}"
+
+    def _no_export(self, reason: str) -> DamagedInput:
+        return DamagedInput(self._file.path, "byte 0 of the XML", f"expected a MediaWiki export: {reason}")
+
+
+_END_OF_ROOT = re.compile(rb"</mediawiki\s*>")
+_ROOT_TAG = re.compile(rb"<mediawiki(?:\s[^<>]*)?>|<mediawiki/>")
+_END_OF_SITEINFO = re.compile(rb"</siteinfo\s*>|<siteinfo\s*/>")
+_HALF_A_TAG = re.compile(rb"<[^<>]*\Z")
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+
+
+class _Site:
+    """What the head of an export says of its wiki."""
+
+    def __init__(self, head: bytes):
+        """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
+        self.url_prefix = ""
+        self.language = ""
+        self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
+        self.hidden_namespaces: set[str] = set()
+        self._key = ""  # of the namespace whose name comes next
+        self._depth = 0
+        self._value: list[str] | None = None
+
+        # Expat leaves external entities alone unless it is given a handler; a doctype is refused altogether.
+        parser = expat.ParserCreate("utf-8")
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        parser.StartDoctypeDeclHandler = self._doctype
+        self._has_root = False
+        try:
+            parser.Parse(head, False)
+        except expat.ExpatError as error:
+            raise ValueError(f"not well-formed XML ({error})") from None
+        if not self._has_root:
+            raise ValueError("no element in this XML")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            if name != "mediawiki":
+                raise ValueError(f"the XML is <{name}>")
+            self._has_root = True
+            self.language = attributes.get("xml:lang", "")
+        elif (self._depth, name) in {(3, "base"), (4, "namespace")}:
+            self._value = []
+            self._key = attributes.get("key", "")
+
+    def _characters(self, data: str) -> None:
+        if self._value is not None:
+            self._value.append(data)
+
+    def _end(self, name: str) -> None:
+        self._depth -= 1
+        if self._value is None:
+            return
+        value, self._value = "".join(self._value).strip(), None
+        if name == "base":
+            self.url_prefix = _url_prefix(value)
+        elif name == "namespace" and value:
+            self.namespaces.add(normalised_namespace(value))
+            if self._key in _HIDDEN_KEYS:
+                self.hidden_namespaces.add(normalised_namespace(value))
+
+    def _doctype(self, *_: object) -> None:
+        raise ValueError("the XML has a document type declaration")
+
+
+class _Page:
+    """One `<page>`: the values of its last revision's main slot, parsed while its bytes come in."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.redirect = False
+        self._depth = 0
+        self._slot: dict[str, str] = {}  # of <content>, which holds a slot other than the revision's own
+        self._value: list[str] | None = None
+        self._length = 0
+        self._reason = ""
+
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.buffer_size = 1 << 16
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        self._parser = parser
+
+    def feed(self, data: bytes) -> None:
+        if not self._reason:
+            try:
+                self._parser.Parse(data, False)
+            except expat.ExpatError as error:
+                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
+            except _TooLong:
+                self._reason = f"a text of more than {_MAX_TEXT} characters"
+
+    def finish(self) -> str:
+        """Why the page can't be used; "" if it can."""
+        if not self._reason:
+            try:
+                self._parser.Parse(b"", True)
+            except expat.ExpatError as error:
+                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
+        if not self._reason and not self.values.get("title", "").strip():
+            self._reason = "a page without a title"
+        return self._reason
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if name == "redirect" and self._depth == 2:
+            self.redirect = True
+        elif name == "revision" and self._depth == 2:
+            for key in ("text", "model", "timestamp"):
+                self.values.pop(key, None)
+        elif name == "content" and self._depth == 3:
+            self._slot = {}
+        elif name in _VALUES.get(self._depth, ()):
+            self._value, self._length = [], 0
+
+    def _characters(self, data: str) -> None:
+        if self._value is not None:
+            self._value.append(data)
+            self._length += len(data)
+            if self._length > _MAX_TEXT:
+                self._value = None
+                raise _TooLong
+
+    def _end(self, name: str) -> None:
+        if self._value is not None and name in _VALUES.get(self._depth, ()):
+            (self._slot if self._depth == 4 else self.values)[name] = "".join(self._value)
+            self._value = None
+        elif name == "content" and self._depth == 3 and self._slot.pop("role", "") == "main":
+            self.values |= self._slot
+        self._depth -= 1
+
+
+# What is read of a page, by depth: a revision's own <text> is not that of its other slots.
+_VALUES = {2: ("title", "ns"), 3: ("timestamp", "model", "text"), 4: ("role", "model", "text")}
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _url_prefix(base: str) -> str:
+    try:
+        parts = urlsplit(base)
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.netloc}/wiki/" if parts.netloc else ""
+
+
+def url_title(title: str) -> str:
+    """A title as Wikipedia writes it in addresses.
+
+    "Who's (on) A/B?"  ->  "Who%27s_(on)_A/B%3F"
+    """
+    return quote(title.replace(" ", "_"), safe=";@$!*(),/:~")

@@ -1,0 +1,157 @@
+"""Cut a dump of many bzip2 streams (`…-pages-articles-multistream.xml.bz2`) into ranges that can be read apart.
+
+Wikimedia compresses the dump's head, then every hundred pages, then its end, each as a bzip2 stream of its own, and
+publishes an index: `offset of the stream:page id:title`, a line for each page.
+"""
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from typing import BinaryIO
+
+import fsspec
+
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.sources.compression.byte_ranges import pieces
+from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.record import Input
+from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
+from data_pipeline.sources.wikipedia.xml_encoding import is_utf8
+
+# A stream's header, and then that of its first block, or its end where it has none.
+_STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
+_MAGIC_BYTES = 10
+_CHUNK = 1 << 22
+
+
+def index_of(path: str) -> str:
+    """Where Wikimedia puts the index of a multistream dump.
+
+    "a-multistream.xml.bz2"  ->  "a-multistream-index.txt.bz2"      "a-multistream1.xml-p1p9.bz2"  ->
+    "a-multistream-index1.txt-p1p9.bz2"
+    """
+    return re.sub(r"multistream(\d*)\.xml([^/]*)$", r"multistream-index\1.txt\2", path)
+
+
+def ranges(path: str, index_path: str | None, target_bytes: int, threads: int | None = None) -> list[Input]:
+    """Inputs that together are the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
+
+    A file of one stream, or of another compression, is one range. Without an index the streams are found by their
+    first bytes, and their pages counted by decompressing the file on `threads` threads (all cores): right for any
+    concatenated bzip2 (pbzip2's too), but it takes as long as reading the file once. Raises `UserError` for an index
+    that is not this file's, `DamagedInput` for one that can't be read.
+
+        ranges("a.bz2", None, 1 << 26)  ->  [Input("a.bz2", 0, 67108901), Input("a.bz2", 67108901, None, 1420)]
+    """
+    if not _has_streams(path):
+        return [Input(path)]
+    if index_path is None:
+        inputs = _cut(path, _stream_offsets(path), target_bytes)
+        return _numbered(inputs, _page_counts(inputs, threads)) if len(inputs) > 1 else inputs
+    offsets, counts = _read_index(index_path)
+    inputs = _cut(path, offsets, target_bytes)
+    _check_index(path, index_path, offsets, counts, [file.start for file in inputs])
+    before = [0]
+    for count in counts:
+        before.append(before[-1] + count)
+    return [Input(path, file.start, file.stop, before[bisect_left(offsets, file.start)]) for file in inputs]
+
+
+def _cut(path: str, offsets: Iterable[int], target_bytes: int) -> list[Input]:
+    """offsets 10, 90, 110, 205 by 100  ->  Input(0, 110), Input(110, None)"""
+    starts = [0]
+    for offset in offsets:
+        if offset - starts[-1] >= target_bytes:
+            starts.append(offset)
+    return [Input(path, start, stop) for start, stop in pairwise([*starts, None]) if start is not None]
+
+
+def _has_streams(path: str) -> bool:
+    """Whether the file is bzip2, of text in which tags can be found as bytes."""
+    with closing(pieces(Input(path))) as content:
+        utf8 = is_utf8(next(content, (b"", False))[0])
+    with fsspec.open(path, "rb") as file:
+        return utf8 and _begins_stream(file, 0)
+
+
+def _begins_stream(file: BinaryIO, offset: int) -> bool:
+    file.seek(offset)
+    return _STREAM.match(file.read(_MAGIC_BYTES)) is not None
+
+
+# --- without an index -----------------------------------------------------------------------------
+
+
+def _stream_offsets(path: str) -> Iterator[int]:
+    with fsspec.open(path, "rb") as file:
+        base, held = 0, b""
+        while data := file.read(_CHUNK):
+            data = held + data
+            for stream in _STREAM.finditer(data):
+                yield base + stream.start()
+            keep = min(len(data), _MAGIC_BYTES - 1)
+            base, held = base + len(data) - keep, data[len(data) - keep :]
+
+
+def _page_counts(inputs: list[Input], threads: int | None) -> list[int]:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:  # decompressing leaves Python's lock to others
+        return list(pool.map(_count_pages, inputs))
+
+
+def _count_pages(file: Input) -> int:
+    """Pages that begin in the range, up to the first damage: those that its reader will number."""
+    pages = 0
+    try:
+        for tag in page_tags(pieces(file)):
+            if tag.beyond and tag.name != b"":
+                break
+            pages += tag.name == PAGE
+    except DamagedInput:
+        pass
+    return pages
+
+
+def _numbered(inputs: list[Input], counts: list[int]) -> list[Input]:
+    numbered, ordinal = [], 0
+    for file, count in zip(inputs, counts, strict=True):
+        numbered.append(Input(file.path, file.start, file.stop, ordinal))
+        ordinal += count
+    return numbered
+
+
+# --- with an index --------------------------------------------------------------------------------
+
+
+def _read_index(index_path: str) -> tuple[list[int], list[int]]:
+    """The offsets of the streams that hold pages, in order, and the number of pages in each."""
+    offsets: list[int] = []
+    counts: list[int] = []
+    with open_stream(index_path) as lines:
+        for number, line in enumerate(lines, 1):
+            offset, _, rest = line.partition(b":")
+            if not (offset.isdigit() and rest.partition(b":")[0].isdigit()):
+                raise UserError(f"{index_path}: line {number}: expected offset:page id:title")
+            if not offsets or int(offset) > offsets[-1]:
+                offsets.append(int(offset))
+                counts.append(0)
+            elif int(offset) < offsets[-1]:
+                raise UserError(f"{index_path}: line {number}: offset {int(offset)} comes after {offsets[-1]}")
+            counts[-1] += 1
+    return offsets, counts
+
+
+def _check_index(path: str, index_path: str, offsets: list[int], counts: list[int], starts: list[int]) -> None:
+    """Each cut must be where a stream begins, and the first stream must hold as many pages as the index says."""
+    with fsspec.open(path, "rb") as file:
+        for offset in [*starts, offsets[0], offsets[-1]]:
+            if not _begins_stream(file, offset):
+                raise UserError(f"{index_path}: is no index of {path}: no bzip2 stream begins at its byte {offset}")
+    pages = _count_pages(Input(path, offsets[0], offsets[1] if len(offsets) > 1 else None))
+    if pages != counts[0]:
+        raise UserError(
+            f"{index_path}: is no index of {path}: {pages} pages begin at its byte {offsets[0]}, not {counts[0]}"
+        )

@@ -1,0 +1,281 @@
+"""The stages of deduplication: keys are gathered and decided step by step, and text is written once, at the end.
+
+Each step gathers the keys of every unit's text as the steps before have left it. That is worked out again from what
+they decided rather than stored: no intermediate text is written. Then each bucket of hashes decides who loses, and the
+last stage writes the documents that are left. For near-duplicates the buckets find pairs, and one unit more clusters.
+
+Language and bad words are decided between two steps, by each unit for its own documents: C4 looks at what is left of a
+page when lines that stand elsewhere are gone.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.cleaning.page import PageFilters
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.clusters import Clusters
+from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.documents import Documents
+from data_pipeline.dedup.keys import Bucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
+from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.minhash import NearDuplicates
+from data_pipeline.dedup.spans import Spans
+from data_pipeline.dedup.step import Row, Step
+from data_pipeline.dedup.urls import NewestUrl
+from data_pipeline.dedup.verdicts import Verdicts
+from data_pipeline.execution.name_lists import read_names, write_names
+from data_pipeline.execution.parts import Histograms, Part, describe, part_file, read_documents, totals
+from data_pipeline.execution.work_units import Finished, Stage, Unit, run
+from data_pipeline.foundation.atomic import atomic_path, fingerprint
+from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.text.document import Document
+from data_pipeline.text.tally import Tally
+
+Json = dict[str, Any]
+_COLUMNS = ["id", "text", "url", "target"]
+
+
+def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[str, list[Finished]]:
+    """Runs the stages that `config.dedup` asks for; returns them by name, the last one with the documents left."""
+    finished: dict[str, list[Finished]] = {}
+    in_order = sorted(parts, key=lambda part: part.first_id)
+    number = {part.name: position for position, part in enumerate(in_order)}
+    cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
+    applied: list[tuple[Json, dict[str, Json]]] = []  # what the steps so far decided, and each part's own files of it
+    depends = ""  # fingerprint of what the steps so far were made from
+
+    def spec(part: Part, own: str, output: str) -> Json:
+        return {
+            "part": part.path,
+            "source": part.source,
+            "first_id": part.first_id,
+            "unit": number[part.name],
+            "min_sentences": cleaning[part.source].min_sentences_per_page,
+            "cleaning": cleaning[part.source].model_dump(),
+            "dedup": config.dedup.model_dump(),
+            "applied": [{**decided, **own_files[part.name]} for decided, own_files in applied],
+            "step": own,
+            "output": output,
+        }
+
+    def per_part(of: list[Part], step: str, output: str) -> list[Unit]:
+        units = []
+        for part in of:
+            name = output.format(part.name)
+            rules = {"language", "bad_words", "bad_words_fraction"} if step == "filters" else set()
+            settings = cleaning[part.source].model_dump(include={"min_sentences_per_page", *rules})
+            inputs = fingerprint([part.checksums, number[part.name], settings, depends])
+            units.append(Unit(part.name, spec(part, step, name), inputs, (name,) if step else (), part.text_bytes))
+        return units
+
+    for step in config.steps:
+        depends = fingerprint([depends, step, config.dedup.model_dump(include={step})])
+        if step == "filters":
+            units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
+            finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
+            verdicts = [name for unit in filtered for name in unit.outputs]
+            own: dict[str, Json] = {
+                part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)
+            }
+            applied.append(({"step": step}, own))
+            depends = fingerprint([depends, [unit.checksums for unit in filtered]])
+            continue
+        if step == "urls":  # noted while reading
+            files = [part.urls for part in in_order]
+            count = sum(part.url_keys for part in in_order)
+            depends = fingerprint([depends, [part.checksums for part in in_order]])
+        else:
+            stage = f"{step}-keys"
+            units = per_part(in_order, step, f".stages/{stage}/{{}}.safetensors")
+            gathered = run(KEYS[step], units, corpus, config.ray)
+            finished[stage] = gathered
+            files = [name for unit in gathered for name in unit.outputs]
+            count = sum(unit.result["keys"] for unit in gathered)
+            depends = fingerprint([depends, [unit.checksums for unit in gathered]])
+        stage = f"{step}-losers"
+        units = []
+        listed = write_names(corpus, files)
+        buckets = Bucket.enough(count, config.dedup.keys_per_bucket)
+        for bucket in range(buckets):
+            name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
+            work = {"files": listed, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
+            work["dedup"] = config.dedup.model_dump()
+            units.append(Unit(Path(name).stem, work, fingerprint([depends, bucket, buckets]), (name,)))
+        finished[stage] = decided = run(LOSERS[step], units, corpus, config.ray)
+        losers = [name for unit in decided for name in unit.outputs]
+        if step == "minhash":
+            name = ".stages/minhash-clusters/clusters.safetensors"
+            work = {"files": listed, "pairs": losers, "output": name}
+            depends = fingerprint([depends, [unit.checksums for unit in decided]])
+            unit = Unit("clusters", work, depends, (name,))
+            finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
+            losers = [name]
+        own_files: dict[str, Json] = {
+            part.name: {"keys": None if step == "urls" else own, "own": None if step == "minhash" else own}
+            for part, own in zip(in_order, files, strict=True)
+        }
+        applied.append(({"step": step, "losers": write_names(corpus, losers)}, own_files))
+        depends = fingerprint([depends, [unit.checksums for unit in decided]])
+    finished[LAST.name] = run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
+    return finished
+
+
+def forget(corpus: Path, config: CorpusConfig) -> None:
+    """Removes what belongs to steps that the config no longer asks for: their results don't stand there any more."""
+    steps = config.steps
+    stages = corpus / ".stages"
+    unasked = [stages / name for name, step in _STEP_OF.items() if step not in steps]
+    for folder in unasked if steps else [*unasked, stages / LAST.name]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for pattern in ([] if "urls" in steps else ["*.urls.safetensors"]) + ([] if steps else ["*.parquet"]):
+        for file in (stages / "documents").glob(pattern):
+            file.unlink()
+
+
+def gather_keys(corpus: Path, spec: Json) -> Json:
+    """The keys of one step of one unit's documents, as the steps before have left them."""
+    step = _step(spec["step"], spec["dedup"])
+    keys = Keys(step.group, step.order)
+    gone: list[int] = []
+    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
+        if row is None:
+            gone.append(number)
+            continue
+        for item, words in step.keys(row):
+            keys.add(number, item, words)
+    return {"keys": keys.write(corpus / spec["output"], gone)}
+
+
+def filter_pages(corpus: Path, spec: Json) -> Json:
+    """What language and bad words decide of one unit's documents, as the steps before have left them."""
+    filters = PageFilters(CleaningConfig.model_validate(spec["cleaning"]))
+    verdicts = Verdicts()
+    for _, row in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
+        rules = Tally()
+        language = None if row is None else filters(row["text"], row["url"], row["language"], rules)
+        verdicts.add(gone=row is None, rule=next(iter(rules), ""), language=language or "")
+    verdicts.write(corpus / spec["output"])
+    return {}
+
+
+def decide_bucket(corpus: Path, spec: Json) -> Json:
+    """Who loses, of the keys of one bucket."""
+    files = read_names(corpus, spec["files"])
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, files)
+    _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
+    lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(files))
+    return {"keys": len(table), "lost": lost}
+
+
+def find_pairs(corpus: Path, spec: Json) -> Json:
+    """Near-duplicates that one bucket sees, as pairs of unit << 32 | document; each once."""
+    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
+    _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
+    documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
+    return _save_pairs(corpus / spec["output"], documents[losers], documents[winners])
+
+
+def find_clusters(corpus: Path, spec: Json) -> Json:
+    """Connected components of all pairs; all but the smallest id of each lose."""
+    clusters = Clusters()
+    files = read_names(corpus, spec["files"])
+    for name in spec["pairs"]:
+        clusters.join(load_file(corpus / name)["pairs"])
+    for unit, name in enumerate(files):
+        inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
+        clusters.join(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
+    documents, first = clusters.members()
+    losers = documents[documents != first]
+    places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
+    lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(files))
+    return {"pairs": clusters.pairs, "clusters": len(documents) - len(losers), "lost": lost}
+
+
+def write_left(corpus: Path, spec: Json) -> Json:
+    """Writes the documents of one unit that are left after all steps; returns what was dropped."""
+    tally, histograms = Tally(), Histograms()
+    path = corpus / spec["output"]
+    with part_file(path) as file:
+        for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
+            if row is not None:
+                document = Document(**row)
+                file.add(document)
+                histograms.add(document)
+    parts = [describe(corpus, path, file, spec["source"], spec["first_id"])]
+    return {
+        "counts": dict(sorted(tally.items())),
+        "examples": dict(sorted(tally.examples.items())),
+        "parts": parts,
+        **totals(parts),
+        **histograms.as_json(),
+    }
+
+
+_STEPS = ("urls", "lines", "spans", "documents", "minhash")
+KEYS = {step: Stage(f"{step}-keys", 1, gather_keys, "lower characters_per_part") for step in _STEPS}
+LOSERS = {
+    step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket, "lower dedup.keys_per_bucket")
+    for step in _STEPS
+}
+CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
+FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
+_STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
+_STEP_OF[FILTERS.name] = "filters"
+LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
+
+
+def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
+    """(number, row) of each document of a part, its text as the steps applied so far leave it; None if they drop it."""
+    unit = spec["unit"]
+    steps: list[Callable[[int, Row, Tally, int], str | None]] = []
+    # What is left is looked at once for its number of sentences, which is slow: the last keys say who was dropped.
+    counted, gone = 0, set()
+    for position, done in enumerate(spec["applied"]):
+        if done["step"] == "filters":
+            verdicts = Verdicts.read(corpus / done["verdicts"])
+            steps.append(verdicts.without)
+            counted, gone = position, verdicts.gone
+            continue
+        losers = read_losers(corpus, done["own"], read_names(corpus, done["losers"]), unit)
+        steps.append(partial(_without, _step(done["step"], spec["dedup"]), losers))
+        if done["keys"]:
+            counted, gone = position, read_gone(corpus, done["keys"])
+    for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
+        left: Row | None = row
+        for position, without in enumerate(steps):
+            min_sentences = spec["min_sentences"] if position >= counted or number in gone else 0
+            text = without(number, row, tally, min_sentences)
+            if text is None:
+                left = None
+                break
+            row["text"] = text
+        yield number, left
+
+
+def _without(
+    step: Step, losers: dict[int, list[int]], number: int, row: Row, tally: Tally, min_sentences: int
+) -> str | None:
+    return step.without(row, losers.get(number, []), tally, min_sentences)
+
+
+def _step(name: str, dedup: Json) -> Step:
+    if name == "minhash":
+        config = DedupConfig.model_validate(dedup).minhash
+        assert config is not None, "a step that isn't asked for"
+        return NearDuplicates(config)
+    steps: dict[str, Step] = {"urls": NewestUrl(), "lines": Lines(), "spans": Spans(), "documents": Documents()}
+    return steps[name]
+
+
+def _save_pairs(path: Path, losers: np.ndarray, winners: np.ndarray) -> Json:
+    pairs = np.unique(np.stack([losers, winners], axis=1), axis=0)
+    with atomic_path(path) as temporary, os_errors():
+        save_file({"pairs": pairs}, temporary)
+    return {"pairs": len(pairs)}

@@ -1,0 +1,90 @@
+"""The tokenizer stage: one unit, which trains the tokenizer on the corpus or takes an existing one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.config import TokenizerConfig
+from data_pipeline.execution.parts import Part
+from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.text.vocabulary import Vocabulary
+from data_pipeline.tokenizer import byte_level_bpe, sentencepiece
+from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
+from data_pipeline.tokenizer.training import check_memory, draw_sample, train
+
+# Unit and files by kind: with another kind the unit is another one, and the files of the former go.
+_UNITS = {
+    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING)),
+    "byte_level_bpe": ("byte-level-bpe", (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
+}
+_NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
+
+
+def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit]:
+    """One unit."""
+    if config.path is not None:
+        tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
+        if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
+            raise UserError(
+                f"tokenizer.vocab_size: {config.path} has {tokenizer.pieces} pieces, not {config.vocab_size}"
+            )
+        inputs: list[Any] = [tokenizer.sha256]
+    else:
+        inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
+    spec = {
+        "config": config.model_dump(),
+        "seed": seed,
+        "parts": [part.path for part in parts],
+        "text_bytes": sum(part.text_bytes for part in parts),
+    }
+    name, files = _UNITS[config.kind]
+    return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
+
+
+def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Writes the tokenizer's files; returns how many ids it has of its own, and what it was trained on."""
+    config = TokenizerConfig.model_validate(spec["config"])
+    sample: dict[str, int] = {}
+    if config.path is not None:
+        model = _existing(config)
+    else:
+        check_memory(min(config.sample_bytes, spec["text_bytes"]))
+        texts = draw_sample(corpus, spec["parts"], spec["seed"], config.sample_documents, config.sample_bytes)
+        sample = {"documents": len(texts), "bytes": sum(map(len, texts))}
+        model = train(config, texts)
+    Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
+    write_files(model, corpus)
+    return {"pieces": model.size, "sample": sample}
+
+
+def describe_sample(trained: Finished, documents: list[Finished]) -> str:
+    """One line about what the tokenizer was trained on, of all that the corpus has; "" where it wasn't trained."""
+    sample = trained.result["sample"]
+    if not sample:
+        return ""
+    there = sum(unit.result["documents"].get("train", 0) for unit in documents)
+    taken, text = sample["bytes"] / 1e6, sum(unit.result["text_bytes"] for unit in documents) / 1e6
+    return (
+        f"tokenizer: trained on {sample['documents']:,} of {there:,} training documents, "
+        f"{taken:,.1f} of {text:,.1f} MB of text (at most tokenizer.sample_documents and tokenizer.sample_bytes)"
+    )
+
+
+def expected(config: TokenizerConfig) -> Vocabulary:
+    """What the ids will be for, before anything is trained."""
+    own = sentencepiece.to_be_trained(config.vocab_size) if config.path is None else _existing(config).vocabulary
+    return with_more_ids(own, config.special_tokens, config.sentinels)
+
+
+STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
+
+
+def _existing(config: TokenizerConfig) -> TextModel:
+    assert config.path is not None
+    if config.kind == "sentencepiece":
+        return sentencepiece.SentencePiece.read(Path(config.path))
+    dictionary = Path(config.dictionary) if config.dictionary is not None else None
+    return byte_level_bpe.ByteLevelBPE.read(Path(config.path), dictionary)

@@ -1,0 +1,1 @@
+"""The words that cleaning, deduplication and objectives share: documents, sentences, tallies, vocabularies."""

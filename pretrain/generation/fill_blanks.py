@@ -1,0 +1,51 @@
+"""Blanks in sentences, and what a model fills them with: a look at what it has learnt."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.execution.parts import read_documents
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.objectives import Padded, SpanCorruption
+from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import write
+
+_WORDS = range(10, 25)
+
+
+def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
+    """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
+    if not tokenizer.sentinels:
+        raise UserError("--corpus: blanks are sentinels, and the model's tokenizer has none")
+    found: list[tuple[str, str]] = []
+    blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
+    for position, sentence in enumerate(_held_out_sentences(corpus)):
+        if len(found) == number:
+            break
+        row = Padded.full(np.array(tokenizer.encode([sentence]), dtype=np.int64))
+        keys = row_keys(seed, "blanks", 0, np.array([position]))
+        examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
+        found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
+    return found
+
+
+def fill(trained: TrainedModel, blanks: str, settings: GenerationSettings | None = None) -> str:
+    """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
+    return next(write(trained, [blanks], settings or GenerationSettings())).whole
+
+
+def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
+    """The first sentence of middling length of each held-out document."""
+    for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
+        for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "split"]):
+            if document["split"] != "validation":
+                continue
+            for sentence in re.split(r"(?<=[.!?])\s+", document["text"]):
+                if len(sentence.split()) in _WORDS and sentence[0].isupper() and sentence.endswith("."):
+                    yield sentence
+                    break

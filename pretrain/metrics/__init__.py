@@ -1,0 +1,1 @@
+"""Metrics: the log, MLflow, throughput, the dashboard."""

@@ -1,0 +1,156 @@
+"""The MLflow UI on this machine, opened on the charts of a run."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.metrics.mlflow_feeder import (
+    NO_TELEMETRY,
+    STATE_FILE,
+    FeedState,
+    absolute_uri,
+    creating_alone,
+    sqlite_file,
+)
+
+_HOST = "127.0.0.1"
+_TRAINING = "?workflowType=machine_learning"  # else the UI frames a run as an evaluation of a chat application
+_SECONDS_TO_START = 120.0
+_SECONDS_TO_STOP = 10.0
+
+
+def dashboard(
+    run_dir: Path | None, uri: str, port: int = 5000, open_browser: bool = True, print_only: bool = False
+) -> None:
+    """Serves the MLflow UI until Ctrl-C or SIGTERM and says where to look.
+
+    `run_dir` opens on that run's charts, and its own MLflow counts, not `uri`; without one the list of experiments
+    opens. Where MLflow is a server already only the address is told. `print_only` starts nothing: it prints the address
+    that the page has once a dashboard runs on `port`. Raises UserError when there is nothing to show.
+    """
+    state = _state_of(run_dir) if run_dir else None
+    uri = absolute_uri(state.tracking_uri if state else uri)
+    runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
+    page = (f"{runs}/{state.run_id}/model-metrics" if state else runs) + _TRAINING
+    if uri.startswith(("http://", "https://")):
+        _show(f"{uri.rstrip('/')}/{page}", open_browser and not print_only)
+        return
+    database = sqlite_file(uri)
+    if database and not database.exists():
+        raise UserError(f"{database}: no such file, so there is nothing to show yet; runs write it as they train")
+    if print_only:
+        print(f"http://{_HOST}:{port}/{page}", flush=True)
+        return
+
+    free = _free_port(port)
+    if free != port:
+        print(f"port {port} is in use, taking {free}", flush=True)
+    address = f"http://{_HOST}:{free}"
+    with suppress(OSError), creating_alone(uri):
+        pass  # a run that has only just begun may still be making the tables, which the server would make too
+    with _server(uri, free) as server:
+        print("starting the MLflow UI ", end="", flush=True)
+        _wait_until_it_answers(address, server)
+        print(" ready, Ctrl-C ends it", flush=True)
+        _show(f"{address}/{page}", open_browser)
+        if state:
+            print(f"beside the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
+        server.wait()
+        raise FailedError(f"the MLflow server ended by itself, with exit code {server.returncode}")
+
+
+def _state_of(run_dir: Path) -> FeedState:
+    state = FeedState.load(run_dir)
+    if state is None:
+        raise UserError(
+            f"{run_dir}: no {STATE_FILE} here, so MLflow has nothing of this run; to feed it: pretrain sync {run_dir}"
+        )
+    return state
+
+
+def _show(url: str, open_browser: bool) -> None:
+    print(url, flush=True)
+    if open_browser:
+        webbrowser.open(url)
+
+
+def _free_port(port: int) -> int:
+    """`port`, or the first one above it that nothing listens on."""
+    for candidate in range(port, min(port + 100, 65536)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT isn't in use
+            try:
+                probe.bind((_HOST, candidate))
+            except OSError:
+                continue
+            return candidate
+    raise UserError(f"no free port from {port} on")
+
+
+@contextmanager
+def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """The server's process. Leaving the block by whatever way, SIGTERM included, ends it with all its children."""
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
+    if database := sqlite_file(uri):
+        command += ["--default-artifact-root", (database.parent / "mlartifacts").as_uri()]
+    # one process that serves pages: MLflow's job runners are for evaluating language-model applications
+    environment = {**os.environ, **NO_TELEMETRY, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment |= {"MLFLOW_LOGGING_LEVEL": "WARNING", "UVICORN_LOG_LEVEL": "warning"}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    with tempfile.TemporaryFile() as output:
+        # a session of its own: Ctrl-C reaches us alone, and we end the server in order
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            yield server
+        except KeyboardInterrupt:
+            print("\nended", flush=True)
+        except FailedError:
+            output.seek(0)
+            print("\n" + output.read().decode(errors="replace")[-4000:], file=sys.stderr, flush=True)
+            raise
+        finally:
+            for number in previous:
+                signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave the server behind
+            _end(server)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(_SECONDS_TO_STOP)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise FailedError(f"the MLflow server ended with exit code {server.returncode} before it answered")
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            print(".", end="", flush=True)
+            time.sleep(0.5)
+    raise FailedError(f"the MLflow server did not answer within {_SECONDS_TO_START:.0f} s")

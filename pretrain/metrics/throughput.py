@@ -1,0 +1,125 @@
+"""How fast a run is: tokens per second and model FLOPs utilisation (MFU).
+
+MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding) over what
+the devices could do in that time. The peak is the vendor's dense figure for known GPUs, and the best of some matrix
+products elsewhere.
+"""
+
+import re
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.loading.batches import IGNORED, Batch
+from pretrain.models.model import Model, Sizes
+
+# Dense peaks in TFLOP/s: tensor cores in bf16 and in TF32, fp32 without them; from NVIDIA's data sheets. The first
+# device whose words all stand in a name; MIG slices are no whole device.
+_DATA_SHEETS: list[tuple[set[str], dict[str, float]]] = [
+    ({"MIG"}, {}),
+    ({"GH200"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
+    ({"H200", "NVL"}, {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}),
+    ({"H200"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
+    ({"H100", "NVL"}, {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}),
+    ({"H100", "PCIe"}, {"bf16": 756.0, "tf32": 378.0, "fp32": 51.0}),
+    ({"H100"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
+    ({"A100"}, {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}),
+    ({"L40S"}, {"bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
+]
+_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
+_LONG = 0.01  # s: a product that takes as long keeps the device busy
+_AT_ONCE, _TIMES = 4, 3
+
+
+def peak_flops(precision: str) -> float:
+    """FLOP/s that one rank's device could do in `precision`, bf16 or fp32, as torch is set to multiply it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = None
+    if device.type == "cuda":
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+        known = data_sheet_peak(torch.cuda.get_device_name(), "tf32" if precision == "fp32" and tf32 else precision)
+    return known or measured_peak(torch.bfloat16 if precision == "bf16" else torch.float32, device)
+
+
+def data_sheet_peak(name: str, arithmetic: str) -> float | None:
+    """FLOP/s of the GPU of that name in bf16, tf32 or fp32; None where it isn't known here."""
+    words = set(re.split(r"\W+", name))
+    peaks = next((peaks for wanted, peaks in _DATA_SHEETS if wanted <= words), {})
+    return peaks[arithmetic] * 1e12 if arithmetic in peaks else None
+
+
+def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest of some matrix products, wider and wider until they keep the device busy."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
+    for width in _WIDTHS:
+        matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
+        seconds = min(_seconds(matrix) for _ in range(_TIMES)) / _AT_ONCE
+        best = max(best, 2 * width**3 / seconds)
+        if seconds > _LONG:
+            break
+    return best
+
+
+def _seconds(matrix: Tensor) -> float:
+    started = time.perf_counter()
+    for _ in range(_AT_ONCE):
+        product = matrix @ matrix
+    float(product[0, 0])  # waits for the device
+    return time.perf_counter() - started
+
+
+def sizes(batch: Batch) -> Tensor:
+    """`Sizes` of a batch as a tensor (6,) int64, on its device and without waiting for it."""
+    ids, labels = batch["encoder_input_ids"], batch["labels"]
+    inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
+    targets = (labels != IGNORED) * batch.get("decoder_segment_ids", 1)
+    most = max(ids.size(1), labels.size(1))
+    of_inputs, of_targets = _lengths(inputs, most), _lengths(targets, most)
+    pairs = (of_inputs * of_inputs, of_targets * of_targets, of_inputs * of_targets)
+    return torch.stack([counts.sum() for counts in (of_inputs > 0, of_inputs, of_targets, *pairs)])
+
+
+def _lengths(segments: Tensor, most: int) -> Tensor:
+    """(rows, most): tokens of each example of a row, [[1, 1, 1, 2, 2, 0]] -> [[3, 2, 0, …]]."""
+    counts = segments.new_zeros(segments.size(0), most + 1)
+    return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
+
+
+class Meter:
+    """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
+
+    def __init__(self, model: Model, peak: float):
+        self._model, self._peak = model, peak
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._waited = 0.0
+        self._sizes: list[Tensor] = []  # of this rank's micro-batches
+
+    def step(self, waited: float, batches: list[Batch]) -> None:
+        """Counts a step on this rank's `batches`, for which it waited `waited` seconds."""
+        self._steps += 1
+        self._waited += waited
+        self._sizes += [sizes(batch) for batch in batches]
+
+    def take(self) -> dict[str, float]:
+        """Metrics since the last restart, which this is again; the ranks call it together, after a step or more."""
+        total = torch.stack(self._sizes).sum(dim=0)
+        dist.all_reduce(total)
+        examples = Sizes(*total.tolist())
+        seconds = time.perf_counter() - self._started
+        tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
+        metrics = {
+            "train/tokens_per_second": tokens / seconds,
+            "train/steps_per_second": self._steps / seconds,
+            "train/mfu": self._model.flops(examples) / seconds / self._peak,
+            "train/data_wait_fraction": self._waited / seconds,
+        }
+        self.restart()
+        return metrics

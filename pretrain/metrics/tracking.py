@@ -1,0 +1,177 @@
+"""Tracking of a run: the local metric log first, MLflow from it.
+
+Training only ever waits for one line appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from there; an MLflow
+that is slow, locked or away costs curves in the UI until it is back, and training nothing. Rank 0 alone has a tracker.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.metrics.log import MetricLog
+from pretrain.metrics.mlflow_feeder import ARTIFACTS_DIRECTORY, DatasetInfo, MlflowFeeder, TrackedRun, absolute_uri
+
+__all__ = ["DatasetInfo", "Tracker", "sync"]
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_SECONDS_BETWEEN_FEEDS = 2.0
+_SECONDS_FOR_THE_REST = 30.0  # that MLflow is given at the end of a run
+_LONGEST_PAUSE = 120.0
+logger = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Logs a run's metrics, and has MLflow fed with them unless `uri` is None.
+
+    `parameters` is the resolved run config, `tags` what else names the run (git_commit, hosts, ranks, zero_stage),
+    `artifacts` files such as config.yaml. Files that appear in `artifacts_directory` later, whole under their final
+    names, are uploaded too. Nothing here raises or waits because of MLflow.
+
+    >>> with Tracker(run_dir, attempt=1, run_name="t5", uri="sqlite:///runs/mlflow.db", experiment="c4") as tracker:
+    ...     tracker.log(10, {"train/loss": 9.8})
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        attempt: int,
+        run_name: str,
+        uri: str | None,
+        experiment: str,
+        parameters: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        datasets: Sequence[DatasetInfo] = (),
+        artifacts: Sequence[Path] = (),
+    ):
+        self.run_dir = run_dir
+        self.artifacts_directory = run_dir / ARTIFACTS_DIRECTORY
+        self._log = MetricLog(run_dir, attempt)
+        self._log_failing = False
+        self._run = TrackedRun(
+            uri=absolute_uri(uri) if uri else None,
+            experiment=experiment,
+            run_name=run_name,
+            attempt=attempt,
+            parameters=dict(parameters or {}),
+            tags={key: str(value) for key, value in (tags or {}).items()},
+            datasets=list(datasets),
+            artifacts=[_relative(path, run_dir) for path in artifacts],
+        )
+        if before := TrackedRun.load(run_dir):
+            self._run.key, self._run.started = before.key, before.started
+        self._run.save(run_dir)
+        self._feeding = _FeedingThread(run_dir, self._run) if self._run.uri else None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends one row of the metrics log. A disk that refuses it is reported once; the row is kept for later."""
+        try:
+            self._log.log(step, metrics)
+            self._log_failing = False
+        except OSError as error:
+            if not self._log_failing:
+                logger.warning("%s: %s; metrics are kept in memory until it can be written", self._log.path, error)
+            self._log_failing = True
+
+    def close(self, status: Status, timeout: float | None = None) -> None:
+        """Ends the run: gives MLflow up to `timeout` seconds, 30 by default, for what it lacks. May be called twice."""
+        if self._run.ended is not None:
+            return
+        self._run.status, self._run.ended = status, time.time()
+        try:
+            self._log.flush()
+            self._run.save(self.run_dir)
+        except OSError as error:
+            logger.warning("%s: %s", self.run_dir, error)
+        self._log.close()
+        if self._feeding and not self._feeding.close(_SECONDS_FOR_THE_REST if timeout is None else timeout):
+            logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
+        self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+
+
+def sync(run_dir: Path, uri: str | None = None) -> int:
+    """Feeds MLflow everything of `run_dir` that it lacks; returns how many metrics were sent.
+
+    `uri`: another MLflow than the one the run was tracked with, for instance a server that the machine it ran on
+    doesn't reach. Raises UserError for a directory without a run, FailedError when MLflow can't be fed.
+    """
+    run = TrackedRun.load(run_dir)
+    if run is None:
+        raise UserError(f"{run_dir}: no tracking.json here; give the directory of a run that has been started")
+    uri = uri or run.uri
+    if uri is None:
+        raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
+    feeder = MlflowFeeder(run_dir, run, uri)
+    try:
+        sent = feeder.feed()
+        feeder.finish()
+    except Exception as error:
+        raise FailedError(f"{uri}: {_one_line(error)}; what was fed stays, sync again to go on") from error
+    return sent
+
+
+class _FeedingThread:
+    """Calls the feeder every few seconds, less and less often while MLflow fails."""
+
+    def __init__(self, run_dir: Path, run: TrackedRun):
+        assert run.uri
+        self._uri = run.uri
+        self._feeder = MlflowFeeder(run_dir, run, run.uri)
+        self._closing = threading.Event()
+        self._failing = self._complete = False
+        self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> bool:
+        """Has the feeder send the rest. Returns whether MLflow has everything."""
+        if self._failing:  # another try, but no long wait for what has been away all the time
+            timeout = min(timeout, 3.0)
+        self._closing.set()
+        self._thread.join(timeout)
+        return self._complete
+
+    def _work(self) -> None:
+        pause, last_tries = _SECONDS_BETWEEN_FEEDS, 3
+        while not self._complete and last_tries:
+            closing = self._closing.is_set()
+            try:
+                self._feeder.feed()
+                if closing:
+                    self._feeder.finish()
+                    self._complete = True
+                if self._failing:
+                    logger.warning("MLflow at %s takes metrics again", self._uri)
+                self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
+            except Exception as error:
+                if not self._failing:
+                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, _one_line(error))
+                self._failing = True
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            if not closing:
+                self._closing.wait(pause)
+            elif not self._complete:
+                last_tries -= 1
+                time.sleep(0.5)
+
+
+def _relative(path: Path, run_dir: Path) -> str:
+    """Relative where `path` is in the run directory, which may be synced from another place or machine."""
+    path, run_dir = path.absolute(), run_dir.absolute()
+    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+
+
+def _one_line(error: Exception) -> str:
+    """The first line of the message: MLflow's go on with SQL statements and stacks."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,58 @@
+"""What an optimizer under ZeRO steps: flat fp32 tensors, and the fragments of parameters that lie in them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements `start` … `start` + `size` − 1 of the flattened parameter `name`, at `offset` in the tensor `flat`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    flat: Tensor
+    offset: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This fragment (size,) of a tensor laid out as `flat`: the fp32 parameters or an optimizer state."""
+        return flat.narrow(0, self.offset, self.size)
+
+    def blocks(self, flat: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
+        """The same of a matrix as rectangles, three at most, with the rows and columns where each lies.
+
+        Elements 2 … 8 of a matrix (4, 3) → (1, 1) at [0:1, 2:3], (2, 3) at [1:3, 0:3]
+        """
+        piece, width, done = self.of(flat), self.shape[1], 0
+        while done < self.size:
+            row, column = divmod(self.start + done, width)
+            left = self.size - done
+            whole = column == 0 and left >= width
+            rows, columns = (left // width, width) if whole else (1, min(left, width - column))
+            block = piece.narrow(0, done, rows * columns).view(rows, columns)
+            yield block, slice(row, row + rows), slice(column, column + columns)
+            done += rows * columns
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A tensor that an optimizer steps, and what lies in it: a fragment of each parameter of which any rank has one in
+    its tensor of the same group, in the same order on all ranks; of size 0 where this rank has none."""
+
+    tensor: Tensor
+    fragments: list[Fragment]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(parameters,) elements of each whole parameter."""
+        sizes = [torch.Size(fragment.shape).numel() for fragment in self.fragments]
+        return torch.tensor(sizes, device=self.tensor.device)
+
+    def pieces(self, values: Tensor) -> list[Tensor]:
+        """(size,) of each parameter, of `values` laid out as the tensor."""
+        return [fragment.of(values) for fragment in self.fragments]

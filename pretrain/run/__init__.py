@@ -1,0 +1,1 @@
+"""A run's directory and state: status, lock, logs, signals, watchdog, what it ran on."""

@@ -1,0 +1,84 @@
+"""RUN/logs/attempt-0001/rank-00000.log: all that a rank under a supervisor writes, a crash's last words included."""
+
+import contextlib
+import os
+import re
+import tempfile
+from collections import deque
+from pathlib import Path
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.metrics import log as metric_log
+from pretrain.run import status
+
+SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
+_LOGS, _ATTEMPT, _FAILED = "logs", "attempt-", ".failed"
+_DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
+_BLOCK = 4096  # bytes: a smaller file may fit where nothing else does
+
+
+def next_attempt(run: Path) -> int:
+    """The number of the start that comes next, from 1; also starts that failed before they trained count."""
+    of_logs = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
+    return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *of_logs)
+
+
+def new_directory(run: Path) -> Path:
+    """Makes the directory of a new attempt's logs."""
+    directory = run / _LOGS / f"{_ATTEMPT}{next_attempt(run):04d}"
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:  # of another start at the same moment
+        return new_directory(run)
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+    return directory
+
+
+def attempt(directory: Path) -> int:
+    return int(directory.name.removeprefix(_ATTEMPT))
+
+
+def supervised() -> Path | None:
+    """The directory of this attempt's logs; None without a supervisor."""
+    directory = os.environ.get(SUPERVISED)
+    return Path(directory) if directory else None
+
+
+def log_of(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.log"
+
+
+def note_failure(rank: int) -> None:
+    """Remembers when a rank failed: the failures of others follow from the first, but they may end earlier.
+
+    By an empty file, for which a full disk still has room.
+    """
+    if directory := supervised():
+        with contextlib.suppress(OSError):
+            log_of(directory, rank).with_suffix(_FAILED).touch(exist_ok=False)
+
+
+def failed_first(directory: Path) -> int | None:
+    failures = sorted(directory.glob(f"rank-*{_FAILED}"), key=lambda file: file.stat().st_mtime_ns)
+    return int(failures[0].stem.removeprefix("rank-")) if failures else None
+
+
+def refusal(directory: Path) -> str | None:
+    """Why nothing more can be written in `directory`, as on a full disk; None where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def last_lines(log: Path, number: int) -> list[str]:
+    try:
+        with log.open(errors="replace") as lines:
+            return list(deque((line.rstrip("\n") for line in lines), number))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,150 @@
+"""The DeepSpeed engine: one optimizer step over a global batch.
+
+The loss of a step is the mean over the valid target tokens of the whole global batch, however that is cut: DeepSpeed
+averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
+"""
+
+import contextlib
+import hashlib
+import io
+import math
+from collections import Counter
+from typing import NamedTuple
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from data_pipeline.loading.batches import IGNORED, LABELS, Batch
+from data_pipeline.loading.cut import Cut
+from pretrain import optimizers
+from pretrain.config import RunConfig
+from pretrain.zero.config import deepspeed_config
+from pretrain.zero.construction import broadcast_buffers
+from pretrain.zero.optimizer import attach, set_rates
+from pretrain.zero.stale_gradients import forget_gradients
+
+_METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
+
+
+class Outcome(NamedTuple):
+    """Of a step, the same on all ranks.
+
+    `loss`: mean over the valid targets of the global batch, as the gradient has it; `applied`: False where the gradient
+    wasn't finite and the step was skipped; `requests`: whether any rank made each of them.
+    """
+
+    loss: float
+    applied: bool
+    requests: tuple[bool, ...]
+
+
+class Engine:
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` gives losses without gradients."""
+
+    def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
+        self.config, self.cut = config, cut
+        with contextlib.redirect_stdout(io.StringIO()):  # where stage 1 tells of its memory in bf16
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizers.build(model, config.optimizer),
+                config=deepspeed_config(config, cut),
+            )
+        broadcast_buffers(self.deepspeed.module)
+        attach(self.deepspeed)
+        self.device = self.deepspeed.device
+        self._rate, self._applied = 0.0, False  # of the last step
+        self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
+        self._counts: Counter[str] = Counter()  # of what they are means over
+
+    def step(self, step: int, position: int, batches: list[Batch], requests: tuple[bool, ...] = ()) -> Outcome:
+        """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
+
+        Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same, and so does
+        one whose micro-batches lie on other ranks.
+        """
+        counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
+        agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
+        dist.all_reduce(agreed)
+        totals = agreed.tolist()
+        counted = dict(zip(LABELS, totals, strict=False))
+        sums: dict[str, torch.Tensor] = {}
+        forget_gradients(self.deepspeed.optimizer)
+        self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
+        for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
+            self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
+            torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
+            for name, total in self._accumulate(batch, counted).items():
+                sums[name] = sums.get(name, 0) + total
+            self.deepspeed.step()
+        reduced = torch.stack(list(sums.values()))
+        dist.all_reduce(reduced)
+        of_step = dict(zip(sums, reduced.tolist(), strict=True))
+        applied = self._applied = self.deepspeed.was_step_applied()
+        if applied:
+            self._sums.update(of_step)
+            self._counts.update({name: _count(counted, name) for name in of_step})
+        loss = sum(total / max(_count(counted, name), 1) for name, total in of_step.items())
+        return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
+
+    def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:
+        """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
+        losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
+        shares = [total / max(_count(counted, name), 1) for name, total in losses.items()]
+        share = sum(shares, torch.zeros((), device=self.device))
+        # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
+        share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
+        self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
+        return {name: total.detach().double() for name, total in losses.items()}
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The model's losses, fp32, without dropout; all ranks must call it together."""
+        self.deepspeed.eval()
+        try:
+            return self.deepspeed(**self._to_device(batch))
+        finally:
+            self.deepspeed.train()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call.
+
+        train/loss: mean per target token, nats, over the steps that weren't skipped; not a number if all were.
+        train/NAME_loss: what a family adds to it, as the gradient has it ("embedding_loss", "next_sentence_loss").
+        train/gradient_norm: L2 norm of the last step's gradient before clipping, infinite if that step was skipped.
+        """
+        names = sorted(self._sums) or ["labels"]
+        means = {name: self._sums[name] / self._counts[name] if self._counts[name] else math.nan for name in names}
+        metrics = {
+            **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
+            "train/learning_rate": self._rate,
+            "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()) if self._applied else math.inf,
+        }
+        self._sums.clear()
+        self._counts.clear()
+        return metrics
+
+    def close(self) -> None:
+        """Ends DeepSpeed's threads and hooks, once all ranks are through."""
+        dist.barrier()
+        self.deepspeed.destroy()
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _counts(batch: Batch) -> torch.Tensor:
+    """(labels,) of each kind that count in a micro-batch."""
+    none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
+    return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
+
+
+def _count(counted: dict[str, int], name: str) -> int:
+    """How many a loss is the mean of: the labels of its name, or else the targets."""
+    return counted.get(name, counted["labels"])
+
+
+def _dropout_seed(seed: int, step: int, first: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{first}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,83 @@
+"""The house: packages are made of rooms, and no import leads back up, between packages, rooms or modules."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("launch", "pretrain", "data_pipeline")  # from the top down
+
+
+def modules() -> dict[str, Path]:
+    """The files of the three packages, by the names they are imported by."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
+    """Which of the modules `known` a module imports, at its top or later; types alone don't count."""
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
+        return
+    if isinstance(tree, ast.ImportFrom) and tree.level == 0 and tree.module:
+        for alias in tree.names:
+            name = f"{tree.module}.{alias.name}"
+            yield name if name in known else tree.module
+    elif isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names)
+    for child in ast.iter_child_nodes(tree):
+        yield from imports(child, known)
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """What each module imports of this project."""
+    known = modules()
+    return {
+        name: {other for other in imports(ast.parse(path.read_text()), known) if other in known and other != name}
+        for name, path in known.items()
+    }
+
+
+def room(module: str) -> str:
+    """The folder that a module lies in; a module at the top of its package is a room of its own."""
+    package, *rest = module.split(".")
+    if len(rest) == 1 and not (ROOT / package / rest[0]).is_dir():
+        return module
+    return ".".join([package, *rest[:1]])
+
+
+def in_order(arrows: dict[str, set[str]]) -> list[str]:
+    try:
+        return list(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        pytest.fail(f"imports go round: {' → '.join(reversed(error.args[1]))}")
+
+
+def test_no_arrow_between_rooms_runs_back_up(graph):
+    rooms: dict[str, set[str]] = {}
+    for module, others in graph.items():
+        rooms.setdefault(room(module), set()).update(room(other) for other in others if room(other) != room(module))
+    assert len(in_order(rooms)) > 40
+
+
+def test_no_arrow_inside_a_room_runs_back_up(graph):
+    assert len(in_order(graph)) > 200
+
+
+def test_packages_know_nothing_of_those_above_them(graph):
+    for module, others in graph.items():
+        above = PACKAGES[: PACKAGES.index(module.split(".")[0])]
+        assert [other for other in others if other.split(".")[0] in above] == [], module
+
+
+def test_the_bottom_room_imports_nothing_of_this_project_but_itself(graph):
+    for module, others in graph.items():
+        if room(module) == "data_pipeline.foundation":
+            assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
