@@ -27,7 +27,7 @@ from pretrain.generation.decoders import CausalModel, EncoderDecoderModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import FAMILIES as INTERCHANGES
+from pretrain.huggingface import interchange_of
 from pretrain.models import FAMILIES, ModelConfig, build
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.loss import IGNORED, shift_right
@@ -45,7 +45,7 @@ REFERENCES = {
 
 def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **changes: Any) -> ModelConfig:
     values: Json = {**KINDS[kind], "d_model": d_model, "vocab_size": vocab_size, **changes}
-    config_class = FAMILIES[values["family"]][0]
+    config_class = FAMILIES[values["family"]].config
     if values["family"] == "t5":
         values["d_kv"] = d_model // values["num_heads"]
     elif values["family"] != "vanilla":
@@ -63,7 +63,7 @@ def randomised(model: Model, std: float) -> Model:
 
 def in_transformers(model: Model, folder: Path) -> Any:
     """The same model in transformers, through the files that an export writes."""
-    exported = INTERCHANGES[model.config.family].to_hugging_face(model.state_dict(), model.config)
+    exported = interchange_of(model.config.family).to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -142,7 +142,7 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
         name: torch.zeros_like(tensor) if (at := parameters.get(name)) is None or at.grad is None else at.grad
         for name, tensor in model.state_dict().items()
     }
-    ours = INTERCHANGES[model.config.family].to_hugging_face(gradients, model.config).tensors
+    ours = interchange_of(model.config.family).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     difference = max(float((ours[name] - gradient).abs().max()) for name, gradient in theirs.items())
     return difference, max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -262,11 +262,11 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
     """Name, parameters, and those that someone else counts; on the meta device, without memory."""
     for path in sorted((ROOT / "configs/models").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())["model"]
-        config = FAMILIES[values["family"]][0].model_validate(values)
+        config = FAMILIES[values["family"]].config.model_validate(values)
         with torch.device("meta"):
             model = build(config)
             theirs = None
-            if config.family in INTERCHANGES and path.stem not in COUNTED_BY_YAN:
+            if FAMILIES[config.family].interchange and path.stem not in COUNTED_BY_YAN:
                 theirs = in_transformers_without_memory(model)
         ours = model.num_parameters()
         yield path.stem, ours, theirs
@@ -278,7 +278,7 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
 def in_transformers_without_memory(model: Model) -> int:
     """Parameters of transformers' model of the same config."""
     config = model.config
-    saved = INTERCHANGES[config.family].to_hugging_face(model.state_dict(), config).config
+    saved = interchange_of(config.family).to_hugging_face(model.state_dict(), config).config
     (class_name,) = saved.pop("architectures")
     reference = getattr(transformers, class_name)._from_config(
         transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)

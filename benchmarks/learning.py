@@ -20,7 +20,7 @@ import torch
 from families import KINDS, ROOT, Figures, Json, arguments_of, show
 
 from pretrain.metrics.log import read_metrics
-from pretrain.models import FAMILIES, build
+from pretrain.models import build, parse
 
 STEPS, ROWS = 200, 32
 TRAINING_SIZES: Json = {"d_model": 128, "num_heads": 4}
@@ -125,7 +125,7 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
     speeds = [row.metrics["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row.metrics]
     found = {key.rsplit("/", 1)[1]: value for row in rows for key, value in row.metrics.items() if "validation" in key}
     saved = json.loads(next((folder / name / "checkpoints").glob("step-*/index.json")).read_text())["identity"]["model"]
-    config = FAMILIES[saved["family"]][0].model_validate(saved)
+    config = parse(saved)
     with torch.device("meta"):
         parameters = build(config).num_parameters()
     return Run(

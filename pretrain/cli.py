@@ -106,11 +106,12 @@ def generate(
     originals: list[str | None] = [None] * len(wanted)
     if corpus is not None:
         from data_pipeline.corpus import open_corpus
-        from pretrain.generation.decoders import EncoderDecoderModel
         from pretrain.generation.fill_blanks import blank_out
+        from pretrain.models import FAMILIES
 
-        if not isinstance(trained.model, EncoderDecoderModel):
-            raise UserError(f"--corpus: models of the family {trained.model.config.family} don't fill in blanks")
+        family = trained.model.config.family
+        if FAMILIES[family].generates != "answers":
+            raise UserError(f"--corpus: models of the family {family} don't fill in blanks")
         blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
         wanted += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]
@@ -131,7 +132,7 @@ def export(
     from pretrain import huggingface
 
     huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {huggingface.FAMILIES[trained.model.config.family].usage}")
+    print(f"{out}: {huggingface.interchange_of(trained.model.config.family).usage}")
 
 
 @app.command("import")

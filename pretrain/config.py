@@ -17,7 +17,7 @@ from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
-from pretrain.models.config import AnyModelConfig
+from pretrain.models import AnyModelConfig
 from pretrain.optimizers import schedules
 from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 

@@ -287,32 +287,12 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
     return problems
 
 
-_ENCODER_DECODER = (
-    "span_corruption",
-    "iid_denoising",
-    "prefix_lm",
-    "full_lm",
-    "ul2",
-    "denoising",
-    "text_to_text",
-)
-# Which objectives make the batches that a family's model takes.
-OBJECTIVES = {
-    "t5": _ENCODER_DECODER,
-    "bart": _ENCODER_DECODER,
-    "vanilla": _ENCODER_DECODER,
-    "autoregressive": ("causal_lm",),
-    "decoder_only": ("causal_lm",),
-    "encoder_only": ("masked_lm",),
-}
-
-
 def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
     """Rows that the model can't take: of another kind, or longer than its positions."""
     problems = []
     for corpus in corpora:
         objective = config.data.objective or corpus.objective
-        fitting = OBJECTIVES[model.family]
+        fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
         if objective.name not in fitting:
             told = f"{corpus.directory} has {objective.name}"

@@ -13,7 +13,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Skipped, differences
 from pretrain.checkpoint import rank_file
-from pretrain.models import FAMILIES, ModelConfig
+from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.health import Health
 from pretrain.run.standing import Standing
 
@@ -110,10 +110,10 @@ def _model(identity: dict[str, Any]) -> ModelConfig:
     """Raises ValueError where `identity` has none."""
     model = identity.get("model")
     family = model.get("family") if isinstance(model, dict) else None
-    if family not in FAMILIES:
+    if model is None or family not in FAMILIES:
         raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     try:
-        config = FAMILIES[family][0].model_validate(model)
+        config = parse(model)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -11,12 +11,10 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.generation.decoders import CausalModel, EncoderDecoderModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.spans import split_spans
-
-_BETWEEN_BOS_AND_EOS = ("bart",)  # families whose inputs are; those of other encoders only end with eos
+from pretrain.models import FAMILIES, Family
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,11 @@ def write(
     seed what is sampled. Raises UserError at once for what the model can't do, such as texts longer than it takes.
     """
     model, tokenizer = trained.model, trained.tokenizer
-    if not isinstance(model, CausalModel):
+    family = FAMILIES[model.config.family]
+    if family.generates is None:
         raise UserError(f"models of the family {model.config.family} don't generate text")
-    causal = not isinstance(model, EncoderDecoderModel)
-    inputs = [_prompt(tokenizer, text) if causal else _input(tokenizer, text, model.config.family) for text in texts]
+    causal = family.generates == "continuations"
+    inputs = [_prompt(tokenizer, text) if causal else _input(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
     return _written(trained, texts, inputs, causal, settings, batch_size)
 
@@ -86,9 +85,9 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor,
     return ids, None if mask.all() else mask
 
 
-def _input(tokenizer: Tokenizer, text: str, family: str) -> list[int]:
+def _input(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
     bos = tokenizer.vocabulary.bos
-    begin = [bos] if family in _BETWEEN_BOS_AND_EOS and bos is not None else []
+    begin = [bos] if family.inputs_begin_with_bos and bos is not None else []
     return [*begin, *tokenizer.encode_with_sentinels(text)]
 
 

@@ -1,10 +1,11 @@
 """Models for Hugging Face transformers, and back; one file for each family.
 
-A family is added as a module with its `INTERCHANGE`, entered in `FAMILIES`. All that is the same for every family
-(files, shards, tokenizers, checks) stands beside them.
+A family is added as a module with its `INTERCHANGE`, which its entry in `pretrain.models.families` names. All that is
+the same for every family (files, shards, tokenizers, checks) stands beside them.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
@@ -12,17 +13,18 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import autoregressive, bart, bert, directory, gpt2, t5, tokenizer_files
+from pretrain.huggingface import directory, tokenizer_files
 from pretrain.huggingface.interchange import Exported, Interchange
-from pretrain.models import ModelConfig
+from pretrain.models import FAMILIES, ModelConfig
 
-FAMILIES: dict[str, Interchange] = {
-    "t5": t5.INTERCHANGE,
-    "bart": bart.INTERCHANGE,
-    "decoder_only": gpt2.INTERCHANGE,
-    "encoder_only": bert.INTERCHANGE,
-    "autoregressive": autoregressive.INTERCHANGE,
-}
+
+def interchange_of(family: str) -> Interchange:
+    """Raises UserError where transformers has no such model."""
+    module = FAMILIES[family].interchange
+    if module is None:
+        exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)
+        raise UserError(f"models of the family {family} can't be exported, only {exported}")
+    return import_module(module).INTERCHANGE
 
 
 def export(
@@ -38,9 +40,7 @@ def export(
     it appears when it is whole. Weights of more than `shard_bytes` are cut into several files. Raises UserError for
     what doesn't fit together.
     """
-    if config.family not in FAMILIES:
-        raise UserError(f"models of the family {config.family} can't be exported, only {', '.join(FAMILIES)}")
-    interchange = FAMILIES[config.family]
+    interchange = interchange_of(config.family)
     directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
     return interchange.usage
 
@@ -50,7 +50,8 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `vocab_size` counts the rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    return directory.read(FAMILIES.values(), path)
+    interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
+    return directory.read(interchanges, path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -79,4 +80,4 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = ["FAMILIES", "Exported", "Interchange", "export", "import_", "load_state"]
+__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "load_state"]

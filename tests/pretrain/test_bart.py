@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from pretrain.huggingface import load_state
-from pretrain.models import BartConfig, build
-from pretrain.models.config import AnyModelConfig
+from pretrain.models import AnyModelConfig, BartConfig, build
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Sizes
 

@@ -9,7 +9,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
-from pretrain.setup import OBJECTIVES
+from pretrain.models import FAMILIES
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_every_shipped_run_file_fits_its_corpus_file():
         for entry in run.data.train:
             corpus = corpora[entry.corpus]
             objective, tokenizer = corpus.rows.objective, corpus.tokenizer
-            assert objective.name in OBJECTIVES[model.family], path
+            assert objective.name in FAMILIES[model.family].objectives, path
             assert model.longest_sequence is None or model.longest_sequence >= max(objective.shape), path
             if tokenizer.kind == "sentencepiece" and model.vocab_size is not None:
                 ids = tokenizer.vocab_size + len(tokenizer.special_tokens) + tokenizer.sentinels

@@ -10,8 +10,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.evaluation.hooks import HOOKS, run_hooks
-from pretrain.models import FAMILIES
-from pretrain.setup import OBJECTIVES, prepare
+from pretrain.setup import prepare
 
 SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
 DECODER = {**SIZES, "family": "decoder_only", "num_layers": 1, "positions": "rotary"}
@@ -42,10 +41,6 @@ def prepared(small_corpus, tmp_path):
 @pytest.fixture
 def raw_length(small_corpus):
     return open_corpus(small_corpus).manifest["rows"]["raw_length"]
-
-
-def test_every_family_has_its_objectives():
-    assert FAMILIES.keys() <= OBJECTIVES.keys()
 
 
 def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):

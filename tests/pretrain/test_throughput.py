@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.metrics import throughput
 from pretrain.metrics.throughput import Meter, data_sheet_peak, measured_peak, sizes
-from pretrain.models import build
-from pretrain.models.config import AnyModelConfig
+from pretrain.models import AnyModelConfig, build
 from pretrain.models.model import Sizes
 from tests.pretrain.small_runs import run_config
 

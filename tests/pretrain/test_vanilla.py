@@ -9,8 +9,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from pretrain.models import VanillaConfig, build
-from pretrain.models.config import AnyModelConfig
+from pretrain.models import AnyModelConfig, VanillaConfig, build
 from pretrain.models.loss import shift_right
 
 CONFIGS = Path(__file__).parents[2] / "configs/models"

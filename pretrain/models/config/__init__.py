@@ -1,9 +1,5 @@
 """What a run file may say under `model:`, one class for each family. No torch: the launcher reads these too."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
@@ -11,13 +7,7 @@ from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.transformer import BartConfig, VanillaConfig
 
-AnyModelConfig = Annotated[
-    T5Config | BartConfig | VanillaConfig | AutoregressiveConfig | DecoderOnlyConfig | EncoderOnlyConfig,
-    Field(discriminator="family"),
-]
-
 __all__ = [
-    "AnyModelConfig",
     "AutoregressiveConfig",
     "BartConfig",
     "DecoderOnlyConfig",
