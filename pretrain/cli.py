@@ -144,9 +144,8 @@ def import_(
     from pretrain.huggingface import import_ as make
 
     config = make(directory, out)
-    print(
-        f"{out}: a {config.family} with {config.vocab_size:,} ids. Next: pretrain train RUN.yaml model.init_from={out}"
-    )
+    print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
+    print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 
 @app.command()

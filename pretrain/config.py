@@ -124,13 +124,15 @@ class ComputeSection(Section):
 class CheckpointSection(Section):
     """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th.
 
-    `on_failure`: of saving one, on a full disk for instance: train on and try the next one, or stop.
+    `on_failure`: of saving one, on a full disk for instance: train on and try the next one, or stop. `init_from`: a
+    checkpoint, a run, or what `pretrain import` wrote, whose weights a new run starts from; null: new weights.
     """
 
     every_steps: PositiveInt = 1000
     keep_last: PositiveInt = 3
     keep_every_steps: PositiveInt | None = None
     on_failure: Literal["go_on", "stop"] = "go_on"
+    init_from: LocalPath | None = None
 
 
 class SpikeSection(Section):

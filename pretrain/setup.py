@@ -43,7 +43,7 @@ class Setup:
     @property
     def initial_weights(self) -> Path | None:
         """The checkpoint that the run starts, or started, from; None: from new weights."""
-        return checkpoint_in(Path(self.model.init_from)) if self.model.init_from else None
+        return checkpoint_in(Path(path)) if (path := self.config.checkpoint.init_from) else None
 
     @property
     def stream(self) -> Stream:
@@ -114,8 +114,8 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     if resume is not None:
         problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
-    elif model.init_from is not None:
-        problems += _other_than_init(model, Path(model.init_from), training[0])
+    elif config.checkpoint.init_from is not None:
+        problems += _other_than_init(model, Path(config.checkpoint.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
     assert cut is not None
@@ -206,13 +206,13 @@ def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str
         saved = checkpoint_index.read(checkpoint).model
         tokenizer = load_tokenizer(checkpoint).describe()
     except (UserError, FailedError) as error:
-        return [f"model.init_from: {error}"]
+        return [f"checkpoint.init_from: {error}"]
     if saved.family != model.family:
-        return [f"model.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
+        return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weights(saved), _weights(model))
     ids = corpus.manifest["tokenizer"]
     found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
-    return [f"model.init_from: {path}: {line}" for line in found]
+    return [f"checkpoint.init_from: {path}: {line}" for line in found]
 
 
 _IDS = ("kind", "sha256", "special_tokens", "sentinels")

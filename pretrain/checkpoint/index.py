@@ -113,7 +113,8 @@ def _model(identity: dict[str, Any]) -> ModelConfig:
     if model is None or family not in FAMILIES:
         raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     try:
-        config = parse(model)
+        # of earlier versions' models, init_from was a setting
+        config = parse({key: value for key, value in model.items() if key != "init_from"})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

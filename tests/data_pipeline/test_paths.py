@@ -34,7 +34,7 @@ LOCAL = [
     (CorpusConfig, "tokenizer.path"),
     (RunConfig, "run.directory"),
     (RunConfig, "data.cache.directory"),
-    (RunConfig, "model.init_from"),
+    (RunConfig, "checkpoint.init_from"),
     (RunConfig, "deepspeed.zero_optimization.offload_param.nvme_path"),
 ]
 REMOTE_TOO = [

@@ -469,29 +469,29 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
                     "family": "bart",
                     **sizes,
                     "max_positions": 64,
-                    "init_from": str(tmp_path / "imported"),
                     "dropout_rate": 0.3,  # a matter of training alone: may be another
                 },
                 "data": {"train": [{"corpus": str(small_corpus)}], "workers": 0, "lanes": 8},
                 "batch": {"global_batch_size": 4},
                 "optimizer": {"learning_rate": 1e-10},
                 "precision": "fp32",
+                "checkpoint": {"init_from": str(tmp_path / "imported")},
                 "tracking": {"mlflow": None},
             }
         )
     )
     with pytest.raises(UserError) as refused:
         prepare(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
-    assert f"model.init_from: {tmp_path}/imported: d_ff is 24 there, 32 here" in str(refused.value)
+    assert f"checkpoint.init_from: {tmp_path}/imported: d_ff is 24 there, 32 here" in str(refused.value)
     assert "rows of the embedding matrix is 520 there, 640 here" in str(refused.value)
     values = json.loads(path.read_text())
-    t5 = {**values, "model": {**T5_SIZES, "init_from": str(tmp_path / "imported")}}
+    t5 = {**values, "model": T5_SIZES}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
         prepare(RunConfig.model_validate(t5), 0, 1)
     with pytest.raises(UserError, match=r"model: takes sequences of 16 tokens at most, .* gives up to 32 inputs"):
         prepare(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
-    with pytest.raises(UserError, match=r"model\.init_from: nowhere: not a checkpoint"):
-        prepare(load_run(path, ["model.init_from=nowhere"], RunConfig), 0, 1)
+    with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
+        prepare(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
 
     done = run("pretrain", "train", path)
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from data_pipeline.foundation.config_file import LocalPath
-
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -17,16 +15,14 @@ class ModelConfig(BaseModel):
     `vocab_size` counts pieces, special tokens and sentinels; None takes it from the corpus, as a run does with `pad_id`
     and `eos_id`. The embedding matrix has `pad_vocab_to_multiple_of` as the unit of its rows: 128 turns T5's 32,100 ids
     into 32,128 rows. `z_loss` and `label_smoothing` are part of training only.
-    `init_from`: a checkpoint, or what `pretrain import` wrote, whose weights a run starts from; null: new ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # settings that may be others in a run than in the weights it starts from
-    training_only: ClassVar[frozenset[str]] = frozenset({"init_from", "dropout_rate", "z_loss", "label_smoothing"})
+    training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
 
     family: str
-    init_from: LocalPath | None = None
     vocab_size: Count | None = None
     pad_id: TokenId = 0
     eos_id: TokenId = 1
