@@ -30,7 +30,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.stream import Progress, Stream
+from data_pipeline.loading.stream import Stream, StreamState
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 RESUME_AT = 10_000_000
@@ -97,7 +97,7 @@ def resume(directory: Path) -> float:
     """Seconds from an open corpus to the first batch at `RESUME_AT`."""
     corpus = stream(directory)
     started = time.perf_counter()
-    batches = TrainingBatches(corpus, Cut(0, 1, 64, 1), Progress.at(corpus, RESUME_AT, []))
+    batches = TrainingBatches(corpus, Cut(0, 1, 64, 1), StreamState.at(corpus, RESUME_AT, []))
     next(batches.loader(1, 0))
     return time.perf_counter() - started
 
@@ -107,7 +107,7 @@ def memory(directory: Path, ranks: int, workers: int) -> list[float]:
     process = psutil.Process()
     before = process.memory_full_info().uss
     corpus = stream(directory)
-    batches = TrainingBatches(corpus, Cut(ranks // 2, ranks, 4, 1), Progress.at(corpus, RESUME_AT, []))
+    batches = TrainingBatches(corpus, Cut(ranks // 2, ranks, 4, 1), StreamState.at(corpus, RESUME_AT, []))
     loaded = batches.loader(200, workers)
     for _ in range(150):
         next(loaded)

@@ -12,13 +12,13 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
-from data_pipeline.loading.stream import Progress
+from data_pipeline.loading.stream import StreamState
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.journal import Journal
-from pretrain.metrics.throughput import Meter, peak_flops
+from pretrain.metrics.throughput import ThroughputMeter, peak_flops
 from pretrain.run import lock, status, stop_signals, watchdog
 from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.run.watchdog import watching
@@ -89,7 +89,7 @@ class Training:
         model = construct(self.config, setup.model, setup.cut)
         if setup.initial_weights and not setup.resume:
             load_weights(model, setup.initial_weights)
-        self.meter = Meter(model, peak_flops(self.config.precision) * setup.cut.ranks)
+        self.meter = ThroughputMeter(model, peak_flops(self.config.precision) * setup.cut.ranks)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
@@ -113,7 +113,7 @@ class Training:
 
         config, setup, stream = self.config, self.setup, self.setup.stream
         start = self.standing
-        batches = TrainingBatches(stream, setup.cut, Progress.at(stream, start.position, start.skipped))
+        batches = TrainingBatches(stream, setup.cut, StreamState.at(stream, start.position, start.skipped))
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
         self.meter.restart()

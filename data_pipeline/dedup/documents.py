@@ -7,7 +7,7 @@ from data_pipeline.dedup.step import Row
 from data_pipeline.text.tally import Tally
 
 
-class Documents:
+class EqualDocuments:
     """Equal by a hash of 128 bits of the text; of a pair, of text and target."""
 
     group, order = 2, 0

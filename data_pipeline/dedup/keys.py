@@ -78,7 +78,7 @@ def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tu
 
 
 @dataclass(frozen=True)
-class Bucket:
+class KeyBucket:
     """A range of hashes, `number` of `count`, a power of two."""
 
     number: int

@@ -7,7 +7,7 @@ from data_pipeline.dedup.step import Row, enough_left, rank
 from data_pipeline.text.tally import Tally
 
 
-class Lines:
+class EqualLines:
     """Equal after strip and lower; the page of the smallest md5 of its URL keeps the line, where it stands first.
 
     Blank lines are no lines. Of 1.6 × 10¹⁰ different lines, about those of C4's pages in all languages, 7 pairs are

@@ -14,7 +14,7 @@ from data_pipeline.text.tally import Tally
 SENTENCES = 3
 
 
-class Spans:
+class EqualSpans:
     """The document of the smallest md5 of its URL keeps a span, where it stands first.
 
     Overlapping spans share sentences, and one that loses takes its three along, yet none is lost everywhere: it stands

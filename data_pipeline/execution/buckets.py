@@ -15,7 +15,7 @@ SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TokenBucket:
     """A range of the shuffle's hashes, `number` of `count`: the documents of one shard."""
 
     split: str
@@ -41,7 +41,7 @@ class _OnDisk(Sequence[int]):
         return int(self._array[at : at + 1][0])
 
 
-def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _slice(file: Any, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in an open tokenized file."""
     hashes = file.get_slice(f"{bucket.split}.hashes")
     first, last = (
@@ -54,7 +54,7 @@ def _slice(file: Any, bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1], targets
 
 
-def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[Bucket]) -> list[int]:
+def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
     """Tokens in each bucket, over all tokenized `files`. `buckets`: all of each split, by split and number.
 
     The work grows with the documents, not with files times buckets.
@@ -74,7 +74,7 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
-def read_bucket(corpus: Path, files: Sequence[str], bucket: Bucket) -> Documents:
+def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket, of all `files`, in shuffled order."""
     hashes: list[np.ndarray] = []
     documents: list[np.ndarray] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.fetch.client import NETWORK_ERRORS, Client, PermanentError, StoppedError, TransientError, describe
-from data_pipeline.fetch.meter import Meter
+from data_pipeline.fetch.meter import DownloadMeter
 from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.foundation.atomic import write_json
 
@@ -27,7 +27,7 @@ class Download:
     they are of; `PATH.json`, what the complete file was when it was checked.
     """
 
-    def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: Meter):
+    def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: DownloadMeter):
         self._file, self._client, self._meter = file, client, meter
         self._path = folder / file.path
         state = folder / STATE / file.path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.fetch.client import Client, PermanentError, StoppedError, describe
 from data_pipeline.fetch.download import STATE, Download
-from data_pipeline.fetch.meter import Meter, in_bytes
+from data_pipeline.fetch.meter import DownloadMeter, in_bytes
 from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.foundation.atomic import remove_leftovers
 from data_pipeline.foundation.errors import FailedError
@@ -49,7 +49,7 @@ def fetch_files(
 class _Fetch:
     def __init__(self, files: Sequence[PublishedFile], folder: Path, client: Client, recheck: bool):
         self._folder, self._client, self._recheck = folder, client, recheck
-        self._files, self._meter = files, Meter("fetch", len(files))
+        self._files, self._meter = files, DownloadMeter("fetch", len(files))
         self._todo: queue.SimpleQueue[PublishedFile] = queue.SimpleQueue()
         for file in files:
             self._todo.put(file)

@@ -14,7 +14,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 30.0
 
 
-class Meter:
+class DownloadMeter:
     """Counts from several threads. Bytes in all are estimated from the files whose size is known."""
 
     def __init__(self, what: str, files: int):

@@ -12,7 +12,7 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import Progress, Skipped, Stream
+from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives import Examples, Objective, together
 
 Batch = dict[str, torch.Tensor]
@@ -39,8 +39,8 @@ class TrainingBatches(Dataset):
     a stretch of them. So what was consumed is one number, and the rest may be cut in any other way.
     """
 
-    def __init__(self, stream: Stream, cut: Cut, start: Progress | None = None):
-        start = start or Progress.at(stream, 0, [])
+    def __init__(self, stream: Stream, cut: Cut, start: StreamState | None = None):
+        start = start or StreamState.at(stream, 0, [])
         start.check(stream)
         self._arguments = (stream, cut, start)
         self._stream, self._cut, self._start = stream, cut, start

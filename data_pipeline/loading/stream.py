@@ -56,7 +56,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StreamState:
     """How far a stream was consumed: what a checkpoint keeps of the loader, as plain JSON.
 
     `position`: rows over all corpora; `consumed`: of each one. `skipped`: damaged blocks met so far.
@@ -68,7 +68,7 @@ class Progress:
     identity: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, stream: Stream, position: int, skipped: list[Skipped]) -> "Progress":
+    def at(cls, stream: Stream, position: int, skipped: list[Skipped]) -> "StreamState":
         return cls(position, stream.mixture.consumed(position), skipped, stream.identity)
 
     def check(self, stream: Stream) -> None:

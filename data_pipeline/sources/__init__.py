@@ -12,10 +12,10 @@ from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.sources.warc import pages as warc
 from data_pipeline.sources.wikipedia import dump as wikipedia
 
-Reader = Callable[[Input, Intake], Iterator[Record]]
+ReadFunction = Callable[[Input, Intake], Iterator[Record]]
 
 
-def _for_its_format(declared: str, reader: Reader) -> Reader:
+def _for_its_format(declared: str, reader: ReadFunction) -> ReadFunction:
     def read(file: Input, intake: Intake) -> Iterator[Record]:
         refuse_other_format(file, declared)
         yield from reader(file, intake)
@@ -23,7 +23,7 @@ def _for_its_format(declared: str, reader: Reader) -> Reader:
     return read
 
 
-_READERS: dict[str, Reader] = {
+_READERS: dict[str, ReadFunction] = {
     "wet": wet.read,
     "warc": warc.read,
     "c4": c4.read,
@@ -48,4 +48,4 @@ OPTIONS: dict[str, type[Section]] = {
     "pairs": pairs.Options,
 }
 
-__all__ = ["OPTIONS", "READERS", "Input", "Intake", "Reader", "Record"]
+__all__ = ["OPTIONS", "READERS", "Input", "Intake", "ReadFunction", "Record"]

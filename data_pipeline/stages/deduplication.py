@@ -22,11 +22,11 @@ from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.dedup.documents import Documents
-from data_pipeline.dedup.keys import Bucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
-from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.documents import EqualDocuments
+from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
+from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates
-from data_pipeline.dedup.spans import Spans
+from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
@@ -102,7 +102,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
         stage = f"{step}-losers"
         units = []
         listed = write_names(corpus, files)
-        buckets = Bucket.enough(count, config.dedup.keys_per_bucket)
+        buckets = KeyBucket.enough(count, config.dedup.keys_per_bucket)
         for bucket in range(buckets):
             name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
             work = {"files": listed, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
@@ -168,7 +168,7 @@ def filter_pages(corpus: Path, spec: Json) -> Json:
 def decide_bucket(corpus: Path, spec: Json) -> Json:
     """Who loses, of the keys of one bucket."""
     files = read_names(corpus, spec["files"])
-    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, files)
+    table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, files)
     _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
     lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(files))
     return {"keys": len(table), "lost": lost}
@@ -176,7 +176,7 @@ def decide_bucket(corpus: Path, spec: Json) -> Json:
 
 def find_pairs(corpus: Path, spec: Json) -> Json:
     """Near-duplicates that one bucket sees, as pairs of unit << 32 | document; each once."""
-    table, units = Bucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
+    table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
     _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
     return _save_pairs(corpus / spec["output"], documents[losers], documents[winners])
@@ -270,7 +270,12 @@ def _step(name: str, dedup: Json) -> Step:
         config = DedupConfig.model_validate(dedup).minhash
         assert config is not None, "a step that isn't asked for"
         return NearDuplicates(config)
-    steps: dict[str, Step] = {"urls": NewestUrl(), "lines": Lines(), "spans": Spans(), "documents": Documents()}
+    steps: dict[str, Step] = {
+        "urls": NewestUrl(),
+        "lines": EqualLines(),
+        "spans": EqualSpans(),
+        "documents": EqualDocuments(),
+    }
     return steps[name]
 
 

@@ -14,7 +14,7 @@ from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig, RowsConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
-from data_pipeline.execution.buckets import SPLITS, Bucket, count_tokens, read_bucket
+from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket
 from data_pipeline.execution.name_lists import read_names, write_names
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
@@ -104,21 +104,21 @@ COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard")
 STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard")
 
 
-def _buckets(config: CorpusConfig, tokenized: list[Finished]) -> list[Bucket]:
+def _buckets(config: CorpusConfig, tokenized: list[Finished]) -> list[TokenBucket]:
     buckets = []
     for split in SPLITS:
         count = config.buckets(sum(unit.result["tokens"][split] for unit in tokenized))
-        buckets += [Bucket(split, number, count) for number in range(count)]
+        buckets += [TokenBucket(split, number, count) for number in range(count)]
     return buckets
 
 
-def _name(bucket: Bucket) -> str:
+def _name(bucket: TokenBucket) -> str:
     return f"{bucket.split}-{bucket.number:05d}"
 
 
 def _work(
     config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished
-) -> list[tuple[Bucket, tuple[dict[str, Any], str]]]:
+) -> list[tuple[TokenBucket, tuple[dict[str, Any], str]]]:
     """Each bucket with (spec, fingerprint of what it depends on) of cutting it into rows.
 
     Every bucket reads all tokenized files. Their names and checksums are gone through once, not once for each bucket.
@@ -133,14 +133,14 @@ def _work(
     return work
 
 
-def _rules(rows: RowsConfig, bucket: Bucket, seed: int, vocabulary: Vocabulary) -> Rules:
+def _rules(rows: RowsConfig, bucket: TokenBucket, seed: int, vocabulary: Vocabulary) -> Rules:
     key = f"{bucket.split}/{bucket.number}-of-{bucket.count}"
     return Rules(rows.objective, vocabulary, bucket.split == "validation", key, seed)
 
 
 def _pack(corpus: Path, spec: dict[str, Any]) -> tuple[Rows, Rules]:
     settings = RowsConfig.model_validate(spec["rows"])
-    bucket = Bucket(spec["split"], spec["bucket"], spec["buckets"])
+    bucket = TokenBucket(spec["split"], spec["bucket"], spec["buckets"])
     vocabulary = tokenizer.load(corpus, spec["tokenizer"]).vocabulary
     rules = _rules(settings, bucket, spec["seed"], vocabulary)
     return PACKINGS[settings.packing](read_bucket(corpus, read_names(corpus, spec["files"]), bucket), rules), rules

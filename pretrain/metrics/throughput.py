@@ -88,7 +88,7 @@ def _lengths(segments: Tensor, most: int) -> Tensor:
     return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
 
 
-class Meter:
+class ThroughputMeter:
     """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
 
     def __init__(self, model: Model, peak: float):

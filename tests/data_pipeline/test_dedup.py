@@ -20,11 +20,11 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
-from data_pipeline.dedup.documents import Documents
-from data_pipeline.dedup.keys import Bucket, Keys, decide, read_losers, write_losers
-from data_pipeline.dedup.lines import Lines
+from data_pipeline.dedup.documents import EqualDocuments
+from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_losers, write_losers
+from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
-from data_pipeline.dedup.spans import Spans, cut
+from data_pipeline.dedup.spans import EqualSpans, cut
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
@@ -237,11 +237,11 @@ def test_equal_documents_leave_the_smallest_id(deduplicated):
 
 def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
     pair = {"id": "a", "url": "", "text": "translate: yes\ntranslate: yes", "target": "ja"}
-    (same,), (other,) = (list(Documents().keys({**pair, "target": target})) for target in ("ja", "oui"))
-    assert same == next(Documents().keys({**pair, "id": "b"}))
+    (same,), (other,) = (list(EqualDocuments().keys({**pair, "target": target})) for target in ("ja", "oui"))
+    assert same == next(EqualDocuments().keys({**pair, "id": "b"}))
     assert same != other
-    assert not [*Lines().keys(pair), *Spans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
-    assert Lines().without(pair, [], Tally(), 3) == pair["text"]
+    assert not [*EqualLines().keys(pair), *EqualSpans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
+    assert EqualLines().without(pair, [], Tally(), 3) == pair["text"]
 
 
 def test_minhash_is_a_switch_or_a_section():
@@ -278,10 +278,10 @@ def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(dedu
 
 def test_what_a_lost_span_leaves_keeps_paragraphs():
     row = {"text": "It ran. It hid. It slept.\nIt woke. It ate.", "url": "u", "id": "i", "target": ""}
-    assert Spans().without(row, [0], Tally(), 0) == "It woke. It ate."
+    assert EqualSpans().without(row, [0], Tally(), 0) == "It woke. It ate."
     row["text"] = "Day came. It ran. It hid. It slept.\nIt woke."
-    assert Spans().without(row, [1], Tally(), 0) == "Day came.\nIt woke."
-    assert Spans().without(row, [1], Tally(), 3) is None
+    assert EqualSpans().without(row, [1], Tally(), 0) == "Day came.\nIt woke."
+    assert EqualSpans().without(row, [1], Tally(), 3) is None
 
 
 # ---- against a reference in memory
@@ -345,7 +345,7 @@ def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated,
     before, after = (normalized_sentences(texts) for texts in ([one["text"] for one in pages], results[0].texts))
     assert set(after) == set(before)
     assert results[0].counts["span_duplicate_span"] > 30
-    keys = Spans()
+    keys = EqualSpans()
     for texts, twice in (([one["text"] for one in pages], True), (results[0].texts, False)):
         hashes = [
             words[0] for text in texts for _, words in keys.keys({"text": text, "url": "u", "id": "", "target": ""})
@@ -416,8 +416,8 @@ def test_bands_are_those_that_err_least():
 
 
 def test_buckets_follow_from_the_keys_alone():
-    assert [Bucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
-    assert Bucket.enough(10**12, 100) == 4096
+    assert [KeyBucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
+    assert KeyBucket.enough(10**12, 100) == 4096
 
 
 @pytest.mark.parametrize("buckets", [1, 8, 64])
@@ -439,7 +439,7 @@ def test_buckets_decide_as_one_table_would(tmp_path, buckets):
     files = [f"{unit}.safetensors" for unit in range(4)]
     decided = []
     for number in range(buckets):
-        table, units = Bucket(number, buckets).read(tmp_path, files)
+        table, units = KeyBucket(number, buckets).read(tmp_path, files)
         _, losers, _ = decide(table, 1, units)
         decided.append(f"losers-{number}")
         write_losers(tmp_path / decided[-1], units[losers], table[losers, -1], 4)
@@ -460,7 +460,7 @@ def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path
     for document in range(1000):
         keys.add(document, 0, (42, 1000 - document))
     assert keys.write(tmp_path / "keys.safetensors") == 1
-    table, _ = Bucket(0, 1).read(tmp_path, ["keys.safetensors"])
+    table, _ = KeyBucket(0, 1).read(tmp_path, ["keys.safetensors"])
     assert table.tolist() == [[42, 1, 999 << 32]]
     assert table.dtype == np.uint64
 

@@ -13,7 +13,7 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture, too_light
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import Progress, Stream
+from data_pipeline.loading.stream import Stream, StreamState
 
 
 def blocks_of(sizes):
@@ -75,7 +75,7 @@ def test_a_weight_without_a_row_in_a_million_is_too_light():
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
     """encoder_input_ids of each step, put together from all ranks."""
     stream = Stream([corpus], [1.0], seed=0, lanes=8)
-    start = Progress.at(stream, first * cuts_of[0].global_batch, [])
+    start = StreamState.at(stream, first * cuts_of[0].global_batch, [])
     ranks = [list(TrainingBatches(stream, cut, start).loader(steps, workers)) for cut in cuts_of]
     return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
 

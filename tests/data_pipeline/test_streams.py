@@ -22,7 +22,7 @@ from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_b
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
-from data_pipeline.loading.stream import Progress, Skipped, Stream
+from data_pipeline.loading.stream import Skipped, Stream, StreamState
 
 
 def stream_of(*corpora: Path, **changes) -> Stream:
@@ -42,7 +42,7 @@ def samples(stream, ranks, micro_batch, accumulation, start, steps):
     ]
     batches = TrainingBatches(stream, cuts[0], start)
     ids = np.stack(batches.row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
-    return ids.tolist(), Progress.at(stream, start.position + steps * cuts[0].global_batch, [])
+    return ids.tolist(), StreamState.at(stream, start.position + steps * cuts[0].global_batch, [])
 
 
 parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
@@ -55,11 +55,11 @@ def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(
 ):
     """Any number of ranks, micro-batches and global batch sizes, one run after the other."""
     stream = stream_of(small_corpus, corpus_built_with_noise)
-    found, progress = [], Progress.at(stream, 0, [])
+    found, progress = [], StreamState.at(stream, 0, [])
     for ranks, micro_batch, accumulation, steps in runs:
         ids, progress = samples(stream, ranks, micro_batch, accumulation, progress, steps)
         found += ids
-        progress = Progress(**json.loads(json.dumps(asdict(progress))))  # as a checkpoint keeps it
+        progress = StreamState(**json.loads(json.dumps(asdict(progress))))  # as a checkpoint keeps it
     assert progress.position == len(found)
     assert found == whole_sequence[: len(found)]
     consumed = [sum(corpus == number for corpus, _, _ in found) for number in (0, 1)]
@@ -69,7 +69,7 @@ def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(
 @pytest.fixture(scope="module")
 def whole_sequence(small_corpus, corpus_built_with_noise):
     stream = stream_of(small_corpus, corpus_built_with_noise)
-    return samples(stream, 1, 2400, 1, Progress.at(stream, 0, []), 1)[0]
+    return samples(stream, 1, 2400, 1, StreamState.at(stream, 0, []), 1)[0]
 
 
 RANK = """
@@ -77,13 +77,13 @@ import sys, torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.stream import Progress, Stream
+from data_pipeline.loading.stream import StreamState, Stream
 
 if __name__ == "__main__":
     corpus, out, rank, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     stream = Stream([open_corpus(corpus)], [1.0], seed=3, lanes=8)
     for workers in (0, 1, 2):
-        batches = TrainingBatches(stream, Cut(rank, ranks, 24 // ranks // 2, 2), Progress.at(stream, 48, []))
+        batches = TrainingBatches(stream, Cut(rank, ranks, 24 // ranks // 2, 2), StreamState.at(stream, 48, []))
         torch.save(list(batches.loader(4, workers)), f"{out}/{ranks}-{rank}-{workers}.pt")
 """
 
@@ -99,7 +99,7 @@ def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp
         ]
         assert [process.wait(300) for process in processes] == [0] * ranks
     stream = stream_of(small_corpus)
-    expected = TrainingBatches(stream, Cut(0, 1, 24, 1), Progress.at(stream, 48, [])).loader(4, 0)
+    expected = TrainingBatches(stream, Cut(0, 1, 24, 1), StreamState.at(stream, 48, [])).loader(4, 0)
     for step, (whole,) in enumerate(expected):
         for ranks in (1, 2, 4):
             for workers in (0, 1, 2):
@@ -120,11 +120,11 @@ def test_the_state_of_another_stream_is_refused(small_corpus, changes, said):
     stream = stream_of(small_corpus)
     other = Stream(**{**vars(stream), **changes})
     with pytest.raises(UserError, match=said):
-        TrainingBatches(other, Cut(0, 1, 4, 1), Progress.at(stream, 100, []))
+        TrainingBatches(other, Cut(0, 1, 4, 1), StreamState.at(stream, 100, []))
 
 
 def test_the_state_of_another_corpus_is_refused(small_corpus, corpus_built_with_noise):
-    there = Progress.at(stream_of(corpus_built_with_noise), 100, [])
+    there = StreamState.at(stream_of(corpus_built_with_noise), 100, [])
     with pytest.raises(UserError, match=r"corpora\.0\.fingerprint"):
         TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 1), there)
 
@@ -187,11 +187,11 @@ def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus
     stream = stream_of(damaged[0], on_damage="skip")
     batches = TrainingBatches(stream, WIDE)
     before = list(batches.loader(STEPS, workers=2))
-    progress = Progress.at(stream, 0, batches.skipped)
+    progress = StreamState.at(stream, 0, batches.skipped)
     assert len(progress.skipped) == 1
     kept = json.loads(json.dumps(asdict(progress)))
     kept["skipped"] = [Skipped(**one) for one in kept["skipped"]]
-    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), WIDE, Progress(**kept)).loader(STEPS, 0)
+    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), WIDE, StreamState(**kept)).loader(STEPS, 0)
     for (one,), (other,) in zip(before, after, strict=True):
         assert torch.equal(one["labels"], other["labels"])
 

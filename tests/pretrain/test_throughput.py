@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.metrics import throughput
-from pretrain.metrics.throughput import Meter, data_sheet_peak, measured_peak, sizes
+from pretrain.metrics.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from pretrain.models import AnyModelConfig, build
 from pretrain.models.model import Sizes
 from tests.pretrain.small_runs import run_config
@@ -109,7 +109,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
     """Those that a decoder reads of the targets too, where it does. Ratios of metrics know no clock."""
     model = model_of(family)
     batch = padded([row(family, 20, 12), row(family, 9, 5)])
-    meter = Meter(model, peak=1e9)
+    meter = ThroughputMeter(model, peak=1e9)
     for _ in range(3):
         meter.step(0.0, [batch, batch])
     metrics = meter.take()
