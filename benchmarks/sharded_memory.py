@@ -98,7 +98,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
 
 def _by_kind(engine: Any) -> dict[str, float]:
     """Resident bytes of all tensors there are, each storage once."""
-    from pretrain.zero.fragments import fragments
+    from pretrain.zero.internals import fragments
 
     optimizer = engine.deepspeed.optimizer.optimizer
     kinds = {

@@ -19,7 +19,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
 from pretrain.setup import Setup
 from pretrain.zero.engine import Engine
-from pretrain.zero.fragments import fragments, optimizer_state
+from pretrain.zero.internals import fragments, optimizer_state
 from pretrain.zero.memory import DeviceMemory
 
 FILE = "micro_batch.json"

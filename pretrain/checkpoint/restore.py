@@ -7,7 +7,7 @@ import torch
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
 from pretrain.zero.engine import Engine
-from pretrain.zero.fragments import in_memory, optimizer_state, update_parameters
+from pretrain.zero.internals import in_memory, optimizer_state, update_parameters
 from pretrain.zero.optimizer import set_factored_state
 
 

@@ -40,7 +40,7 @@ from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.standing import Standing
 from pretrain.zero.engine import Engine
-from pretrain.zero.fragments import in_memory, optimizer_state
+from pretrain.zero.internals import in_memory, optimizer_state
 from pretrain.zero.optimizer import factored_state
 from pretrain.zero.ranks import of_rank_0
 

@@ -20,10 +20,10 @@ from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import optimizers
 from pretrain.config import RunConfig
+from pretrain.zero import internals
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.optimizer import attach, set_rates
-from pretrain.zero.stale_gradients import forget_gradients
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -53,6 +53,7 @@ class Engine:
             )
         broadcast_buffers(self.deepspeed.module)
         attach(self.deepspeed)
+        internals.check(self.deepspeed)
         self.device = self.deepspeed.device
         self._rate, self._applied = 0.0, False  # of the last step
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
@@ -70,7 +71,7 @@ class Engine:
         totals = agreed.tolist()
         counted = dict(zip(LABELS, totals, strict=False))
         sums: dict[str, torch.Tensor] = {}
-        forget_gradients(self.deepspeed.optimizer)
+        internals.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.fragments import flats
+from pretrain.zero.internals import flats
 
 
 def attach(engine: DeepSpeedEngine) -> None:

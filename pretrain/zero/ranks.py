@@ -31,12 +31,14 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
         torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
     import deepspeed
 
+    from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
 
+    internals.check_version()
     quiet_deepspeed()
     # longer than the watchdog takes, which knows more to say
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; leaves 69 MB a rank in /dev/shm
+    internals.leave_shared_memory()
     deepspeed.init_distributed(timeout=timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates

@@ -18,7 +18,7 @@ def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[s
     """Losses and norms, and this rank's fragments of the fp32 parameters."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
-    from pretrain.zero.fragments import fragments
+    from pretrain.zero.internals import fragments
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)

@@ -14,7 +14,7 @@ from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
-from pretrain.zero.fragments import Fragment
+from pretrain.zero.internals import Fragment
 from pretrain.zero.optimizer import set_rates
 from tests.pretrain.exactness import (
     MODELS,

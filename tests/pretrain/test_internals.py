@@ -1,0 +1,66 @@
+"""What is taken for granted of DeepSpeed's private names is looked at when a run starts."""
+
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.zero import internals
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+CASES: list[tuple[int, str, dict[str, Any] | None]] = [
+    *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+    (2, "fp32", {"offload_optimizer": {"device": "cpu"}}),
+    (3, "bf16", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
+]
+
+
+def test_other_weights_and_lost_fragments_are_noticed():
+    """At every stage, after two steps, on two ranks: first all is well, then a weight differs, then one is nowhere."""
+    for of_rank in on_ranks(2, complaints):
+        for case, (differing, lost) in zip(CASES, of_rank, strict=True):
+            assert "fp32 weights are not those that the model computes with" in differing, case
+            assert lost is None or "are not each of its elements once" in lost, case
+        assert sum(lost is not None for _, lost in of_rank) == 5  # stage 3 has no such mapping to lose
+
+
+def complaints() -> list[tuple[str, str | None]]:
+    return [complaints_of(*case) for case in CASES]
+
+
+def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str, str | None]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    config = run_config(stage, zero=zero, precision=precision)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    for step in range(2):
+        engine.step(step, 8 * step, micro_batches(prepared.cut, step))
+    internals.check(engine.deepspeed)
+    parameter = next(engine.deepspeed.module.parameters())
+    live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
+    live += 1.0
+    differing = refusal(engine)
+    live -= 1.0
+    lost = None
+    if stage < 3:
+        parameter._hp_mapping = None
+        lost = refusal(engine)
+    return differing, lost
+
+
+def refusal(engine: Any) -> str:
+    with pytest.raises(FailedError) as error:
+        internals.check(engine.deepspeed)
+    return str(error.value)
+
+
+def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):
+    internals.check_version()
+    monkeypatch.setattr(deepspeed, "__version__", "0.20.0")
+    with pytest.raises(UserError, match=r"deepspeed 0\.20\.0 is installed, and 0\.19\.8 is what was tested.*pytest"):
+        internals.check_version()
