@@ -1,5 +1,7 @@
 # Every target works on a fresh clone: it makes .venv and installs what it needs. PYTHON chooses the interpreter.
 PYTHON ?= python3
+# Test files that run beside one another; more than cores, since tests wait for processes to start.
+TEST_WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -17,7 +19,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/pretrain dashboard runs/quickstart --print
 
 test: $(INSTALLED)  ## the test suite: the real pipeline and real ranks on the shipped text
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
