@@ -65,9 +65,9 @@ def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: st
     """A run file of this test; what it says of data and directories is not used."""
     common = {"name": optimizer, "weight_decay": 0.1, "gradient_clipping": 0.5}
     values = {
-        "run": {"name": "exactness", "directory": "", "max_steps": steps},
+        "run": {"name": "exactness", "directory": "run", "max_steps": steps},
         "model": MODELS[model],
-        "data": {"train": [{"corpus": ""}]},
+        "data": {"train": [{"corpus": "none"}]},
         "batch": {"global_batch_size": ROWS},
         "optimizer": {**common, **OPTIMIZERS[optimizer]},
         "schedule": {"name": "cosine", "warmup_steps": 3},

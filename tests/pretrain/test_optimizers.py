@@ -35,9 +35,9 @@ from tests.pretrain.rank_processes import on_ranks
 def settings(model: str = "t5", schedule: object = None, max_steps: int = 100, **optimizer: object) -> RunConfig:
     """A run file with this `optimizer` section."""
     values = {
-        "run": {"name": "test", "directory": "", "max_steps": max_steps},
+        "run": {"name": "test", "directory": "run", "max_steps": max_steps},
         "model": MODELS[model],
-        "data": {"train": [{"corpus": ""}]},
+        "data": {"train": [{"corpus": "none"}]},
         "batch": {"global_batch_size": 8},
         "optimizer": {"learning_rate": 1e-2, **optimizer},
         **({"schedule": schedule} if schedule else {}),

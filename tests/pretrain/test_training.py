@@ -60,7 +60,7 @@ def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):
 def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
     """Two micro-batches, on one rank or on two; threads fixed; no clipping, whose norm depends on the shards."""
     exact = {
-        "run": {"name": "test", "directory": "", "max_steps": 8, "cpu_threads": 1},
+        "run": {"name": "test", "directory": "run", "max_steps": 8, "cpu_threads": 1},
         "model": {**MODEL, "dropout_rate": 0.0, "num_decoder_layers": 3},
         "batch": {"global_batch_size": 16, "micro_batch_size": 8},
         "optimizer": {"learning_rate": 1e-2, "gradient_clipping": 0},
