@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encdec-pretrain"
 
 
+def mapped_file(path: str | Path) -> memoryview:
+    """The bytes of a file, without reading them. Raises OSError, and ValueError for an empty file."""
+    with open(path, "rb") as file:  # noqa: PTH123 (a bare name is quicker to hash than a Path)
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 class DiskCache:
     """Contents by their sha256, one file each, about `limit` bytes in all; those not used for longest go first.
 
@@ -29,16 +36,19 @@ class DiskCache:
         self.directory, self.limit = directory, limit
         self._added = 0
 
-    def get(self, sha256: str, fetch: Callable[[], bytes]) -> Path:
-        """The file of the content with that sha256; where there is none, what `fetch` returns becomes it.
+    def get(self, sha256: str, fetch: Callable[[], bytes]) -> memoryview:
+        """The content with that sha256; where there is no file of it, what `fetch` returns becomes one.
 
-        A file of other content, as a full disk leaves it, is replaced.
+        A file is mapped into memory: it may be removed as soon as another process needs its room. A file of other
+        content, as a full disk leaves it, is replaced.
         """
         path = self.directory / sha256[:2] / sha256
-        with contextlib.suppress(OSError):
-            if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-                os.utime(path)
-                return path
+        with contextlib.suppress(OSError, ValueError):  # it isn't there, or empty
+            mapped = mapped_file(path)
+            if hashlib.sha256(mapped).hexdigest() == sha256:
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+                return mapped
         content = fetch()
         with atomic_file(path) as file:
             file.write(content)
@@ -46,7 +56,7 @@ class DiskCache:
         if self._added > self.limit * _LOOK:
             self._added = 0
             self._make_room(path)
-        return path
+        return memoryview(content)
 
     def _make_room(self, new: Path) -> None:
         """Removes the files that were not used for longest, but `new`, if there is too much."""

@@ -1,6 +1,5 @@
 """Blocks of one split, read by byte offset: mapped into memory where they are local, else through the disk cache."""
 
-import mmap
 from functools import lru_cache
 
 import fsspec
@@ -8,7 +7,7 @@ import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, decode_block
-from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.disk_cache import DiskCache, mapped_file
 from data_pipeline.foundation.errors import DamagedInput
 
 _ATTEMPTS = 3  # at reading from another machine
@@ -25,7 +24,7 @@ class BlockStore:
         self.corpus = corpus
         self.index = corpus.blocks(split)
         self._cached = lru_cache(maxsize=cached)(self._read)
-        self._mapped = lru_cache(maxsize=_SHARDS_OPEN)(_map)
+        self._mapped = lru_cache(maxsize=_SHARDS_OPEN)(mapped_file)
         self._cache = DiskCache(corpus.cache / "blocks", cache_bytes) if corpus.url and corpus.cache else None
         self._remote = fsspec.core.url_to_fs(corpus.url) if corpus.url else None
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
@@ -44,8 +43,7 @@ class BlockStore:
 
     def _content(self, place: int) -> memoryview:
         if self._cache is not None:
-            path = self._cache.get(self.index.sha256[place].tobytes().hex(), lambda: self._fetch(place))
-            return _map(str(path))
+            return self._cache.get(self.index.sha256[place].tobytes().hex(), lambda: self._fetch(place))
         shard = self.index.shards[self.index.shard[place]]
         start, length = int(self.index.offset[place]), int(self.index.length[place])
         try:
@@ -76,9 +74,3 @@ class BlockStore:
         shard = self.index.shards[self.index.shard[place]]
         where = self.corpus.url.rstrip("/") if self.corpus.url else str(self.corpus.directory)
         return DamagedInput(f"{where}/{shard}", f"byte {self.index.offset[place]}", reason)
-
-
-def _map(path: str) -> memoryview:
-    """The bytes of a file, without reading them."""
-    with open(path, "rb") as file:  # noqa: PTH123 (a bare name is quicker to hash than a Path)
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -27,6 +27,7 @@ from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
 from data_pipeline.dedup.spans import EqualSpans, cut
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
@@ -186,8 +187,8 @@ def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page
         assert kept == {larger: "\n".join(english[:4]), most: "\n".join(english[4:8])}
         assert {row["language"] for row in found.rows} == {"en"}
         assert (found.counts["language_other"], found.counts["bad_words"]) == (1, 1)
-    undisturbed = deduplicated([pages], {"profile": "c4"}, documents=True)
-    assert undisturbed.texts == []  # each by itself is of two languages, German, or has a bad word
+    with pytest.raises(FailedError, match="no document is left of 4 read"):  # each by itself is dropped
+        deduplicated([pages], {"profile": "c4"}, documents=True)
 
 
 def test_a_page_without_a_line_left_is_empty(deduplicated):

@@ -1,9 +1,9 @@
 """Run files, runs as users start them, and what they leave."""
 
-import json
 import subprocess
 from pathlib import Path
 
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
@@ -44,7 +44,7 @@ def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> P
         **changes,
     }
     path = folder / "run.yaml"
-    path.write_text(json.dumps(config))
+    write_json(path, config)  # whole at any moment: each rank of a test may write it and read it
     return path
 
 

@@ -129,7 +129,7 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
     (checkpoints / "latest").mkdir()
     done = train(finished, 1, "run.max_steps=13", "checkpoint.on_failure=stop")
     assert done.returncode == 0, done.stderr
-    assert f"warning: {checkpoints}/latest: can't be written: Is a directory" in done.stdout
+    assert f"warning: {checkpoints}/latest: can't be written: Is a directory" in done.stderr
     assert len(list(checkpoints.glob("step-*"))) == 5
     (checkpoints / "latest").rmdir()
     elsewhere = (checkpoints / "step-00000003").rename(finished.parent / "elsewhere")
