@@ -22,6 +22,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
 from pretrain.run.standing import Standing
@@ -29,7 +30,6 @@ from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
-from tests.pretrain.small_runs import run_config, setup
 
 
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
@@ -162,7 +162,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
                     os.fsync(file.fileno())
                     time.sleep(0.05)
 
-    alone = setup(run_config())
+    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # nothing is written here but by `Slow`
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
     saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", {}, {})
     saver._writing.start()
