@@ -24,8 +24,9 @@ _LAUNCHERS_LOG = "launcher.log"
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
     """Runs `command` until its `ranks` have ended; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
 
-    The first signal becomes a request to stop, which the ranks obey after their step; the second ends them all. When a
-    rank has died, the others have `dead_rank_seconds` to end as well. No process of the run outlives this one.
+    The first signal becomes a request to stop, which the ranks follow after their current step. The second signal kills
+    them. When a rank has died, the others have `dead_rank_seconds` to end by themselves. No process of the run outlives
+    this one.
     """
     before = status.read(run)
     logs = rank_logs.new_directory(run)

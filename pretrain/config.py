@@ -23,8 +23,8 @@ from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):
-    """`max_hours`: of one start; then the run saves and stops, to be started again. `cpu_threads`: of each rank on CPU
-    (null: cores ÷ ranks); how sums are split among threads decides their last bit."""
+    """`max_hours`: after this time, counted from each start, the run saves and stops. `cpu_threads`: threads of each
+    rank on a CPU (null: cores ÷ ranks). Their number decides the last bit of sums, so fix it for bit-equal runs."""
 
     name: str
     directory: LocalPath
@@ -47,17 +47,19 @@ class ValidationCorpus(Section):
 
 
 class CacheSection(Section):
-    """Null: encdec-pretrain under $XDG_CACHE_HOME or ~/.cache. One directory for all ranks of a machine."""
+    """Where blocks of remote corpora are kept. `directory`: one for all ranks of a machine (null: encdec-pretrain under
+    $XDG_CACHE_HOME or ~/.cache). `gigabytes`: its size."""
 
     directory: LocalPath | None = None
     gigabytes: PositiveFloat = 100.0
 
 
 class DataSection(Section):
-    """`objective` overrides the corpus's where noise is applied at load. `workers`: loader processes of each rank, each
-    `prefetch` micro-batches ahead. `on_damage`: stop at a damaged block, or skip it: its rows get weight 0.
+    """What is trained on. A corpus is a directory or a fsspec URL.
 
-    A corpus may be a fsspec URL; its blocks are kept under `cache.directory`, up to `cache.gigabytes`.
+    `objective` replaces the corpora's own, where they were built with `apply_at: load`. `workers` is the number of
+    loader processes of each rank; each prepares `prefetch` micro-batches ahead. `on_damage`: `stop` ends the run at a
+    damaged block, `skip` gives its rows weight 0.
     """
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]

@@ -219,7 +219,10 @@ _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
 def _weights(model: ModelConfig) -> dict[str, Any]:
-    """What the weights of a model are for; so many rows may be padded to more than one unit."""
+    """The settings that decide the shapes and the meaning of a model's weights.
+
+    The number of embedding rows counts, not the multiple they were padded to: several multiples give the same number.
+    """
     said = model.model_dump(exclude={*model.training_only, "pad_vocab_to_multiple_of"})
     return {**said, "rows of the embedding matrix": model.padded_vocab_size}
 

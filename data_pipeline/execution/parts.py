@@ -31,9 +31,10 @@ _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 
 @dataclass(frozen=True)
 class Part:
-    """A part as the stages hand it on. `first_id`: of its first record; parts in that order hold ids in order.
+    """A part as one stage passes it to the next.
 
-    `urls`: the file of the keys of its URLs, of which there are `url_keys`; "" where none were asked for.
+    `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `urls` is
+    the file with its `url_keys` URL keys, or "" where the config asks for none.
     """
 
     name: str

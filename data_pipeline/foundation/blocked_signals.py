@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 
 @contextlib.contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Processes started within the block hold `signals` back, and so do those that they start, until they unblock them.
+    """Starts processes with `signals` blocked.
 
-    Handlers that they set, as DeepSpeed's launcher does, don't change that.
+    A process that is started within the block inherits the mask, and so do its own children, until one of them unblocks
+    the signals. Installing a handler, as DeepSpeed's launcher does, does not unblock them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -172,9 +172,11 @@ def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, wanted: np.ndarray)
 
 
 def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(n, width) bool: the `candidates` of random words, the first of each row and more while at most `wanted` (n,).
+    """(n, width) bool: the `candidates` that belong to randomly chosen words.
 
-    `continuing` (n, width): tokens that don't begin a word. They do all the same where no candidate is before them.
+    Words are taken in random order while the row has at most `wanted` (n,) tokens; the first word is always taken.
+    `continuing` (n, width) marks tokens that continue a word. Such a token begins a word of its own if the token before
+    it is no candidate.
     """
     starts = candidates.copy()
     starts[:, 1:] &= ~(continuing[:, 1:] & candidates[:, :-1])

@@ -112,4 +112,4 @@ def text_pieces(saved: Json) -> list[tuple[str, float]]:
 
 def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
     if found := [problem for problem, is_so in problems if is_so]:
-        raise UserError(f"{path}: our tokenizers can't be so: {'; '.join(found)}")
+        raise UserError(f"{path}: tokenizers here don't support this: {'; '.join(found)}")

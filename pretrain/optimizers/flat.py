@@ -41,8 +41,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Flat:
-    """A tensor that an optimizer steps, and what lies in it: a fragment of each parameter of which any rank has one in
-    its tensor of the same group, in the same order on all ranks; of size 0 where this rank has none."""
+    """A tensor that an optimizer steps, and the fragments of parameters in it.
+
+    There is one fragment for each parameter of the group, in the same order on every rank. Its size is 0 on a rank that
+    holds none of the parameter.
+    """
 
     tensor: Tensor
     fragments: list[Fragment]

@@ -40,7 +40,7 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
         if own == "bias":
             return "biases"
         return "output" if path == "lm_head" else "matrices"
-    raise TypeError(f"{path}.{own}: of what kind is a parameter of {type(module).__name__}?")
+    raise TypeError(f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; give them one in _kind")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

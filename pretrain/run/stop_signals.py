@@ -11,15 +11,16 @@ _received: list[int] = []
 
 
 def heeded() -> list[signal.Signals]:
-    """Those that ask this process to stop: SIGHUP, of a terminal that is closed, unless `nohup` has it ignored."""
+    """The signals that ask this process to stop. SIGHUP, which a closed terminal sends, is one unless `nohup` has it
+    ignored."""
     deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (deaf and number is signal.SIGHUP)]
 
 
 def catch() -> None:
-    """From here on signals are only taken note of: no step and no save is torn, however many there are.
+    """From here on a signal is only recorded, so that no step and no save is interrupted.
 
-    Also those that came while this process started, where a supervisor has had it hold them back.
+    Signals that a supervisor blocked while this process started are delivered now.
     """
     for number in heeded():
         signal.signal(number, _on_signal)
@@ -27,7 +28,7 @@ def catch() -> None:
 
 
 def ignore() -> None:
-    """From here on signals do nothing: the run is over. Python, as it ends, would let go of handlers of its own."""
+    """From here on signals do nothing, because the run is over. Python would remove its own handlers as it exits."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

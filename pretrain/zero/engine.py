@@ -29,10 +29,11 @@ _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # o
 
 
 class Outcome(NamedTuple):
-    """Of a step, the same on all ranks.
+    """The outcome of a step, the same on all ranks.
 
-    `loss`: mean over the valid targets of the global batch, as the gradient has it; `applied`: False where the gradient
-    wasn't finite and the step was skipped; `requests`: whether any rank made each of them.
+    `loss` is the mean over the valid targets of the global batch, in nats, that the gradient was taken of. `applied` is
+    False where the gradient was not finite and the step was skipped. `requests` says of each request whether any rank
+    made it.
     """
 
     loss: float
@@ -94,7 +95,7 @@ class Engine:
         losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
         shares = [total / max(_count(counted, name), 1) for name, total in losses.items()]
         share = sum(shares, torch.zeros((), device=self.device))
-        # the gradient of a loss that isn't finite may be: this makes it not a number, and every rank skips the step
+        # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
         self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
         return {name: total.detach().double() for name, total in losses.items()}

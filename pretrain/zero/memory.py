@@ -15,14 +15,17 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class DeviceMemory:
-    """Of a CUDA device as PyTorch allocates it, or, on CPU, the machine's as resident in this process. All in bytes."""
+    """Memory of the device that a rank computes on, in bytes.
+
+    On a CUDA device it is what PyTorch has allocated, on a CPU what is resident in this process.
+    """
 
     def __init__(self, device: torch.device):
         self._cuda = device if device.type == "cuda" else None
         self._held = self.held()
 
     def free(self) -> int:
-        """What this rank may take besides what it holds; on CPU an equal share for each rank of the machine."""
+        """How much more this rank may allocate. On a CPU, the ranks of the machine have equal shares."""
         if self._cuda is None:
             return available() // int(os.environ.get("LOCAL_SIZE", "1"))
         cached = torch.cuda.memory_reserved(self._cuda) - torch.cuda.memory_allocated(self._cuda)
@@ -32,7 +35,7 @@ class DeviceMemory:
         return resident() if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
 
     def peak(self, work: Callable[[], object]) -> int:
-        """The most that is held during `work`, more than when this object was made."""
+        """How much memory `work` takes at its peak, beyond what was held when this object was made."""
         if self._cuda is None:
             return peak_resident(work) - self._held
         torch.cuda.reset_peak_memory_stats(self._cuda)
@@ -46,12 +49,12 @@ def resident() -> int:
 
 
 def give_back() -> None:
-    """Has glibc give the system what is free of its memory: of what was freed it keeps much for itself."""
+    """Makes glibc return freed memory to the system, most of which it would otherwise keep for itself."""
     getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
 
 
 def peak_resident(work: Callable[[], object]) -> int:
-    """The most bytes of this process in memory during `work`, without what earlier work has left in free memory."""
+    """The peak of this process's resident memory during `work`, in bytes. What earlier work has freed doesn't count."""
     give_back()
     _CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident (man proc_pid_clear_refs)
     work()
@@ -65,10 +68,10 @@ def _status(name: str) -> int:
 
 @contextlib.contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Gives blocks of a megabyte and more back to the system as soon as they are freed.
+    """Within the block, glibc returns blocks of a megabyte and more to the system as soon as they are freed.
 
-    glibc keeps what is up to 32 MB for itself once such a block was freed. Where what lasts is allocated between what
-    doesn't, as shards between whole parameters, none of that is ever used again: a rank would hold twice a whole model.
+    By default glibc keeps freed blocks of up to 32 MB. ZeRO-3 allocates lasting shards between whole parameters that
+    are soon freed, and the gaps between the shards are never used again: a rank would hold twice the whole model.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)  # glibc's alone
     mallopt(_M_MMAP_THRESHOLD, 2**20)
