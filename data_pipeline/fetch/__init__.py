@@ -1,5 +1,5 @@
-"""Download published files: politely, in parallel, resumable by byte range, each checked before it has its name.
+"""Downloads of published files: polite, parallel, resumable by byte range. A file gets its name once it is checked.
 
-`catalogues` says which files are published, `client` asks servers, `download` brings one file, `many` all of them,
-`commands` is `data-pipeline fetch`.
+`catalogues` lists the published files, `client` sends requests, `download` fetches one file, `many` fetches a list of
+them, and `commands` is `data-pipeline fetch`.
 """

@@ -1,4 +1,4 @@
-"""Which files Common Crawl, the Hugging Face hub and Wikimedia publish, with the sizes and checksums they give."""
+"""The files that Common Crawl, the Hugging Face hub and Wikimedia publish, with their published sizes and checksums."""
 
 import gzip
 import io
@@ -19,10 +19,9 @@ _GONE = {404, 410}
 
 
 def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
-    """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz; neither sizes nor checksums are
-    published.
+    """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz.
 
-    Raises UserError where there is no such crawl.
+    Common Crawl publishes neither their sizes nor checksums. Raises UserError if the crawl doesn't exist.
     """
     if not re.fullmatch(r"CC-MAIN-\d{4}(-\d{2,4})?", crawl):
         raise UserError(f"{crawl!r}: expected the name of a crawl, such as CC-MAIN-2019-18")
@@ -44,7 +43,7 @@ def c4_files(
     """The files of a split of C4 in the repository allenai/c4, with sizes and sha256.
 
     `config`: one of C4_CONFIGS; `split`: "train" or "validation"; `revision`: a branch or commit of the repository.
-    Raises UserError where the hub has no such thing, FailedError where it lists only some of the files.
+    Raises UserError if the hub doesn't have them, FailedError if it lists only some of the files.
     """
     if config not in C4_CONFIGS:
         raise UserError(f"--config: {config!r}: expected one of {', '.join(C4_CONFIGS)}")
@@ -70,10 +69,11 @@ def c4_files(
 def wikipedia_files(
     client: Client, wiki: str, date: str, job: str = "articlesmultistreamdump", base_url: str = WIKIMEDIA
 ) -> list[PublishedFile]:
-    """The files of a job of a dump ("enwiki", "20240101") in the order of their pages, with sizes and sha1 (else md5).
+    """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums.
 
-    The job articlesmultistreamdump has articles as .xml.bz2, each with an index of its streams.
-    Raises UserError where there is no such dump or job, FailedError where the job isn't done.
+    The checksums are sha1 where published, else md5. The job articlesmultistreamdump has the articles as .xml.bz2
+    files, each with an index of its streams. Raises UserError if the dump or job doesn't exist, FailedError if the job
+    isn't done.
     """
     if not re.fullmatch(r"[a-z0-9_]+", wiki):
         raise UserError(f"{wiki!r}: expected the name of a wiki, such as enwiki")
@@ -95,17 +95,17 @@ def wikipedia_files(
 
 
 def _pages(client: Client, url: str) -> Iterator[dict[str, Any]]:
-    """The entries of a list that comes in pages, each page naming the next in its header Link (RFC 8288)."""
+    """The entries of a paginated list. Each page names the next one in its Link header (RFC 8288)."""
     next_url, seen = url, set()
     while next_url and next_url not in seen:
         seen.add(next_url)
         try:
             content, headers = client.read(next_url)
         except PermanentError as error:
-            raise _as_user_error(error, next_url, "no such revision of allenai/c4 there") from None
+            raise _as_user_error(error, next_url, "allenai/c4 has no such revision there") from None
         yield from _json(content, next_url, list)
         link = re.search(r'<([^>]*)>\s*;\s*rel="?next"?', headers.get("Link") or "")
-        # Only the query is taken: a mirror's pages name the original's host.
+        # Only the query of the link is used: the pages of a mirror link to the original host.
         next_url = urllib.parse.urljoin(url, "?" + urllib.parse.urlsplit(link[1]).query) if link else ""
 
 
@@ -135,7 +135,7 @@ def _first_checksum(about: dict[str, Any], *kinds: str) -> str | None:
 
 
 def _in_order_of_pages(name: str) -> tuple[list[int], str]:
-    """Parts and page ranges by number, so that part 10 follows part 9, and an index stands beside its articles."""
+    """A sort key by part and page numbers: part 10 follows part 9, and an index follows its articles."""
     return [int(number) for number in re.findall(r"\d+", name)], name
 
 
@@ -143,7 +143,7 @@ def _folder(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) and not parts.query
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         valid = False
     if not valid:
         raise UserError(f"--base-url: {url!r}: expected an address such as https://host/folder/")

@@ -1,4 +1,4 @@
-"""Requests to public servers, politely: a name, a pace, the pauses that servers ask for, and bounded retries."""
+"""Polite requests to public servers: a user agent, a limited rate, the pauses that servers ask for, bounded retries."""
 
 import contextlib
 import email.utils
@@ -18,19 +18,22 @@ from typing import TypeVar
 from data_pipeline.foundation.errors import FailedError
 
 Result = TypeVar("Result")
-NETWORK_ERRORS = (OSError, http.client.HTTPException)  # what opening and reading raise: resets, timeouts, half answers
+NETWORK_ERRORS = (
+    OSError,
+    http.client.HTTPException,
+)  # raised by opening and reading: resets, timeouts, incomplete answers
 
-_TIMEOUT = 60.0  # seconds without a byte
+_TIMEOUT = 60.0  # seconds without receiving a byte
 _LONGEST_WAIT = 60.0
 _LONGEST_RETRY_AFTER = 900.0
-_PROGRESS = 1 << 20  # bytes further on that make a try count as new
+_PROGRESS = 1 << 20  # new bytes after which failures are counted from zero again
 _LARGEST_LIST = 1 << 28
 _BUSY = {429, 503}
 _TRANSIENT = {408, 425, 500, 502, 504, *_BUSY}
 
 
 class TransientError(Exception):
-    """What another try may mend. `pause`: whether all requests should wait; `wait`: the seconds the server named."""
+    """A failure that a retry may cure. `pause`: all requests must wait; `wait`: seconds, if the server named any."""
 
     def __init__(self, reason: str, pause: bool = False, wait: float | None = None):
         super().__init__(reason)
@@ -38,7 +41,7 @@ class TransientError(Exception):
 
 
 class PermanentError(Exception):
-    """What no further try will mend. `status`: the HTTP status, where that is the reason."""
+    """A failure that no retry will cure. `status`: the HTTP status, if that is the reason."""
 
     def __init__(self, reason: str, status: int | None = None):
         super().__init__(reason)
@@ -46,18 +49,17 @@ class PermanentError(Exception):
 
 
 class StoppedError(Exception):
-    """The client was told to stop."""
+    """The client's `stop` was set."""
 
 
 class Client:
-    """What all connections of one command share. Safe for use from several threads.
+    """An HTTP client shared by all connections of one command. It is thread-safe.
 
-    `requests_per_second`: at most so many, over all connections. `tries`: consecutive tries without progress before a
-    file is given up; the wait before each doubles from `first_wait` seconds up to a minute. `contact`: how the servers'
-    people can reach the user, sent with each request. `note`: takes a line about each retry. Setting `stop` ends every
-    wait and download with StoppedError.
-
-    Proxies are taken from the environment (https_proxy, no_proxy).
+    `requests_per_second` limits all connections together. After `tries` consecutive tries without progress a file is
+    given up; the wait before each retry doubles from `first_wait` seconds up to a minute. `contact` is sent with each
+    request, so that the operators of a server can reach the user. `note` is called with a line about each retry.
+    Setting `stop` ends every wait and download with StoppedError. Proxies are taken from the environment (https_proxy,
+    no_proxy).
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class Client:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: dict[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """The answer to one request when its turn has come, its bytes as stored (no decoding).
+        """Waits as the rate limit requires, sends one request and yields the response, whose bytes aren't decoded.
 
-        Raises TransientError or PermanentError when there is none; reading it may raise NETWORK_ERRORS.
+        Raises TransientError or PermanentError if the request fails. Reading the response may raise NETWORK_ERRORS.
         """
         self._take_turn()
-        # Encoded on the way, a .gz would no longer have the published bytes.
+        # With another encoding, a .gz would not arrive with the published bytes.
         every = {"User-Agent": self._name, "Accept-Encoding": "identity"}
         request = urllib.request.Request(url, headers={**every, **(headers or {})})
         try:
@@ -99,7 +101,7 @@ class Client:
             yield response
 
     def read(self, url: str) -> tuple[bytes, http.client.HTTPMessage]:
-        """A whole small file, such as a list, and its headers; with retries. Raises PermanentError."""
+        """Reads a small file, such as a list, with retries. Returns its content and headers; raises PermanentError."""
 
         def attempt() -> tuple[bytes, http.client.HTTPMessage]:
             with self.get(url) as response:
@@ -117,11 +119,11 @@ class Client:
         return self.keep_trying(attempt, url)
 
     def keep_trying(self, attempt: Callable[[], Result], what: str, position: Callable[[], int] = lambda: 0) -> Result:
-        """The result of `attempt`, called again after each TransientError while tries are left.
+        """The result of `attempt`, which is called again after each TransientError while tries are left.
 
-        Tries are counted anew when `position()` (bytes had) has gone further than ever, by 1 MiB: a large file over a
-        weak line arrives in many pieces, and a server that always breaks off at the same place is given up.
-        Raises PermanentError.
+        Failures are counted from zero again when `position()`, the bytes received, exceeds its earlier maximum by
+        1 MiB. So a large file over a weak line may arrive in many pieces, and a server that always breaks off at the
+        same place is given up. Raises PermanentError.
         """
         failures, furthest = 0, position()
         while True:
@@ -143,9 +145,11 @@ class Client:
     def _wait_before_next(self, problem: TransientError, failures: int) -> float:
         if problem.wait is None:
             longest = min(_LONGEST_WAIT, self._first_wait * 2 ** (failures - 1))
-            return longest * random.SystemRandom().uniform(0.5, 1)  # so that many clients don't come back together
+            return longest * random.SystemRandom().uniform(0.5, 1)  # so that many clients don't all retry at once
         if problem.wait > _LONGEST_RETRY_AFTER:
-            raise FailedError(f"{problem}; the server asks to come back in {problem.wait:,.0f} s: run again then")
+            raise FailedError(
+                f"{problem}; the server asks for a pause of {problem.wait:,.0f} s; run the same command again then"
+            )
         return problem.wait
 
     def _pause_all(self, seconds: float) -> None:
@@ -159,12 +163,12 @@ class Client:
                 if wait <= 0:
                     self._next_request = time.monotonic() + self._interval
                     return
-            self.stop.wait(wait)  # then look again: a pause may have been asked for meanwhile
+            self.stop.wait(wait)  # then check again: a server may have asked for a pause meanwhile
         raise StoppedError
 
 
 def user_agent(contact: str = "") -> str:
-    """Who asks; operators of public servers (Wikimedia's among them) refuse programs that don't say."""
+    """The User-Agent header. Public servers (Wikimedia's among them) refuse programs without one."""
     try:
         release = version("encdec-pretrain")
     except PackageNotFoundError:
@@ -173,7 +177,7 @@ def user_agent(contact: str = "") -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The reason in an error of the network, in a few words."""
+    """The reason of a network error in a few words."""
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
         error = error.reason
     if isinstance(error, OSError) and error.strerror:
@@ -189,7 +193,7 @@ def _as_problem(error: urllib.error.HTTPError) -> Exception:
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Seconds of the header Retry-After, which holds seconds or a date (RFC 9110, section 10.2.3)."""
+    """The seconds to wait by the header Retry-After, which has seconds or a date (RFC 9110, section 10.2.3)."""
     value = (headers.get("Retry-After") or "").strip()
     if re.fullmatch(r"\d{1,9}", value):
         return float(value)

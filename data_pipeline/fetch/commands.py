@@ -22,22 +22,24 @@ fetch_app = typer.Typer(no_args_is_help=True, help="Download published files: re
 _MOST_FAILURES_LISTED = 20
 
 Output = Annotated[Path, path_argument("OUT", "The folder to write to.")]
-Number = Annotated[int | None, typer.Option("--files", min=1, help="Only the first so many files.")]
+Number = Annotated[
+    int | None, typer.Option("--files", min=1, help="Fetch only the first N files of the list.", metavar="N")
+]
 First = Annotated[int | None, typer.Option(min=0, help="Position in the list of the first file to fetch, from 0.")]
 Last = Annotated[int | None, typer.Option(min=0, help="Position in the list of the last file to fetch.")]
-Connections = Annotated[int, typer.Option(min=1, max=16, help="Files at the same time.")]
-Rate = Annotated[float, typer.Option("--requests-per-second", min=0.01, help="At most, over all connections.")]
-Tries = Annotated[int, typer.Option(min=1, help="Tries without progress before a file is given up.")]
+Connections = Annotated[int, typer.Option(min=1, max=16, help="Number of files to download at the same time.")]
+Rate = Annotated[float, typer.Option("--requests-per-second", min=0.01, help="Limit for all connections together.")]
+Tries = Annotated[int, typer.Option(min=1, help="Consecutive tries without progress before a file is given up.")]
 Contact = Annotated[
-    str, typer.Option(help="Your address or page, sent along so that the server's people can reach you.")
+    str, typer.Option(help="Your address or web page, sent with each request so that operators can reach you.")
 ]
-Recheck = Annotated[bool, typer.Option("--recheck", help="Read again and compare files that were checked before.")]
+Recheck = Annotated[bool, typer.Option("--recheck", help="Also read and compare the files that were checked before.")]
 BaseUrl = Annotated[str, typer.Option(help="Where to fetch from: a mirror with the same layout.")]
 
 
 @fetch_app.command()
 def wet(
-    crawl: Annotated[str, typer.Argument(metavar="CRAWL", help="Such as CC-MAIN-2019-18.")],
+    crawl: Annotated[str, typer.Argument(metavar="CRAWL", help="The crawl, such as CC-MAIN-2019-18.")],
     output: Output,
     files: Number = None,
     first: First = None,
@@ -49,7 +51,10 @@ def wet(
     contact: Contact = "",
     recheck: Recheck = False,
 ) -> None:
-    """Common Crawl's extracted text: some 56,000 files of 150 MB, published without checksums, tested as gzip files."""
+    """Fetch Common Crawl's extracted text: some 56,000 files of 150 MB.
+
+    They are published without checksums; each is tested as a gzip file.
+    """
     from data_pipeline.fetch import catalogues
 
     client = _client(rate, tries, contact)
@@ -73,7 +78,7 @@ def c4(
     contact: Contact = "",
     recheck: Recheck = False,
 ) -> None:
-    """C4 as published on the Hugging Face hub; en has 1,024 files of 320 MB for training and 8 for validation."""
+    """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
     from data_pipeline.fetch import catalogues
 
     client = _client(rate, tries, contact)
@@ -83,12 +88,12 @@ def c4(
 
 @fetch_app.command()
 def wikipedia(
-    wiki: Annotated[str, typer.Argument(metavar="WIKI", help="Such as enwiki.")],
-    date: Annotated[str, typer.Argument(metavar="DATE", help="Of the dump, such as 20240101.")],
+    wiki: Annotated[str, typer.Argument(metavar="WIKI", help="The wiki, such as enwiki.")],
+    date: Annotated[str, typer.Argument(metavar="DATE", help="The date of the dump, such as 20240101.")],
     output: Output,
-    job: Annotated[str, typer.Option(help="Or articlesdump: one bzip2 stream per file, no index.")] = (
-        "articlesmultistreamdump"
-    ),
+    job: Annotated[
+        str, typer.Option(help="The job of the dump. articlesdump has one bzip2 stream per file and no index.")
+    ] = ("articlesmultistreamdump"),
     files: Number = None,
     first: First = None,
     last: Last = None,
@@ -99,7 +104,7 @@ def wikipedia(
     contact: Contact = "",
     recheck: Recheck = False,
 ) -> None:
-    """A wiki's articles from a Wikimedia dump: files in the order of their pages, each index after its articles."""
+    """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
     from data_pipeline.fetch import catalogues
 
     client = _client(rate, tries, contact)
@@ -121,7 +126,7 @@ def _select(
     if number is not None and (first is not None or last is not None):
         raise UserError("--files: expected either --files, or --first and --last")
     if first is not None and last is not None and last < first:
-        raise UserError(f"--last: {last}: expected a position from --first ({first}) on")
+        raise UserError(f"--last: {last}: expected a position no smaller than --first ({first})")
     every = listed()
     selected = every[first or 0 : number if last is None else last + 1]
     if not every:
@@ -135,7 +140,7 @@ def _select(
 def _fetch(
     what: str, files: "list[PublishedFile]", output: Path, glob: str, client: "Client", connections: int, recheck: bool
 ) -> None:
-    """`glob`: what of the files a corpus is built from, below `output`."""
+    """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
     from data_pipeline.fetch.many import check_room, fetch_files
     from data_pipeline.fetch.meter import in_bytes, in_time
 
@@ -147,7 +152,7 @@ def _fetch(
     started = time.monotonic()
     outcome = fetch_files(files, output, client, connections, recheck)
     took = f"{in_bytes(outcome.received)} in {in_time(time.monotonic() - started)}"
-    print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} were there")
+    print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} already there")
     if outcome.failed:
         lines = [f"{path}: {reason}" for path, reason in sorted(outcome.failed.items())]
         more = len(lines) - _MOST_FAILURES_LISTED

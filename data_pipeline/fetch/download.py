@@ -1,4 +1,4 @@
-"""One published file: received in pieces, checked, and only then given its name."""
+"""Downloads one published file: receives it in pieces, checks it, and only then gives it its name."""
 
 import gzip
 import hashlib
@@ -15,16 +15,16 @@ from data_pipeline.fetch.meter import DownloadMeter
 from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.foundation.atomic import write_json
 
-STATE = ".fetch"  # below the output directory: what is half there, and what was checked when
+STATE = ".fetch"  # below the output directory: partial files and records of checked files
 _BLOCK = 1 << 18
-_WRONG_CONTENTS = 3  # whole downloads with the wrong content before a file is given up
+_WRONG_CONTENTS = 3  # complete downloads with wrong content after which a file is given up
 
 
 class Download:
-    """`file`, on its way to its place below `folder`.
+    """The download of one file to its place below `folder`.
 
-    State, below `folder/.fetch/`: `PATH.part`, the bytes so far; `PATH.part.json`, the server's name for the version
-    they are of; `PATH.json`, what the complete file was when it was checked.
+    Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` the server's
+    identifier of the version they belong to, and `PATH.json` describes the complete file as it was checked.
     """
 
     def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: DownloadMeter):
@@ -37,10 +37,10 @@ class Download:
         self._wrong_contents = 0
 
     def is_complete(self, recheck: bool = False) -> bool:
-        """Whether the file is there and right: by size and time of change since it was checked, else by its content.
+        """Whether the file exists with the right content.
 
-        `recheck`: by its content in any case. A file that can't be told right (it was put there by other means, and no
-        checksum is published) isn't.
+        If its size and modification time are those recorded when it was checked, its content isn't read again, except
+        with `recheck`. A file without a record and without a published checksum can't be verified and isn't complete.
         """
         if not self._path.exists():
             return False
@@ -51,13 +51,15 @@ class Download:
         found = self._describe(self._path, checksum)
         if recheck or any(record.get(key) != found[key] for key in ("bytes", "modified_ns", "checksum")):
             if _digest(self._path, checksum) != checksum:
-                self._client.note(f"{self._file.path}: there, but not what it was or should be; fetched again")
+                self._client.note(
+                    f"{self._file.path}: exists, but its content isn't what was checked or published; fetching it again"
+                )
                 return False
             write_json(self._record, found)
         return True
 
     def run(self) -> None:
-        """Downloads the file. Raises PermanentError, StoppedError, or OSError where it can't be written."""
+        """Downloads the file. Raises PermanentError, StoppedError, or OSError if it can't be written."""
         self._part.parent.mkdir(parents=True, exist_ok=True)
         self._meter.add(self._have())
         self._client.keep_trying(self._attempt, self._file.path, self._have)
@@ -77,9 +79,9 @@ class Download:
         self._publish(self._check())
 
     def _receive(self, version: dict[str, Any]) -> None:
-        """Asks for what is missing and appends it; begins anew where the server can't or won't go on."""
+        """Requests the missing bytes and appends them; starts over if the server can't or won't continue."""
         have = self._have()
-        # Without a validator two versions of a file could be joined; a published checksum would show that.
+        # Without a validator, parts of two versions could be joined; only a published checksum would show that.
         if have and not (version.get("validator") or self._file.checksum):
             self._discard()
             have = 0
@@ -90,7 +92,7 @@ class Download:
             with self._client.get(self._file.url, headers) as response:
                 if response.status == 206 and not self._continues(response, have, version):
                     self._discard()
-                    raise TransientError("the server went on with another range or version")
+                    raise TransientError("the server continued with another range or version")
                 if response.status != 206:
                     have = 0
                 size = self._total(response, have)
@@ -114,15 +116,15 @@ class Download:
             and content_range is not None
             and int(content_range[1]) == have
             and (version.get("size") is None or content_range[2] in ("*", str(version["size"])))
-            and _validator(response) in (None, version.get("validator"))  # a server may answer without If-Range's check
+            and _validator(response) in (None, version.get("validator"))  # a server may ignore If-Range
         )
 
     def _total(self, response: HTTPResponse, have: int) -> int | None:
-        """Bytes of the whole file, by the publisher's list or else by the server's answer; they have to agree."""
+        """The size of the file, by the publisher's list or the server's answer. They must agree if both give one."""
         offered = None if response.length is None else have + response.length
         if None not in (self._file.size, offered) and offered != self._file.size:
             self._discard()
-            raise TransientError(f"the server offers {offered:,} bytes, published are {self._file.size:,}")
+            raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self._file.size:,}")
         return self._file.size if offered is None else offered
 
     def _append(self, response: HTTPResponse, size: int | None) -> None:
@@ -140,14 +142,14 @@ class Download:
             raise TransientError(f"connection lost after {have:,} of {size:,} bytes")
         if size is not None and have > size:
             self._discard()
-            raise TransientError(f"more than the expected {size:,} bytes came")
+            raise TransientError(f"expected {size:,} bytes, received more")
 
     def _check(self) -> str:
         """The checksum of what was received. Without a published one, a .gz must at least decompress to its end."""
         published = self._file.checksum
         found = _digest(self._part, published or "sha256:")
         if published is not None:
-            problem = f"checksum is {found}, published is {published}" if found != published else None
+            problem = f"the checksum is {found}, the published one {published}" if found != published else None
         else:
             problem = _gzip_problem(self._part) if self._file.path.endswith(".gz") else None
         if problem:
@@ -159,8 +161,8 @@ class Download:
         return found
 
     def _publish(self, checksum: str) -> None:
-        # The record comes first: it fits nothing until the file has its name, and then the file is never without it.
-        # A rename that a power failure undoes leaves the part, on disk since `_append`, to be published next time.
+        # The record is written first, so that the file never exists without it; before the rename it matches nothing.
+        # If a power failure undoes the rename, the .part, on disk since `_append`, is published next time.
         write_json(self._record, self._describe(self._part, checksum))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._part.replace(self._path)
@@ -183,7 +185,7 @@ class Download:
 
 
 def _read(response: HTTPResponse, have: int, size: int | None) -> bytes:
-    """The next bytes; one too many at most, which is enough to see that there are too many."""
+    """The next bytes, at most one more than expected: enough to see that the server sends too many."""
     try:
         return response.read1(_BLOCK if size is None else min(_BLOCK, size - have + 1))
     except NETWORK_ERRORS as error:
@@ -192,13 +194,13 @@ def _read(response: HTTPResponse, have: int, size: int | None) -> bytes:
 
 
 def _validator(response: HTTPResponse) -> str | None:
-    """What names this version of a file to If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
+    """The identifier of this version for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
     tag = response.headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
 
 
 def _digest(path: Path, checksum: str) -> str:
-    """The checksum of the file's content, of the kind that `checksum` ("kind:hex") is."""
+    """The checksum of the file's content, of the same kind as `checksum` ("kind:hex")."""
     kind = checksum.partition(":")[0]
     with path.open("rb") as file:
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
@@ -210,12 +212,12 @@ def _gzip_problem(path: Path) -> str | None:
             while file.read(_BLOCK):
                 pass
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return f"what came is no whole gzip file: {error}"
+        return f"the file received is no complete gzip file: {error}"
     return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. A file that isn't there, or was damaged, says nothing: content then decides."""
+    """What `write_json` wrote; {} if the file is missing or damaged, so that the content is checked instead."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

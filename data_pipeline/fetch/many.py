@@ -16,28 +16,29 @@ from data_pipeline.foundation.atomic import remove_leftovers
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.locks import lock
 
-_FAILURES_IN_A_ROW = 10  # then the rest would fail too: a server that refuses us isn't to be asked 50,000 times
+_FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass
 class Outcome:
-    """`fetched`: files brought now; `present`: files that were there; `received`: bytes; `failed`: path → reason."""
+    """The number of files `fetched` now and already `present`, bytes `received`, and the files that `failed`."""
 
     fetched: int = 0
     present: int = 0
     received: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # path -> reason
 
 
 def fetch_files(
     files: Sequence[PublishedFile], folder: Path, client: Client, connections: int = 4, recheck: bool = False
 ) -> Outcome:
-    """Downloads `files` below `folder`, what is already there excepted; run again, it goes on.
+    """Downloads `files` below `folder`, except those already there. Called again, it continues where it stopped.
 
-    A file that can't be had is listed in the outcome and the rest goes on. `recheck`: compare the content of files that
-    are there, not just size and time. One command at a time works in a folder. Raises FailedError when nothing more can
-    be fetched: a full disk, a server that wants a long pause, ten files in a row that failed.
+    A file that can't be fetched is listed in the outcome, and the others are still fetched. With `recheck`, it compares
+    the content of files already there, not just their size and time. Only one process may fetch to a folder. Raises
+    FailedError when nothing more can be fetched: the disk is full, a server asks for a long pause, or ten files in a
+    row failed.
     """
     if len({file.path for file in files}) < len(files):
         raise FailedError("the list names a file twice")
@@ -60,7 +61,7 @@ class _Fetch:
 
     def run(self, connections: int) -> Outcome:
         self._client.note = self._meter.note
-        # Daemons: after Ctrl-C nothing waits for a server; whatever a .part holds by then is a good beginning.
+        # Daemon threads: Ctrl-C doesn't wait for a server. The next command continues from the .part files.
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(connections, len(self._files)))]
         try:
             with self._meter.showing():
@@ -102,9 +103,11 @@ class _Fetch:
         except PermanentError as error:
             self._count_failure(file, str(error))
             return
-        except OSError as error:  # the network's were dealt with, so this is the disk
+        except OSError as error:  # network errors were handled below, so this is the disk
             had = in_bytes(self._meter.bytes_done)
-            raise FailedError(f"{self._folder}: can't write {file.path}: {describe(error)} ({had} are there)") from None
+            raise FailedError(
+                f"{self._folder}: can't write {file.path}: {describe(error)} ({had} received so far)"
+            ) from None
         self._meter.finish_file()
         with self._lock:
             self._failures_in_a_row = 0
@@ -128,7 +131,7 @@ class _Fetch:
 
 @contextlib.contextmanager
 def _sole_user(folder: Path) -> Iterator[None]:
-    """Two commands would write into the same .part files."""
+    """Keeps a second command out of `folder`: both would write to the same .part files."""
     try:
         (folder / STATE).mkdir(parents=True, exist_ok=True)
         file = (folder / STATE / "lock").open("w")
@@ -136,19 +139,19 @@ def _sole_user(folder: Path) -> Iterator[None]:
         raise FailedError(f"{folder}: can't write there: {describe(error)}") from None
     with file:
         try:
-            lock(file, f"{folder}: a second fetch would spoil its files; see that only one writes there")
+            lock(file, f"{folder}: a second fetch would spoil its files; make sure that only one writes there")
         except BlockingIOError:
             raise FailedError(f"{folder}: another fetch is writing here; wait for it, or name another folder") from None
         yield
 
 
 def check_room(files: Sequence[PublishedFile], folder: Path) -> None:
-    """Raises FailedError where the files of known size can't fit on the disk beside what is already there."""
+    """Raises FailedError if the disk has no room for what is missing of the files of known size."""
     existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
     here = sum(path.stat().st_size for file in files for path in _places(file, folder) if path.exists())
     needed, free = sum(file.size or 0 for file in files) - here, shutil.disk_usage(existing).free
     if needed > free:
-        raise FailedError(f"{folder}: {in_bytes(needed)} are still to come, only {in_bytes(free)} are free")
+        raise FailedError(f"{folder}: {in_bytes(needed)} are still to be fetched, only {in_bytes(free)} are free")
 
 
 def _places(file: PublishedFile, folder: Path) -> tuple[Path, Path]:

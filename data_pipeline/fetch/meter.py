@@ -1,4 +1,4 @@
-"""How far a download of many files is: a bar on a terminal, a plain line now and then elsewhere."""
+"""The progress of a download of many files: a bar on a terminal, else a plain line every few seconds."""
 
 import contextlib
 import sys
@@ -15,7 +15,7 @@ _SECONDS_OF_RATE = 30.0
 
 
 class DownloadMeter:
-    """Counts from several threads. Bytes in all are estimated from the files whose size is known."""
+    """Counts bytes and files from several threads. The total is estimated from the files whose size is known."""
 
     def __init__(self, what: str, files: int):
         self.what, self.files = what, files
@@ -32,7 +32,7 @@ class DownloadMeter:
                 self._sizes[path] = size
 
     def add(self, count: int, received: bool = False) -> None:
-        """`count` more bytes are there; negative when bytes had to be given up. `received`: from the network, now."""
+        """Adds `count` bytes, negative for discarded ones. `received`: whether they came from the network just now."""
         with self._lock:
             self.bytes_done += count
             self.bytes_received += count if received else 0
@@ -46,7 +46,7 @@ class DownloadMeter:
             return sum(self._sizes.values()) / len(self._sizes) * self.files if self._sizes else None
 
     def line(self) -> str:
-        """Such as `fetch: 12/56,000 files, 1.8 GB of about 8,400 GB, 35.1 MB/s, 66 h 28 min left`."""
+        """The progress as a line: `fetch: 12/56,000 files, 1.8 GB of about 8,400 GB, 35.1 MB/s, 66 h 28 min left`."""
         now, total = time.monotonic(), self.bytes_in_all()
         self._samples.append((now, self.bytes_received))
         while len(self._samples) > 2 and now - self._samples[1][0] > _SECONDS_OF_RATE:
@@ -61,7 +61,7 @@ class DownloadMeter:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Within, `show` draws a bar if stderr is a terminal."""
+        """Within this block, `show` draws a bar if stderr is a terminal."""
         if not sys.stderr.isatty():
             yield
             return
@@ -74,7 +74,7 @@ class DownloadMeter:
                 self._progress = None
 
     def show(self) -> None:
-        """To be called often."""
+        """Updates what is shown. Call it often."""
         now = time.monotonic()
         if self._progress:
             task = self._progress.task_ids[0]
@@ -84,7 +84,7 @@ class DownloadMeter:
             self.note(self.line())
 
     def note(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays on the screen."""
         if self._progress:
             self._progress.console.print(line, markup=False, highlight=False)
         else:

@@ -1,21 +1,22 @@
-"""One published file: where it is, where it goes, and what it must be."""
+"""A published file: its address, its place on disk, and its expected size and checksum."""
 
 import re
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import FailedError
 
-# Names that start with a dot are left out too: `.fetch` beside the files is where downloads keep their state.
+# No name may start with a dot: downloads keep their state in `.fetch` beside the files.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|sha1:[0-9a-f]{40}|md5:[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """`path`: where it goes below the output directory; `size`: bytes; `checksum`: "sha256:…", or sha1, or md5.
+    """A file in a publisher's list.
 
-    Size and checksum are None where the publisher gives none. Lists come from the network, so what they say is
-    checked: `PublishedFile(url, "../../x")`, which would leave the output directory, raises FailedError.
+    `path` is its place below the output directory, `size` its bytes, and `checksum` is "sha256:…", "sha1:…" or "md5:…".
+    Size and checksum are None if the publisher gives none. Lists come from the network, so their values are checked:
+    `PublishedFile(url, "../../x")`, which would leave the output directory, raises FailedError.
     """
 
     url: str

@@ -1,1 +1,1 @@
-"""What all three packages share: errors, files, locks, config files, commands, signals, progress."""
+"""Shared by all three packages: errors, files, locks, config files, commands, signals, progress."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: a temporary name unique to the attempt, flush, fsync, rename."""
+"""Atomic writes: a file appears whole or not at all (unique temporary name, flush, fsync, rename)."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ _BYTES_AT_A_TIME = 1 << 20
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to it when the block ends well, removed when it raises."""
+    """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
@@ -30,7 +30,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file open for writing that appears under `path` when the block ends well."""
+    """A file open for writing that appears at `path` when the block succeeds."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         yield file
 
@@ -45,7 +45,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes what killed attempts left under `directory`. A writer still alive fails at its rename, harmlessly."""
+    """Removes temporary files that killed writers left under `directory`.
+
+    A writer that is still alive fails at its rename, which harms nothing.
+    """
     for leftover in list(directory.rglob(f".*{TEMPORARY_SUFFIX}")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -54,7 +57,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
-    """Of a file's content, in hexadecimal. `progress` is called as it is read."""
+    """The sha256 of a file's content, in hexadecimal. Calls `progress` after each block read."""
     digest, buffer = hashlib.sha256(), bytearray(_BYTES_AT_A_TIME)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
@@ -64,12 +67,12 @@ def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """sha256 of `value` as canonical JSON."""
+    """The sha256 of `value` as canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Waits until the file, or what a directory lists, is on the disk."""
+    """Waits until a file's content, or a directory's list of entries, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Holding signals back from processes that are about to be started."""
+"""Starting processes with signals blocked."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""Which code this is: the git commit of the source tree, or the version of the installed package."""
+"""The version of this code: the git commit of the source tree, or the version of the installed package."""
 
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -11,14 +11,14 @@ _SOURCE = Path(data_pipeline.__file__).parent.parent
 
 
 def code_version(source: Path = _SOURCE) -> str:
-    """The commit, with "-dirty" where tracked files differ from it; without a git repository the package's version."""
-    # without --exclude, a tag would stand in for the commit
+    """The git commit, with "-dirty" if tracked files differ from it; the package's version outside a git repository."""
+    # without --exclude, git would print a tag instead of the commit
     described = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", source=source).strip()
     return described or package_version()
 
 
 def package_version() -> str:
-    """The version of the installed package; "unknown" where the code runs without having been installed."""
+    """The version of the installed package, or "unknown" if the package isn't installed."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
@@ -26,7 +26,7 @@ def package_version() -> str:
 
 
 def git(*arguments: str, source: Path = _SOURCE) -> str:
-    """What git prints about the source tree; "" where it is no git repository or git can't be run."""
+    """The output of a git command in the source tree; "" if that is no git repository or the command fails."""
     if not (source / ".git").exists():
         return ""
     command = ["git", "--no-optional-locks", "-C", str(source), *arguments]

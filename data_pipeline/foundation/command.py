@@ -1,4 +1,4 @@
-"""What the commands of this project share: arguments that are paths, --version, and how a command ends.
+"""Shared by the commands of this project: path arguments, --version, and exit codes.
 
 Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 stopped.
 """
@@ -16,7 +16,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import UserError
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
-_INTERRUPTED = 130  # what typer makes of Ctrl-C
+_INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
 
 def local_path(text: str) -> Path:
@@ -25,17 +25,17 @@ def local_path(text: str) -> Path:
 
 
 def path_argument(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
-    """typer's description of a positional argument that is a path. `read` (of `paths`) says which are taken."""
+    """A positional typer argument that is a path. `read` parses it and raises ValueError for a path it refuses."""
     return typer.Argument(metavar=name, help=help, parser=_parser(name, read))
 
 
 def path_option(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
-    """typer's description of an option that is a path."""
+    """A typer option that is a path; `read` as in `path_argument`."""
     return typer.Option(name, metavar="PATH", help=help, parser=_parser(name, read))
 
 
 def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`read`, with its ValueError as a UserError that names the argument."""
+    """Wraps `read`: its ValueError becomes a UserError that names the argument."""
 
     def reading(text: str) -> Any:
         try:
@@ -61,17 +61,17 @@ Version = Annotated[
 
 
 def run_command(app: typer.Typer) -> None:
-    """Runs `app`; an error that is the user's to mend is printed as it is, without a traceback."""
+    """Runs `app`. Prints a UserError as one message, without a traceback, and exits with its code."""
     try:
         app()
     except UserError as error:
-        with contextlib.suppress(OSError):  # a full disk refuses a log, and must not change the exit code
+        with contextlib.suppress(OSError):  # a log on a full disk can't be written; the exit code must not change
             print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            print("interrupted; run the same command again to go on", file=sys.stderr)
+            print("interrupted; run the same command again to continue", file=sys.stderr)
         raise
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

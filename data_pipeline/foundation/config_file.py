@@ -1,4 +1,4 @@
-"""A YAML file as a typed config: files it extends, `section.key=value` overrides, every problem reported at once."""
+"""Typed configs from YAML files, with `extends`, `section.key=value` overrides and all problems reported at once."""
 
 import difflib
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from data_pipeline.foundation.errors import UserError
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
 
 
-# Sections of which there are several kinds, and the key that says which.
+# The sections that have several kinds, and the key that selects the kind.
 _KINDS = {"objective": "name", "optimizer": "name", "schedule": "name", "model": "family"}
 
 
 class Section(BaseModel):
-    """A part of a config file. Unknown keys are errors; values keep their types ("5" is no number)."""
+    """A part of a config file. Unknown keys are errors; values keep their types ("5" is not a number)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -35,9 +35,9 @@ Location = Annotated[str, AfterValidator(paths.location)]  # a local path or a f
 def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
     """The config in the file at `path` with `overrides` applied, checked against `schema`.
 
-    `overrides`: "section.key=value" each; numbers reach into lists ("sources.0.path=…"). A file may name others to
-    start from under `extends` (paths relative to itself); they are merged in order, the file itself last.
-    Raises UserError naming the file, each wrong key and the nearest valid one.
+    Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). Under
+    `extends`, a file may name other files to start from, by paths relative to itself. They are merged in order, the
+    file itself last. Raises UserError, which names the file, each wrong key and the nearest valid key.
     """
     merged = _read(Path(path), ())
     for override in overrides:
@@ -60,7 +60,7 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
 
 
 def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
-    """`values` as a `schema`, or a UserError that lists every problem, each with its key."""
+    """Validates `values` against `schema`. Raises UserError, which lists every problem with its key."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -129,9 +129,9 @@ def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
 
 
 def _walk(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[type[BaseModel]]]:
-    """(keys as a file has them, the sections that may stand there), looking through lists, options and unions.
+    """(keys as the file spells them, sections that are possible there); looks inside lists, optionals and unions.
 
-    Where a section has several kinds, a location also has the kind's name, which is no key.
+    For a section with several kinds, pydantic's location includes the name of the kind, which is no key of the file.
     """
     keys: list[str] = []
     candidates: list[type[BaseModel]] = [schema]
@@ -147,12 +147,12 @@ def _walk(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], 
             candidates = kinds
             continue
         keys.append(str(part))
-        candidates = following or candidates  # a position in a list names no field
+        candidates = following or candidates  # an index into a list is no field
     return keys, candidates
 
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
-    """What a section that is one of several kinds is called by."""
+    """The names that select this kind of section, if it is one of several kinds."""
     named = (section.model_fields.get(key) for key in ("name", "family"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 

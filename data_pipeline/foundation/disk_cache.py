@@ -1,4 +1,4 @@
-"""Blocks of a corpus on a remote file system, kept on this machine's disk: bounded, and shared by its ranks."""
+"""A bounded cache on the local disk for blocks of a remote corpus, shared by the ranks of a machine."""
 
 import contextlib
 import hashlib
@@ -10,26 +10,26 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file
 from data_pipeline.foundation.locks import lock
 
-# A process looks for room once it has added a hundredth of the limit, and then leaves a tenth free.
+# A process checks the size each time it has added 1 % of the limit; then it deletes files until 10 % is free.
 _LOOK, _KEEP = 0.01, 0.9
 
 
 def default_directory() -> Path:
-    """Under $XDG_CACHE_HOME, else ~/.cache."""
+    """The directory below $XDG_CACHE_HOME, or below ~/.cache if that is unset."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encdec-pretrain"
 
 
 def mapped_file(path: str | Path) -> memoryview:
-    """The bytes of a file, without reading them. Raises OSError, and ValueError for an empty file."""
+    """A file mapped into memory, read only as it is used. Raises OSError, and ValueError for an empty file."""
     with open(path, "rb") as file:  # noqa: PTH123 (a bare name is quicker to hash than a Path)
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class DiskCache:
-    """Contents by their sha256, one file each, about `limit` bytes in all; those not used for longest go first.
+    """Stores contents by their sha256, one file each. Beyond about `limit` bytes it deletes the least recently used.
 
-    Any number of processes may use one directory: files appear whole, and one that is removed stays readable to those
-    that have it open.
+    Any number of processes may use one directory. Files appear whole, and a deleted file stays readable to the
+    processes that have it open.
     """
 
     def __init__(self, directory: Path, limit: int):
@@ -37,9 +37,9 @@ class DiskCache:
         self._added = 0
 
     def get(self, sha256: str, fetch: Callable[[], bytes]) -> memoryview:
-        """The content with that sha256; where there is no file of it, what `fetch` returns becomes one.
+        """The content with that sha256. If it isn't cached, calls `fetch` and stores what that returns.
 
-        A file is mapped into memory: it may be removed as soon as another process needs its room. A file of other
+        A cached file is mapped into memory, since another process may delete it at any time. A file with the wrong
         content, as a full disk leaves it, is replaced.
         """
         path = self.directory / sha256[:2] / sha256
@@ -59,7 +59,7 @@ class DiskCache:
         return memoryview(content)
 
     def _make_room(self, new: Path) -> None:
-        """Removes the files that were not used for longest, but `new`, if there is too much."""
+        """Deletes the least recently used files, except `new`, while the cache is too large."""
         with (self.directory / "lock").open("a") as file:
             lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
             files = sorted(self._files())

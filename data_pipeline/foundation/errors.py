@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as one line, without a traceback."""
+"""Errors that the user can correct: shown as a message, without a traceback."""
 
 
 class UserError(Exception):
@@ -16,12 +16,12 @@ class FailedError(UserError):
 class DamagedInput(FailedError):
     """An input file that can't be read to its end.
 
-    `path`: the file; `position`: the byte (compressed) or record where reading stopped; `reason`: what was found.
+    `position` is the byte (of the stored file) or the record where reading stopped; `reason` says what was found.
     """
 
     def __init__(self, path: str, position: str, reason: str):
         super().__init__(f"{path}: damaged at {position}: {reason}")
         self.path, self.position, self.reason = path, position, reason
 
-    def __reduce__(self):  # exceptions with several arguments must survive the trip from a worker process
+    def __reduce__(self):  # without it, an exception with several arguments can't be unpickled from a worker process
         return type(self), (self.path, self.position, self.reason)

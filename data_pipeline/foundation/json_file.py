@@ -1,4 +1,4 @@
-"""JSON files read into types, so that no damaged or foreign file gets further than its reader."""
+"""JSON files validated against types as they are read, so that a damaged or foreign file is found at once."""
 
 import logging
 from functools import cache
@@ -11,8 +11,8 @@ from data_pipeline.foundation.errors import FailedError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_LONGEST_VALUE = 60  # characters of what was found that a message shows
-_SAY_ALL = ("json_invalid", "missing", "value_error")  # kinds of problems whose message needs no value beside it
+_LONGEST_VALUE = 60  # characters of a wrong value that a message shows
+_SAY_ALL = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
 
 
 def _is_below(path: str) -> str:
@@ -22,14 +22,14 @@ def _is_below(path: str) -> str:
 
 
 PathBelow = Annotated[str, AfterValidator(_is_below)]
-"""A path in a file that names others beside it: relative, and never out of their directory."""
+"""A relative path, read from a file, that must not lead out of that file's directory."""
 
 
 def read_json(path: Path, kind: type[T]) -> T:
     """The content of `path` as a `kind`: a dataclass, or any type with annotations that pydantic knows.
 
-    Values keep their types ("5" is no number) and keys that `kind` lacks are ignored. Raises FileNotFoundError where
-    there is no such file, and FailedError naming the file, the key and what was found where it holds anything else.
+    Values keep their types ("5" is not a number), and keys that `kind` lacks are ignored. Raises FileNotFoundError if
+    the file doesn't exist, and FailedError, which names the file, the key and the value found, for any other content.
     """
     try:
         content = path.read_bytes()
@@ -41,18 +41,18 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_sound_json(path: Path, kind: type[T]) -> T | None:
-    """The same of a file that its program can do without: None where it is missing, or damaged, which is logged."""
+    """Like `read_json` for a file that isn't essential: None if it is missing or damaged. Damage is logged."""
     try:
         return read_json(path, kind)
     except FileNotFoundError:
         return None
     except FailedError as error:
-        logger.warning("%s; going on without it", error)
+        logger.warning("%s; continuing without it", error)
         return None
 
 
 def parse_json(content: bytes, kind: type[T], path: Path) -> T:
-    """The same for what was read from `path` already."""
+    """Like `read_json`, for content already read from `path`."""
     try:
         return _adapter(cast(Any, kind)).validate_json(content, strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Locks between processes: flock on an open file. The kernel lets go of it with the process, however that ends."""
+"""Locks between processes: flock on an open file. The kernel releases it when the process ends, even if killed."""
 
 import fcntl
 import sys
@@ -8,10 +8,11 @@ _warned: set[str] = set()
 
 
 def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, wait: bool = False) -> None:
-    """Locks `file` for as long as it is open, alone or `shared`. Raises BlockingIOError where another has it.
+    """Locks `file` for as long as it is open. Raises BlockingIOError if another process holds the lock.
 
-    `wait`: until nobody else has it. `unprotected`: what goes without protection on a file system that has no locks;
-    this process says so once, and goes on. None: another process has said it.
+    With `wait`, it waits for the lock instead. With `shared`, other processes may hold a shared lock too. On a file
+    system without locks, the process prints `unprotected` (what is at risk) once, as a warning, and continues; None
+    prints nothing.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:

@@ -1,4 +1,4 @@
-"""Memory that is free for this process, on a machine or in a container."""
+"""The memory that this process can still allocate, on a machine or in a container."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import psutil
 
-_GROUPS = {  # by controller: mount point, limit, what is taken of it, and which of that is given back when needed
+_GROUPS = {  # controller: (mount point, file of the limit, file of the usage, key of the reclaimable part of the usage)
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 
 def available() -> int:
-    """Bytes that this process can still take: the machine's, or less where a control group has a limit."""
+    """The bytes that this process can still allocate: the machine's free memory, or less under a control group."""
     return min([psutil.virtual_memory().available, *left_by_control_groups()])
 
 
 def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
-    """Bytes that each control group of this process with a limit, as a container's or a job's, leaves to take."""
+    """The bytes left in each control group of this process that has a limit, such as a container's or a job's."""
     groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
     for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
         if controllers not in _GROUPS:

@@ -1,4 +1,4 @@
-"""Paths and URLs as users write them, in config files and as arguments, and what goes wrong when they are opened."""
+"""Paths and URLs in config files and arguments, and readable errors when they can't be opened."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from data_pipeline.foundation.errors import UserError
 
 
 def location(text: str) -> str:
-    """A path on this machine or a fsspec URL, with the home directory in place of `~` or `~user` at its start.
+    """A path on this machine or an fsspec URL. A leading `~` or `~user` becomes the home directory.
 
     Raises ValueError for an empty path and for a user who has no home directory.
     """
@@ -16,7 +16,7 @@ def location(text: str) -> str:
         raise ValueError("expected a path, got ''")
     expanded = os.path.expanduser(text)  # noqa: PTH111 (Path would drop a URL's second slash)
     if expanded.startswith("~"):
-        raise ValueError(f"{text}: no home directory is known for that user (a file of that name is ./{text})")
+        raise ValueError(f"{text}: no home directory is known for that user (for a file of that name write ./{text})")
     return expanded
 
 
@@ -28,14 +28,14 @@ def local(text: str) -> str:
 
 
 def mlflow_uri(text: str) -> str:
-    """Where MLflow keeps runs: a `location`, or sqlite:///FILE, whose FILE is local. Raises ValueError like both."""
+    """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE. Raises ValueError like both."""
     prefix = "sqlite:///"
     return prefix + local(text.removeprefix(prefix)) if text.startswith(prefix) else location(text)
 
 
 @contextlib.contextmanager
 def opening(path: str) -> Iterator[None]:
-    """Turns what a file system raises into a UserError of one line that begins with `path`."""
+    """Turns errors of a file system into a UserError of one line that begins with `path`."""
     try:
         yield
     except UserError:
@@ -46,6 +46,6 @@ def opening(path: str) -> Iterator[None]:
         raise UserError(f"{path}: is a directory, expected a file") from None
     except PermissionError:
         raise UserError(f"{path}: permission denied") from None
-    except Exception as error:  # each library has errors of its own: an unknown protocol, no login, no network
+    except Exception as error:  # each library has its own errors: an unknown protocol, no login, no network
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"{path}: can't be read: {reason}") from None

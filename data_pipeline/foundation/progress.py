@@ -1,6 +1,6 @@
-"""Progress of long work: workers note how far they are, and the driver shows it.
+"""Progress of long work: workers write how far they are, and the driver shows it on stderr.
 
-On a terminal it is a bar, elsewhere a plain line now and then, both on stderr.
+A terminal gets a bar, anything else a plain line every few seconds.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass
 class Progress:
-    """How far some work is. `size`: bytes of it all; 0: items are counted instead.
+    """How far some work is: in bytes if `size`, its total, is known, else in items.
 
-    `under_way`: bytes done of items that aren't finished; None before any work has begun.
+    `under_way` returns the bytes done of unfinished items, or None before any work has begun.
     """
 
     what: str
@@ -42,15 +42,15 @@ class Progress:
 
     def __post_init__(self) -> None:
         self._started = self.clock()
-        self.done()  # work that nobody has to be started for begins now
+        self.done()  # if no workers have to start first, the work begins now
 
     def finish(self, size: int) -> None:
-        """One item is finished, of `size` bytes."""
+        """Counts one finished item of `size` bytes."""
         self.count += 1
         self._finished += size
 
     def done(self) -> int:
-        """Bytes, or items, that are done. It never falls: a unit that is tried again counts when it gets further."""
+        """The bytes (or items) done. It never falls: a retried unit counts again once it is further than before."""
         part = self.under_way()
         if self._begun is None and (self.count or part is not None):
             self._begun = self.clock()
@@ -59,7 +59,7 @@ class Progress:
         return self._done
 
     def line(self) -> str:
-        """As one line. The time left follows from the time since work began: starting Ray is no part of it."""
+        """The progress as one line. The estimate of the time left ignores the time before work began (Ray's start)."""
         done, now = self.done(), self.clock()
         words = [f"{self.what}: {self.count}/{self.total}"]
         if self.size:
@@ -81,10 +81,10 @@ def track(
     total_size: int = 0,
     under_way: Callable[[], int | None] = lambda: 0,
 ) -> Iterator[Item]:
-    """Yields `items`, showing on stderr how many of `total` are through and how long the rest will take.
+    """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
 
-    `size`: bytes that an item stands for, of `total_size` in all; then bytes and their rate are shown too, those
-    `under_way` included.
+    With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `under_way`
+    included, and their rate.
     """
     progress = Progress(what, total, total_size if size else 0, under_way)
     with _bar(progress) if sys.stderr.isatty() else _lines(progress):
@@ -109,7 +109,7 @@ def _bar(progress: Progress) -> Iterator[None]:
         rich_progress.BarColumn(),
         *amount,
         rich_progress.TimeElapsedColumn(),
-        rich_progress.TimeRemainingColumn(),  # by the last half minute of progress
+        rich_progress.TimeRemainingColumn(),  # estimated from the last half minute
     )
     with rich_progress.Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(progress.what, total=progress.size or progress.total)
@@ -128,7 +128,7 @@ def _lines(progress: Progress) -> Iterator[None]:
 
     def show() -> None:
         nonlocal lines_due
-        progress.done()  # notes when work begins
+        progress.done()  # records when work begins
         if time.monotonic() >= lines_due:
             lines_due += _SECONDS_BETWEEN_LINES
             print(progress.line(), file=sys.stderr, flush=True)
@@ -139,7 +139,7 @@ def _lines(progress: Progress) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
-    """Has a thread call `show` every so often while the block runs."""
+    """A thread calls `show` every `seconds` seconds while the block runs."""
     ended = threading.Event()
 
     def work() -> None:
@@ -156,7 +156,7 @@ def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
 
 
 class _Note:
-    """The file in which a worker notes how many bytes of its unit are done."""
+    """The file to which a worker writes how many bytes of its unit are done."""
 
     def __init__(self, path: Path):
         self._path, self._done, self._next = path, 0, 0.0
@@ -165,7 +165,7 @@ class _Note:
         self._done += size
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
-            with contextlib.suppress(OSError):  # a full disk is the unit's own problem
+            with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
                 self._path.write_text(str(self._done))
 
 
@@ -174,7 +174,7 @@ _note: _Note | None = None  # of the unit that this process works on
 
 @contextlib.contextmanager
 def noted_in(path: Path) -> Iterator[None]:
-    """In a worker: what `advance` counts within the block stands in the file `path`, until the block ends."""
+    """In a worker: writes what `advance` counts within the block to the file `path`, which is removed at the end."""
     global _note
     _note = _Note(path)
     _note.add(0)
@@ -187,15 +187,15 @@ def noted_in(path: Path) -> Iterator[None]:
 
 
 def advance(size: int) -> None:
-    """`size` more bytes of input are read; counted where somebody asked for it with `noted_in`."""
+    """Counts `size` more bytes of input as read. Does nothing outside a `noted_in` block."""
     if _note is not None:
         _note.add(size)
 
 
 def noted(folder: Path) -> int | None:
-    """Bytes done by all workers whose notes lie in `folder`; None if there is none."""
+    """The bytes done by all workers that have a file in `folder`; None if there are none."""
     sizes = []
     for path in folder.glob("*"):
-        with contextlib.suppress(OSError, ValueError):  # ended since, or about to be written
+        with contextlib.suppress(OSError, ValueError):  # removed or being written at this moment
             sizes.append(int(path.read_text()))
     return sum(sizes) if sizes else None

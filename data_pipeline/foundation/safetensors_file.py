@@ -1,4 +1,4 @@
-"""safetensors files whose failures are the operating system's: a full disk is an OSError, as for any other file."""
+"""Operating system errors from safetensors: a full disk raises OSError, as for any other file."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Turns the library's own error into the OSError behind it, where there is one."""
+    """Turns a SafetensorError that an operating system error caused into that OSError."""
     try:
         yield
     except SafetensorError as error:

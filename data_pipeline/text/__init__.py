@@ -1,1 +1,1 @@
-"""The words that cleaning, deduplication and objectives share: documents, sentences, tallies, vocabularies."""
+"""Types that cleaning, deduplication and objectives share: documents, sentences, tallies, vocabularies."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class Document:
     """A document as it is stored in `documents/*.parquet`.
 
-    `id` is source name + path relative to the source's root + record ordinal: the same on every machine.
-    `target`: of a text-to-text pair, whose `text` is the input. Empty strings stand for what a source doesn't say.
+    `id` is the source's name, the path relative to the source's root and the record's ordinal, so it is the same on
+    every machine. `target` is set for text-to-text pairs, whose input is `text`. A field that the source doesn't give
+    is "".
     """
 
     id: str

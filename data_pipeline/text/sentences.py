@@ -1,4 +1,4 @@
-"""How many sentences a text has, by Punkt (Kiss & Strunk 2006) with NLTK's English parameters, as C4 counted them."""
+"""Sentence counts as C4 made them: Punkt (Kiss & Strunk 2006) with NLTK's English parameters."""
 
 import functools
 import re
@@ -17,19 +17,19 @@ _BOUNDARY = re.compile(rf"[.?!](?=(?P<after_tok>{_NON_WORD}|\s+(?P<next_tok>\S+)
 
 
 def count_sentences(text: str, at_most: int | None = None) -> int:
-    """The number of sentences in `text`, counted no further than `at_most`; 0 for white space alone.
+    """The number of sentences in `text`, or `at_most` if there are more; 0 for white space alone.
 
-    "Dr. Who is here. He waits."  ->  2        "Stop!!!"  ->  2, as NLTK has it
+    "Dr. Who is here. He waits."  ->  2        "Stop!!!"  ->  2, as in NLTK
     """
     if not text or text.isspace():
         return 0
-    if at_most == 1 or not _BOUNDARY.search(text):  # nothing else can end a sentence that another one follows
+    if at_most == 1 or not _BOUNDARY.search(text):  # only such a boundary can separate two sentences
         return 1
     return sum(1 for _ in islice(_english().span_tokenize(text), at_most))
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Where each sentence of `text` starts: "Dr. Who is here. He waits."  ->  [0, 17]. None for white space alone."""
+    """Where each sentence of `text` starts: "Dr. Who is here. He waits."  ->  [0, 17]. [] for white space alone."""
     return [start for start, _ in _english().span_tokenize(text)] if text.strip() else []
 
 
@@ -37,15 +37,15 @@ def sentence_starts(text: str) -> list[int]:
 def _english() -> "PunktSentenceTokenizer":
     """NLTK's tokenizer as it was until 3.6.5, when C4 was made.
 
-    Later versions take typographic quotes for punctuation and treat runs of marks ("!!!!") differently: another number
-    of sentences in 1 % of C4's lines.
+    Later versions take typographic quotes for punctuation and treat runs of marks ("!!!!") differently, which changes
+    the number of sentences in 1 % of C4's lines.
     """
-    # Imported here because NLTK takes a second, and most pages are decided without it.
+    # Imported here because NLTK takes a second to import, and most pages don't need it.
     from nltk import redos
     from nltk.tokenize import punkt as nltk_punkt
     from punkt.data import english
 
-    # NLTK gives up on a regular expression after 5 s of wall clock: results would depend on the machine's load.
+    # By default NLTK stops a regular expression after 5 s, so results would depend on the machine's load.
     redos.DEFAULT_TIMEOUT = None
 
     class LanguageVars(nltk_punkt.PunktLanguageVars):
@@ -55,7 +55,7 @@ def _english() -> "PunktSentenceTokenizer":
 
     class Tokenizer(nltk_punkt.PunktSentenceTokenizer):
         def _match_potential_end_contexts(self, text: str) -> Iterator[tuple[re.Match, str]]:
-            """In each word, the last mark that may end a sentence; with it, the word until there and what follows."""
+            """For each word: the last mark that may end a sentence, and the word up to it with what follows."""
             for word in _MARKED_WORD.finditer(text):
                 marks = [mark.start() for mark in _END_MARK.finditer(word[0])]
                 for boundary in (_BOUNDARY.match(text, word.start() + mark) for mark in reversed(marks)):

@@ -15,7 +15,7 @@ class Tally(Counter[str]):
 
     @cached_property
     def examples(self) -> dict[str, list[str]]:
-        """By rule."""
+        """The examples of each rule."""
         return {}
 
     def drop(self, rule: str, example: str = "") -> None:

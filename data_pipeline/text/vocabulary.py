@@ -1,4 +1,4 @@
-"""What objectives and models need to know of a tokenizer's ids; no text and no tokenizer's library."""
+"""What objectives and models need to know about a tokenizer's ids, without its library."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids by what they are for. None: the tokenizer has no such token.
+    """The ids of a tokenizer by their purpose; None for a token that it lacks.
 
-    `text`: ids first to last, last not included, that stand for text; a random replacement is drawn from them.
-    `first_sentinel`: id of sentinel 0; sentinel k is k below it, and there are `sentinels` of them.
-    `special`: every other special token by its name, "[R]".
+    `text`: (first, end), the range of ids that are text; random replacements are drawn from it.
+    `first_sentinel`: the id of sentinel 0; sentinel k has the id `first_sentinel` - k, and there are `sentinels`.
+    `special`: the ids of all other special tokens by name, such as "[R]".
     `word_starts`, `sentence_ends`: (size,) bool, which ids begin a word and which end a sentence.
     """
 

@@ -273,7 +273,7 @@ def test_a_file_that_stays_wrong_is_named_and_the_rest_goes_on(server: Server, t
 def test_another_size_than_published_is_not_downloaded(server: Server, tmp_path: Path) -> None:
     file = server.publish("a", 1000)
     server.content["a"] = bytes(3_000_000)
-    assert "offers 3,000,000 bytes, published are 1,000" in fetch(tmp_path, file).failed["a"]
+    assert "offers 3,000,000 bytes, but the published size is 1,000" in fetch(tmp_path, file).failed["a"]
     assert not visible(tmp_path)
 
 
@@ -282,7 +282,7 @@ def test_without_a_checksum_a_gz_must_be_whole(server: Server, tmp_path: Path, w
     path, other = server.publish_crawl(2)
     server.content[path] = wrong(server.content[path])
     outcome = fetch(tmp_path, *wet_files(quick(), CRAWL, server.url))
-    assert "no whole gzip file" in outcome.failed[path]
+    assert "no complete gzip file" in outcome.failed[path]
     assert list(visible(tmp_path)) == [other]
 
 
