@@ -11,15 +11,15 @@ from data_pipeline.dedup.urls import normalize_url
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WORD = re.compile(r"\w+")
 _WITHOUT_SPACES = ("ja", "th", "zh")
-# Parts of ordinary words in languages without spaces: each would drop more than a tenth of its language's pages.
+# In languages without spaces these are parts of ordinary words; each would drop over a tenth of the pages.
 _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
 
 def contains_bad_word(text: str, language: str) -> bool:
     """Whether `text` has a word or phrase of its language's list, in any case; False for a language without a list.
 
-    Of `language` ("en", "en-Latn") only the first part counts. What surrounds a hit must not be a letter, digit or
-    underscore, but in Japanese, Thai and Chinese may be anything.
+    Only the first part of `language` ("en", "en-Latn") counts. No letter, digit or underscore may be next to a hit,
+    except in Japanese, Thai and Chinese.
 
         "An ass."  ->  True        "A class."  ->  False        "An _ass_."  ->  False
     """
@@ -28,10 +28,10 @@ def contains_bad_word(text: str, language: str) -> bool:
 
 
 def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0) -> bool:
-    """Whether a page is dropped for its words: of those that have any, `filter_fraction`, chosen by their URL.
+    """Whether a page is dropped for bad words. Of the pages that have any, `filter_fraction` are, chosen by URL.
 
     The choice is TFDS's: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared with
-    its numerator. Multilingual C4 drops 0.999 of such pages.
+    its numerator. Multilingual C4 uses 0.999.
     """
     numerator, denominator = filter_fraction.as_integer_ratio()
     if not contains_bad_word(text, language):
@@ -52,10 +52,10 @@ def _primary(language: str) -> str:
 
 @functools.cache
 def _matcher(language: str) -> Callable[[str], bool] | None:
-    """Whether a lowered text has one of the words of a language, of all its regions: Québec's list is part of "fr".
+    """A function that finds a language's bad words in lowercase text. Québec's list is part of "fr".
 
-    They are lowered like the text. TFDS leaves them as they are, so that its capitalised entries, most of the Spanish
-    ones, never match; English, which C4 is made with, has none.
+    The entries are converted to lower case too. TFDS leaves them as they are, so its capitalised entries, which most of
+    the Spanish ones are, never match. The English list, used for C4, has none.
     """
     if language not in languages():
         return None
@@ -71,13 +71,15 @@ def _anywhere(phrases: set[str]) -> Callable[[str], bool]:
 
 
 def _between_boundaries(phrases: set[str]) -> Callable[[str], bool]:
-    r"""As `(?<!\w)(…|…)(?!\w)`, at several times its speed.
+    r"""Matches like `(?<!\w)(…|…)(?!\w)`, several times as fast.
 
-    On word boundaries a phrase begins with a whole word of the text. An entry of one word, as most are, is found when
-    that word is; one of several is searched for only where its first word occurs.
+    At a word boundary, a phrase begins with a whole word of the text. Most entries are one word, which is looked up
+    among the words of the text. An entry of several words is searched for only if its first word occurs.
     """
     words = {phrase for phrase in phrases if _WORD.fullmatch(phrase)}
-    beginning_with: dict[str, list[tuple[str, re.Pattern]]] = {"": []}  # "": begins with no word, any text may have it
+    beginning_with: dict[str, list[tuple[str, re.Pattern]]] = {
+        "": []
+    }  # "": phrases that begin with no word; any text may have them
     for phrase in phrases - words:
         first_word = _WORD.match(phrase)
         pattern = re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")

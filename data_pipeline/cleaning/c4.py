@@ -1,7 +1,7 @@
 """C4's rules for lines and pages: Raffel et al. 2020, section 2.2, in the order and to the letter of TFDS `c4_utils`.
 
-Where paper and program differ, the program counts: it made the published corpus. Copies of the paper that say
-"5 sentences, 3 words" have the two numbers swapped, and of the curly brackets only `{` is looked for.
+Where the paper and the program differ, we follow the program, which made the published corpus. Copies of the paper that
+say "5 sentences, 3 words" have the two numbers swapped. Of the curly brackets, only `{` drops a page.
 """
 
 import heapq
@@ -21,9 +21,9 @@ _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", 
 
 
 class C4Rules(Section):
-    """Thresholds of `clean_page`; a line or page at a minimum or maximum is kept, None and 0 leave a rule out.
+    """Thresholds of `clean_page`. A line or page exactly at a threshold is kept; None or 0 turns a rule off.
 
-    `web_rules`: those on what a line says (citation marks, end marks, JavaScript, policies, lorem ipsum, brackets).
+    `web_rules`: the rules on content (citation marks, end marks, JavaScript, policies, lorem ipsum, curly brackets).
     """
 
     max_page_characters: PositiveInt | None = 190_000
@@ -34,7 +34,7 @@ class C4Rules(Section):
 
     @property
     def look_at_lines(self) -> bool:
-        """Whether any rule needs the lines of a page."""
+        """Whether any rule looks at the lines of a page."""
         return bool(self.web_rules or self.max_word_length or self.min_words_per_line or self.min_sentences_per_page)
 
 
@@ -46,10 +46,10 @@ def clean_page(
 ) -> str | None:
     """The lines of `text` that are prose, or None if the page is dropped.
 
-    `sentences(line, at_most)` is the number of sentences of a line, counted no further than `at_most`. Counts, per
-    line looked at, `line_passed` or the rule that dropped it (`line_too_long_word`, `line_no_endmark`,
-    `line_too_short`, `line_javascript`, `line_policy`), and once `passed` or the rule that dropped the page
-    (`too_long`, `lorem_ipsum`, `curly_bracket`, `too_few_sentences`).
+    `sentences(line, at_most)` returns the number of sentences in a line, or `at_most` if there are more. `tally` counts
+    for each line `line_passed` or the rule that dropped it (`line_too_long_word`, `line_no_endmark`, `line_too_short`,
+    `line_javascript`, `line_policy`), and for the page `passed` or the rule that dropped it (`too_long`, `lorem_ipsum`,
+    `curly_bracket`, `too_few_sentences`).
 
         "Home | About\nUlm is a city on the Danube.[3]\nIt is old. Its minster is high."
         ->  "Ulm is a city on the Danube.\nIt is old. Its minster is high."
@@ -96,8 +96,8 @@ def clean_page(
 def is_too_long(text: str, rules: C4Rules, tally: Tally) -> bool:
     """Whether the raw page exceeds `max_page_characters`; counts `too_long` if so.
 
-    C4 asks this before it chooses the newest page of each URL, all other rules after: a page that is too long must not
-    win over an older one.
+    C4 applies this rule before it chooses the newest page of each URL, and all others after it: a page that is too long
+    must not replace an older one.
     """
     if rules.max_page_characters is None or len(text) <= rules.max_page_characters:
         return False
@@ -106,9 +106,9 @@ def is_too_long(text: str, rules: C4Rules, tally: Tally) -> bool:
 
 
 def _has_sentences(lines: list[str], minimum: int, sentences: Callable[[str, int], int]) -> bool:
-    """Whether `lines` have `minimum` sentences, each counted by itself.
+    """Whether `lines` have `minimum` sentences, counted line by line.
 
-    Every line has one at least, so pages of `minimum` lines, which are most, cost nothing.
+    Every line has at least one, so a page with `minimum` lines, as most have, needs no counting.
     """
     missing = minimum - len(lines)
     for line in lines:

@@ -1,4 +1,4 @@
-"""What a corpus file may say about cleaning."""
+"""Settings of cleaning in a corpus file."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ Profile = Literal["c4", "wikipedia", "none"]
 
 
 class LanguageConfig(Section):
-    """Pages in other languages than `keep`, or less surely than `threshold`, are dropped."""
+    """Drops pages whose language isn't in `keep` or is detected with a probability below `threshold`."""
 
     detector: Literal["fast", "langdetect", "none"] = "fast"
     keep: list[str] = ["en"]
@@ -20,14 +20,16 @@ class LanguageConfig(Section):
 
 
 class CleaningConfig(Section):
-    """Rules, in the order in which they are applied. `profile` sets the defaults of all that follows.
+    """Cleaning rules, in the order in which they are applied. 0 or null turns a rule off.
 
-    `language` and `bad_words` look at what deduplication of lines and spans has left of a page, as in C4.
+    `profile` sets the defaults of the other keys: with "c4", every rule of C4 is on; with "wikipedia" or "none", only
+    the rules named in the file are. As in C4, `language` and `bad_words` are applied after lines and spans have been
+    deduplicated.
 
-    c4: every rule of C4. wikipedia, none: no rule but those that are named here. `web_rules` are C4's on the content of
-    lines: end marks, JavaScript, policies, lorem ipsum, curly brackets, citation marks. 0 or null leaves a rule out.
-    `paragraphs`: multilingual C4's rule, that many lines of 200 characters. `bad_words`: languages whose pages are
-    dropped for a word of their language's list, `bad_words_fraction` of them, chosen by URL (multilingual C4: 0.999).
+    `web_rules`: C4's rules on content (end marks, JavaScript, policies, lorem ipsum, curly brackets, citation marks).
+    `paragraphs`: multilingual C4's rule, the least number of lines with at least 200 characters. `bad_words`: languages
+    whose lists of bad words are used. `bad_words_fraction`: the share of pages with a bad word that are dropped, chosen
+    by URL (multilingual C4: 0.999).
     """
 
     profile: Profile = "c4"

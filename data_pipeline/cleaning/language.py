@@ -1,8 +1,8 @@
-"""Which language a text is in, behind one interface, and the rule that keeps the languages asked for.
+"""Language detection behind one interface, and the rule that keeps the wanted languages.
 
-- `langdetect` is what C4 was made with, and slow: it takes longer than all other rules together.
-- `fast` is CLD2, 40 times faster, with its model inside the package. Where langdetect is sure of one language for a
-  page that mixes several, it reports the share of each, so pages of mixed languages fall below the threshold.
+- `langdetect` is the detector that C4 used. It is slow: it takes longer than all other rules together.
+- `fast` is CLD2, 40 times as fast, with its model inside the package. For a page that mixes several languages, CLD2
+  reports the share of each, so the page falls below the threshold; langdetect is sure of one of them.
 """
 
 import functools
@@ -14,7 +14,7 @@ from data_pipeline.text.tally import Tally
 
 
 class Detection(NamedTuple):
-    """The likeliest language (a BCP 47 code, such as "en" or "zh-cn") and how sure that is, 0 to 1."""
+    """The most probable language, as a BCP 47 code ("en", "zh-cn"), and its probability, 0 to 1."""
 
     language: str
     probability: float
@@ -26,7 +26,7 @@ Detector = Callable[[str], Detection | None]
 
 @functools.cache
 def detector(name: DetectorName) -> Detector:
-    """A function from text to its `Detection`, or None where no language can be told. The same text, the same answer.
+    """A deterministic function from a text to its `Detection`, or to None if no language is detected.
 
     detector("fast")("Ulm liegt an der Donau und ist eine alte Stadt.")  ->  Detection("de", 1.0)
     """
@@ -38,8 +38,8 @@ def keep_language(
 ) -> Detection | None:
     """The language of `text` if it is among `keep` ("zh" keeps "zh-cn" too) with `threshold` or more, else None.
 
-    As in C4, only the likeliest language is looked at, and its probability before its name: counts
-    `language_undetected`, `language_low_confidence` or `language_other`.
+    As in C4, only the most probable language counts, and its probability is checked before its name. A dropped text is
+    counted as `language_undetected`, `language_low_confidence` or `language_other`.
     """
     detection = detect(text)
     if detection is None:
@@ -57,7 +57,7 @@ def _langdetect() -> Detector:
     """langdetect (Nakatani 2010) with seed 0, as TFDS `c4_utils` uses it."""
     from langdetect import DetectorFactory, LangDetectException, detect_langs
 
-    DetectorFactory.seed = 0  # each text is sampled by a generator of its own
+    DetectorFactory.seed = 0  # each text is sampled with its own generator
 
     def detect(text: str) -> Detection | None:
         try:
@@ -69,24 +69,27 @@ def _langdetect() -> Detector:
     return detect
 
 
-# What CLD2 refuses to read: control characters and noncharacters.
+# Characters that CLD2 refuses: control characters and noncharacters.
 _REFUSED = re.compile(
     "[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
     + "]"
 )
-_RENAMED = {"iw": "he", "jw": "jv", "zh-Hant": "zh-tw"}  # CLD2's codes that others no longer use
+_RENAMED = {"iw": "he", "jw": "jv", "zh-Hant": "zh-tw"}  # outdated codes of CLD2
 
 
 def _cld2() -> Detector:
-    """CLD2 (Sites 2013). `probability`: the share of the top language in the text whose language is known, and 0 where
-    CLD2 calls its own answer unreliable."""
+    """CLD2 (Sites 2013).
+
+    `probability` is the top language's share of the text whose language is known, or 0 if CLD2 calls its answer
+    unreliable.
+    """
     import pycld2
 
     def detect(text: str) -> Detection | None:
         try:
             reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
-        except pycld2.error:  # rare, so cheaper than a look at every character before
+        except pycld2.error:  # rare, so this is cheaper than checking every character first
             reliable, _, found = pycld2.detect(_REFUSED.sub(" ", text).encode(), isPlainText=True)
         known = {code: percent for _, code, percent, _ in found if code != "un" and percent}
         if not known:

@@ -1,4 +1,4 @@
-"""All cleaning of one page, in C4's order: length, lines, sentences, paragraphs, language, bad words."""
+"""Cleans one page, in C4's order: length, lines, sentences, paragraphs, language, bad words."""
 
 from data_pipeline.cleaning.bad_words import drops_page
 from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
@@ -22,9 +22,9 @@ class Cleaner:
         self._filters = PageFilters(config)
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> tuple[str, str] | None:
-        """(text, language) of the page as it stays, or None if it is dropped; counts what each rule drops.
+        """(cleaned text, language) of the page, or None if it is dropped. Counts what each rule drops.
 
-        `language`: what the source says ("" for nothing).
+        `language` is the one given by the source, or "".
         """
         config = self._config
         if self._rules.look_at_lines:
@@ -42,17 +42,17 @@ class Cleaner:
 
 
 class PageFilters:
-    """Rules on a whole page, which C4 applies to what deduplication of lines has left of it: language, bad words."""
+    """The language and bad word rules, which C4 applies to a page after lines have been deduplicated."""
 
     def __init__(self, config: CleaningConfig):
         self._config = config
         self._detect = detector(config.language.detector) if config.language.detector != "none" else None
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> str | None:
-        """The language of a page that stays, None of one that is dropped, which is counted.
+        """The language of the page, or None if the page is dropped, which is counted.
 
-        Where languages are detected, the detected one stays; else `language`, what the source says. A page of unknown
-        language is looked through for the words of every list that is asked for.
+        It is the detected language if there is a detector, else `language`, the one given by the source. In a page of
+        unknown language, the words of all enabled lists are searched for.
         """
         config = self._config
         if self._detect is not None:
@@ -62,6 +62,6 @@ class PageFilters:
             language = found.language
         lists = [listed for listed in config.bad_words if language.partition("-")[0] in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
-            tally.drop("bad_words", url)  # where it is, not what it says: examples stand in a report
+            tally.drop("bad_words", url)  # the URL, not the text: the report shows examples
             return None
         return language

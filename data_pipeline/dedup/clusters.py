@@ -1,4 +1,4 @@
-"""Connected components of pairs that don't fit in memory: what is kept grows with the documents that are in pairs."""
+"""Connected components of more pairs than fit in memory. Memory grows with the number of documents in pairs."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ _LEAST_PENDING = 4_000_000
 
 
 class Clusters:
-    """Joins pairs of documents, given some at a time, into clusters.
+    """Joins pairs of documents, which arrive in batches, into clusters.
 
-    Kept are the first document of each one's cluster, and pairs that wait; they are worked in when they are as many as
-    the documents, so that the work grows with pairs × log(documents).
+    It keeps the first document of each document's cluster, and pending pairs. These are merged once there are as many
+    as documents, so that the work grows with pairs × log(documents).
     """
 
     def __init__(self, least_pending: int = _LEAST_PENDING):
@@ -20,7 +20,7 @@ class Clusters:
         self._waiting = 0
 
     def join(self, pairs: np.ndarray) -> None:
-        """`pairs` (n, 2) uint64 of documents that belong together."""
+        """Puts both documents of each pair into one cluster. `pairs`: (n, 2) uint64."""
         self.pairs += len(pairs)
         self._waiting += len(pairs)
         self._pending.append(pairs)
@@ -28,7 +28,7 @@ class Clusters:
             self._settle()
 
     def members(self) -> tuple[np.ndarray, np.ndarray]:
-        """(documents (n,) in any pair, ascending, smallest document (n,) of the cluster of each)."""
+        """(documents (n,) that are in any pair, ascending; the smallest document (n,) of the cluster of each)."""
         self._settle()
         return self._forest[:, 0], self._forest[:, 1]
 
@@ -40,7 +40,7 @@ class Clusters:
         self._forest, self._pending, self._waiting = pairs[:0], [], 0
         documents = np.unique(pairs)
         ends = np.searchsorted(documents, pairs).astype(np.int32 if len(documents) < 2**31 else np.int64)
-        del pairs  # at this size what isn't needed any more counts
+        del pairs  # they may take much memory
         graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
         del ends
         _, cluster = connected_components(graph, directed=False)

@@ -1,4 +1,4 @@
-"""What a corpus file may say about deduplication."""
+"""Settings of deduplication in a corpus file."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from data_pipeline.foundation.config_file import Section
 
 
 class MinHashConfig(Section):
-    """Near-duplicates: Jaccard similarity of the sets of `ngram` successive words, of about `threshold` or more."""
+    """Near-duplicates: the Jaccard similarity of their sets of `ngram` successive words is about `threshold` or more."""
 
     threshold: float = Field(0.8, gt=0, lt=1)
     permutations: PositiveInt = 128
@@ -16,9 +16,9 @@ class MinHashConfig(Section):
 
 
 class DedupConfig(Section):
-    """Which duplicates are dropped, in this order. `minhash: true` stands for its defaults.
+    """The kinds of duplicates to drop, in this order. `minhash: true` means its defaults.
 
-    `keys_per_bucket` bounds the memory of one decision: 70 bytes for each key of a line, 120 of a URL.
+    `keys_per_bucket` bounds the memory that a task needs to compare keys: 70 bytes for each line, 120 for each URL.
     """
 
     urls: Literal["newest"] | None = "newest"
@@ -35,5 +35,5 @@ class DedupConfig(Section):
 
     @property
     def steps(self) -> list[str]:
-        """Names of the steps asked for, in their order."""
+        """The names of the enabled steps, in their order."""
         return [name for name in ("urls", "lines", "spans", "documents", "minhash") if getattr(self, name)]

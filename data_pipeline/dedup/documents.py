@@ -1,4 +1,4 @@
-"""Documents of exactly the same text: the one of the smallest id stays."""
+"""Exact duplicates: of documents with the same text, the one with the smallest id stays."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from data_pipeline.text.tally import Tally
 
 
 class EqualDocuments:
-    """Equal by a hash of 128 bits of the text; of a pair, of text and target."""
+    """Compares documents by a 128-bit hash of their text and target."""
 
     group, order = 2, 0
 

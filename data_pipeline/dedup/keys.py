@@ -1,9 +1,9 @@
-"""Keys in place of text: sorted files of them, and who of the holders of equal keys is the one to keep it.
+"""Deduplication by keys instead of text: sorted files of keys, and the choice of the copy that stays.
 
-A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then an order (the smallest holder keeps
-its copy), last its place, document << 32 | item, in its unit. A file of keys is sorted by hash, with the start of each
-4,096th of all hashes: a bucket, a range of hashes, is one slice of every file, and a unit's files don't multiply with
-the number of buckets. What a bucket decides is one file of losers, sorted by unit.
+A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
+its copy), last the place in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of 4,096
+equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't depend
+on the number of buckets. Each bucket writes its losers to one file, sorted by unit.
 """
 
 import hashlib
@@ -20,30 +20,30 @@ from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.safetensors_file import os_errors
 
 SLOTS = 4096
-NOBODY = 2**32 - 1  # in place of a document: one that competes, but isn't there to lose
+NOBODY = 2**32 - 1  # the document number of a key that competes although its document was dropped
 
 
 def hash64(text: str) -> int:
-    """The first 8 bytes of md5: numbers in the order of the hexadecimal digests."""
+    """The first 8 bytes of the md5 of `text`: these numbers sort like the hexadecimal digests."""
     return int.from_bytes(hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()[:8], "big")
 
 
 class Keys:
-    """The keys of one unit, collected in the order of its documents. `group`, `order`: how many words of each."""
+    """The keys of one unit, in the order of its documents. `group`, `order`: the number of words of each."""
 
     def __init__(self, group: int, order: int):
         self._group, self._width = group, group + order + 1
         self._words = array("Q")
 
     def add(self, document: int, item: int, words: Iterable[int]) -> None:
-        """`words`: the group's, then the order's."""
+        """Adds a key. `words`: those of the group, then those of the order."""
         self._words.extend(words)
         self._words.append(document << 32 | item)
 
     def write(self, path: Path, gone: Sequence[int] = ()) -> int:
-        """Writes them, and which documents are `gone`; returns how many.
+        """Writes the keys and the numbers of the documents that are `gone`. Returns the number of keys written.
 
-        Duplicates inside the unit are decided here: one key of each goes on.
+        Duplicates within the unit are resolved here: one key of each group is written.
         """
         table = np.frombuffer(self._words, dtype=np.uint64).reshape(-1, self._width)
         kept, losers, winners = decide(table, self._group)
@@ -61,9 +61,9 @@ class Keys:
 
 
 def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(kept (k,), losers (n - k,), winner of each loser (n - k,)): rows of `table` (n, words), kept ones by group.
+    """(kept (k,), losers (n - k,), winner of each loser (n - k,)), all row numbers of `table` (n, words).
 
-    Among equal groups the smallest by order, unit and place is kept:
+    Of the rows with equal groups, the smallest by order, unit and place is kept. Kept rows are sorted by group.
     [[7, 2, place 0], [7, 1, place 9], [8, 5, place 3]] with a group of one word  ->  [1, 2], [0], [1]
     """
     columns = [table[:, column] for column in range(table.shape[1])]
@@ -79,18 +79,18 @@ def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tu
 
 @dataclass(frozen=True)
 class KeyBucket:
-    """A range of hashes, `number` of `count`, a power of two."""
+    """Range `number` of the `count` equal ranges of hashes; `count` is a power of two."""
 
     number: int
     count: int
 
     @staticmethod
     def enough(keys: int, keys_per_bucket: int) -> int:
-        """How many buckets `keys` need: it follows from the input, not from who works."""
+        """The number of buckets for `keys`: it depends on the input alone, not on the number of workers."""
         return min(SLOTS, 1 << max(0, -(-keys // keys_per_bucket) - 1).bit_length())
 
     def read(self, corpus: Path, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(keys (n, words), number of the unit of each (n,)): this bucket's slice of every file."""
+        """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file."""
         size = SLOTS // self.count
         tables, counts = [], []
         for name in files:
@@ -104,7 +104,7 @@ class KeyBucket:
 
 
 def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> int:
-    """Writes the losing `places` (n,) of `units` (n,), numbers below `count`, by unit; returns how many."""
+    """Writes the losing `places` (n,) in `units` (n,), numbered below `count`, sorted by unit; returns their number."""
     there = places >> np.uint64(32) != NOBODY
     units, places = units[there], places[there]
     order = np.lexsort((places, units))
@@ -114,7 +114,7 @@ def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) 
 
 
 def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """Of one unit: the losing items of each document, from the unit's `own` keys and every file `decided`."""
+    """The losing items of each document of `unit`, from the file of its `own` keys and the files `decided` by buckets."""
     found = [read_own_losers(corpus, own)[:, 0]] if own else []
     for name in decided:
         with safe_open(corpus / name, "numpy") as file:
@@ -129,13 +129,13 @@ def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int
 
 
 def read_own_losers(corpus: Path, name: str) -> np.ndarray:
-    """(n, 2): places of what lost inside a unit, and of what it lost to."""
+    """(n, 2): the places of the losers within a unit, and of their winners."""
     with safe_open(corpus / name, "numpy") as file:
         return file.get_tensor("losers")
 
 
 def read_gone(corpus: Path, name: str) -> set[int]:
-    """Documents that the steps before these keys have dropped."""
+    """The documents that earlier steps have dropped."""
     with safe_open(corpus / name, "numpy") as file:
         return set(file.get_tensor("gone").tolist())
 

@@ -1,4 +1,4 @@
-"""Lines that stand on more than one page stay on one of them (C4's rule, TFDS `c4_utils`)."""
+"""Duplicate lines: a line on several pages stays on one of them (C4's rule, TFDS `c4_utils`)."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,16 @@ from data_pipeline.text.tally import Tally
 
 
 class EqualLines:
-    """Equal after strip and lower; the page of the smallest md5 of its URL keeps the line, where it stands first.
+    """Lines are equal after strip and lower. The page with the smallest md5 of its URL keeps the first copy.
 
-    Blank lines are no lines. Of 1.6 × 10¹⁰ different lines, about those of C4's pages in all languages, 7 pairs are
-    expected to share a hash of 64 bits.
+    Blank lines don't count. Of 1.6 × 10¹⁰ different lines, about as many as C4's pages in all languages have, 7 pairs
+    are expected to share a 64-bit hash.
     """
 
     group, order = 1, 1
 
     def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        if row["target"]:  # a pair's text is an input, prefix and all
+        if row["target"]:  # the text of a pair is its input with the prefix
             return
         winner = rank(row)
         for number, line in enumerate(row["text"].split("\n")):

@@ -1,7 +1,7 @@
 """Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing: one document of each cluster stays.
 
-A signature is cut into bands; documents that agree in all of one band are taken for near-duplicates, as in GPT-3's and
-datatrove's pipelines, and whatever hangs together by such pairs is one cluster.
+A signature is cut into bands. Documents with one whole band in common count as near-duplicates, as in the pipelines of
+GPT-3 and datatrove. The connected components of these pairs are the clusters.
 """
 
 import functools
@@ -20,12 +20,12 @@ _WORD = re.compile(r"\w+")
 
 
 class NearDuplicates:
-    """The document of the smallest id stays. Documents of no word, and pairs, are never touched."""
+    """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched."""
 
     group, order = 1, 0
 
     def __init__(self, config: MinHashConfig):
-        from rensa import RMinHash  # needed where near-duplicates are asked for
+        from rensa import RMinHash  # only needed if near-duplicates are dropped
 
         self._signatures = RMinHash.digests_from_token_sets
         self._config = config
@@ -48,15 +48,16 @@ class NearDuplicates:
 
 
 def ngrams(text: str, length: int) -> set[str]:
-    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a text of fewer words is one n-gram."""
+    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a shorter text is one n-gram."""
     words = _WORD.findall(text.lower())
     return {" ".join(words[start : start + length]) for start in range(max(1, len(words) - length + 1))} - {""}
 
 
 @functools.cache
 def bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """(bands, rows of each) that err least: dissimilar documents found and similar ones missed, of all similarities.
+    """(bands, rows per band) with the least error: dissimilar documents found plus similar ones missed.
 
+    The error is summed over all similarities.
     Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands; 0.8 with 128  ->  (9, 13).
     """
     similarity = (np.arange(1000) + 0.5) / 1000

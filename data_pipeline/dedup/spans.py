@@ -1,7 +1,7 @@
-"""Three-sentence spans that occur more than once stay in one place: Raffel et al. 2020, section 2.2.
+"""Duplicate spans: three sentences that occur several times stay in one place (Raffel et al. 2020, section 2.2).
 
-The paper says spans where its program says lines. Parameters as datatrove's: spans of 3 sentences that slide by one;
-documents of fewer sentences are never touched. Normalised by strip, lower and white space alone.
+The paper describes spans, but its program compares lines. The parameters are datatrove's: windows of 3 sentences, one
+sentence apart; shorter documents are never touched. Only case and white space are normalised.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ SENTENCES = 3
 
 
 class EqualSpans:
-    """The document of the smallest md5 of its URL keeps a span, where it stands first.
+    """The document with the smallest md5 of its URL keeps the first copy of a span.
 
-    Overlapping spans share sentences, and one that loses takes its three along, yet none is lost everywhere: it stands
-    in the span that won, in a document of smaller md5, or earlier in the same.
+    A span that loses takes its three sentences along, even those it shares with other spans. Still no sentence is lost
+    everywhere: it stays in the span that won, in a document with a smaller md5 or earlier in the same document.
     """
 
     group, order = 1, 1
@@ -44,11 +44,11 @@ class EqualSpans:
             if number not in gone:
                 kept.append(sentence)
             elif kept and "\n" in sentence[len(sentence.rstrip()) :]:
-                kept[-1] = kept[-1].rstrip() + "\n"  # a paragraph's end stays one
+                kept[-1] = kept[-1].rstrip() + "\n"  # the removed sentence ended a paragraph; keep that end
         return enough_left("".join(kept).strip(), row, tally, min_sentences)
 
 
 def cut(text: str) -> list[str]:
-    """Sentences, each with the white space behind it: "It ran. It hid."  ->  ["It ran. ", "It hid."]"""
+    """The sentences of `text`, each with the white space after it: "It ran. It hid."  ->  ["It ran. ", "It hid."]"""
     starts = sentence_starts(text)
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]

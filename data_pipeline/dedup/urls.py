@@ -21,9 +21,9 @@ def normalize_url(url: str) -> str:
 
 
 class NewestUrl:
-    """Of the pages of one normalised URL the one of the largest timestamp stays, then of the smallest md5 of its URL.
+    """Of the pages with the same normalised URL, the newest stays; of equally new ones, that with the smallest URL md5.
 
-    Keys are noted while pages are read, since C4 also lets those compete that cleaning drops for what they say.
+    Keys are collected while pages are read, because in C4 pages that cleaning drops for their content also compete.
     """
 
     group, order = 1, 4
@@ -34,13 +34,13 @@ class NewestUrl:
 
     @staticmethod
     def words(url: str, timestamp: str, kept: bool) -> tuple[int, ...]:
-        """Hash; the timestamp's bytes, inverted; md5: a page that is there before one that isn't."""
+        """The words of a key: URL hash, inverted bytes of the timestamp, md5 with `kept` pages before dropped ones."""
         padded = timestamp.encode("utf-8", "surrogatepass")[:_TIMESTAMP_BYTES].ljust(_TIMESTAMP_BYTES, b"\0")
         newest_first = (2**64 - 1 - int.from_bytes(padded[at : at + 8], "big") for at in range(0, _TIMESTAMP_BYTES, 8))
         return hash64(normalize_url(url)), *newest_first, hash64(url) & ~1 | (not kept)
 
     def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """From a row of documents: what was noted while reading, were it not for the pages that cleaning drops."""
+        """The key that was collected while reading, from the row of a document that cleaning kept."""
         if row["url"]:
             yield 0, self.words(row["url"], row["timestamp"], True)
 

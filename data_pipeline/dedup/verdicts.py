@@ -1,4 +1,4 @@
-"""What language and bad words have decided of the documents of one part."""
+"""The verdicts of the language and bad word rules on the documents of one part."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _SCHEMA = pa.schema([("gone", pa.bool_()), ("rule", pa.string()), ("language", p
 
 
 class Verdicts:
-    """One verdict for each document of a part, in order: `gone` before, dropped by a `rule`, or "" and its language."""
+    """A verdict for each document, in order: `gone` (dropped earlier), the `rule` that drops it or "", its language."""
 
     def __init__(self) -> None:
         self._gone: list[bool] = []
@@ -27,13 +27,13 @@ class Verdicts:
 
     @property
     def gone(self) -> set[int]:
-        """Numbers of the documents that the steps before have dropped."""
+        """The numbers of the documents that earlier steps have dropped."""
         return {number for number, gone in enumerate(self._gone) if gone}
 
     def without(self, number: int, row: Row, tally: Tally, min_sentences: int) -> str | None:
-        """The text of document `number` with its language in `row`, None if it is dropped, which is counted."""
+        """The text of document `number`, whose language is set in `row`; None if it is dropped, which is counted."""
         if rule := self._rules[number]:
-            tally.drop(rule, row["url"] if rule == "bad_words" else row["text"])  # examples stand in a report
+            tally.drop(rule, row["url"] if rule == "bad_words" else row["text"])  # the report shows examples
             return None
         row["language"] = self._languages[number]
         return row["text"]
