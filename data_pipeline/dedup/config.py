@@ -8,7 +8,7 @@ from data_pipeline.foundation.config_file import Section
 
 
 class MinHashConfig(Section):
-    """Near-duplicates: the Jaccard similarity of their sets of `ngram` successive words is about `threshold` or more."""
+    """Near-duplicates: the Jaccard similarity of their sets of `ngram` successive words is near `threshold` or more."""
 
     threshold: float = Field(0.8, gt=0, lt=1)
     permutations: PositiveInt = 128

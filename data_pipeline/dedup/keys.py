@@ -114,7 +114,7 @@ def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) 
 
 
 def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The losing items of each document of `unit`, from the file of its `own` keys and the files `decided` by buckets."""
+    """The losing items of each document in `unit` from the file of its `own` keys and the buckets' files, `decided`."""
     found = [read_own_losers(corpus, own)[:, 0]] if own else []
     for name in decided:
         with safe_open(corpus / name, "numpy") as file:

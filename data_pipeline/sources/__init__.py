@@ -1,6 +1,6 @@
-"""Readers, one per file format: `read(file, intake) -> Iterator[Record]`, and what each format's options may say.
+"""Readers, one per file format: `read(file, intake) -> Iterator[Record]`, and the options of each format.
 
-A file that begins as only files of another format do raises `DamagedInput`, whichever reader it is given to.
+Every reader raises `DamagedInput` for a file whose first bytes belong to another format.
 """
 
 from collections.abc import Callable, Iterator

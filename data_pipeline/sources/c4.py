@@ -11,15 +11,15 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 
 
 class Options(RecordOptions):
-    """What a C4 source's `options` may say."""
+    """The `options` of a C4 source."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """Every line's text, url and timestamp; the ordinal is the line's index.
 
-    Copies of C4 differ: timestamps without "T" and "Z", `date` for `timestamp`, or a text alone. All are read; the
-    timestamp becomes ISO 8601. Counts `read` (lines that aren't blank) and `empty` (texts without a letter, dropped). A
-    line that isn't such an object is damage, and the next is read.
+    Copies of C4 differ: some have timestamps without "T" and "Z", `date` instead of `timestamp`, or only a text. All
+    are read, and the timestamp becomes ISO 8601. Counts `read` (lines that aren't blank) and `empty` (blank texts,
+    dropped). A line without the expected object is noted as damage and skipped.
 
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")

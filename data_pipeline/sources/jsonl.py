@@ -1,4 +1,4 @@
-"""JSON Lines: one object per line, under whatever keys."""
+"""JSON Lines: one object per line, with configurable keys."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from data_pipeline.sources.record import Input, Intake, Record
 
 
 class Options(RecordOptions):
-    """Names of the keys; "meta.url" looks for `url` inside the object under `meta`. "" reads nothing for that field."""
+    """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
 
     text: str = "text"
     url: str = "url"
@@ -22,8 +22,8 @@ class Options(RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""A record for every object with a text; the ordinal is the line's index. All other keys may be absent or null.
 
-    Counts `read` (lines that aren't blank) and `empty` (texts without a letter, dropped). A line that is no such object
-    is damage, and the next is read.
+    Counts `read` (lines that aren't blank) and `empty` (blank texts, dropped). A line without the expected object is
+    noted as damage and skipped.
 
         {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -44,7 +44,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every line's number and object. Counts `read`; other lines are noted as damage, blank ones passed by."""
+    """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
     with open_stream(file.path) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is not None and not line.strip():
@@ -65,7 +65,7 @@ def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[
 
 
 def string(record: dict[str, Any], name: str, required: bool = True) -> str:
-    """The string under `name`; ValueError if there is something else, or nothing though it is `required`.
+    """The string under `name`, or "" if it is absent and not `required`. Raises ValueError otherwise.
 
     {"meta": {"url": "https://a.org/"}}, "meta.url"  ->  "https://a.org/"
     """

@@ -1,4 +1,4 @@
-"""Lines of text formats, in bounded memory however long they are."""
+"""Lines of text formats, read in bounded memory however long they are."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -10,13 +10,13 @@ _CHUNK = 1 << 18
 
 
 class RecordOptions(Section):
-    """What every text format's options hold. `max_record_bytes`: longer records are noted as damage and skipped."""
+    """Options of every text format. Records longer than `max_record_bytes` are noted as damage and skipped."""
 
     max_record_bytes: int = 64 << 20
 
 
 def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    r"""Every line with its number from 1, without its end (LF or CR LF); None for one longer than `limit` bytes.
+    r"""Every line with its number, from 1, and without its end (LF or CR LF); None for a line over `limit` bytes.
 
     limit=3:  b"a\r\nlong\nb"  ->  (1, b"a"), (2, None), (3, b"b")
     """
@@ -35,7 +35,7 @@ def too_long(options: RecordOptions) -> str:
 
 
 def decode(data: bytes, intake: Intake) -> str:
-    r"""UTF-8 as text, each undecodable byte sequence replaced by U+FFFD; counts records with any under `undecodable`.
+    r"""Decodes UTF-8. Invalid byte sequences become U+FFFD, and the record is counted as `undecodable`.
 
     b"na\xefve"  ->  "na\ufffdve"
     """

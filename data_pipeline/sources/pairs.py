@@ -1,4 +1,4 @@
-"""Text-to-text pairs: lines of input, tab, target; or JSON Lines with `inputs` and `targets`."""
+"""Text-to-text pairs: lines of input, tab, target, or JSON Lines with `inputs` and `targets`."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -10,9 +10,10 @@ from data_pipeline.sources.record import Input, Intake, Record
 
 
 class Options(RecordOptions):
-    """`layout`: tsv or jsonl; auto takes a file whose first byte is "{" for jsonl. `inputs`, `targets`: its keys.
+    """The `options` of a source of pairs.
 
-    `prefix`: put in front of every input as it is, e.g. "translate English to German: ".
+    `layout`: auto reads a file as jsonl if its first byte is "{", else as tsv. `inputs`, `targets`: the keys in jsonl.
+    `prefix`: text put before every input, such as "translate English to German: ".
     """
 
     layout: Literal["auto", "tsv", "jsonl"] = "auto"
@@ -22,10 +23,10 @@ class Options(RecordOptions):
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
-    r"""Every pair, the input in `text`; the ordinal is the line's index.
+    r"""Every pair, with the input as `text`; the ordinal is the line's index.
 
     Counts `read` (lines that aren't blank), `empty` (no input or no target, dropped) and `undecodable` (bytes that
-    aren't UTF-8 become U+FFFD). A line that isn't a pair is damage, and the next is read.
+    aren't UTF-8 become U+FFFD). A line that isn't a pair is noted as damage and skipped.
 
         prefix="English to German: ":  b"A house.\tEin Haus.\n"
           ->  Record(0, "English to German: A house.", target="Ein Haus.")

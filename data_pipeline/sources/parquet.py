@@ -13,12 +13,12 @@ from data_pipeline.foundation.progress import advance
 from data_pipeline.sources.compression.stream import open_file
 from data_pipeline.sources.record import Input, Intake, Record
 
-_ROWS = 1024  # a batch
+_ROWS = 1024  # per batch
 _BUFFER = 1 << 20
 
 
 class Options(Section):
-    """Names of the columns. Those with a default may be absent, but not one that the config names."""
+    """Names of the columns. All but `text` may be absent, unless the config names them."""
 
     text: str = "text"
     url: str = "url"
@@ -27,16 +27,16 @@ class Options(Section):
     timestamp: str = "timestamp"
 
 
-_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
-    Counts `read` (rows) and `empty` (null, or without a letter, dropped). A row that isn't UTF-8 is damage, and where
-    part of a row group can't be read, so are its remaining rows. Raises `UserError` for a column that isn't there or
-    holds no strings, `DamagedInput` for a file that isn't Parquet or lost its footer. Pages are checked against their
-    checksums where they have them.
+    Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. If part of a row
+    group can't be read, its remaining rows are damage too. Pages that have checksums are checked against them. Raises
+    `UserError` for a column that doesn't exist or has no strings, `DamagedInput` for a file that isn't Parquet or has
+    lost its footer.
 
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -90,7 +90,7 @@ def _columns(path: str, schema: pa.Schema, options: Options) -> dict[str, str]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Bytes (not yet decoded, so that one bad row is one bad row), times and nulls."""
+    """The column's times, nulls and strings; strings as bytes, so that invalid UTF-8 spoils only its own row."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return (column if pa.types.is_temporal(column.type) else column.cast(pa.large_binary())).to_pylist()

@@ -1,4 +1,4 @@
-"""What a file looks like by its first bytes, to say so where it isn't what its source declares."""
+"""Recognises the format of a file by its first bytes, to refuse one that isn't what its source declares."""
 
 import json
 import re
@@ -9,15 +9,15 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.record import Input
 
-_HEAD = 1 << 18  # bytes of content that are looked at
+_HEAD = 1 << 18  # bytes of content to look at
 _KEYS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`description`: what to call the file. `formats`: those that can read it; () where none can.
+    """What a file looks like.
 
-    `certain`: no file of another format begins like this.
+    `formats` can read the file; () if none can. `certain`: no file of another format begins like this.
     """
 
     description: str
@@ -34,7 +34,7 @@ _BEGINNINGS = (
     (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
     (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
-    # As text, these may be what is wanted: code is text too.
+    # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
     (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("text",))),
     (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", certain=False)),
@@ -53,10 +53,9 @@ def look_of(path: str) -> Look | None:
 
 
 def refuse_other_format(file: Input, declared: str) -> None:
-    """Raises `DamagedInput` for a file that begins as only files of another format do.
+    """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
-    Without it, plain text and tab-separated pairs could be read from any file, and lines of a JSON array from JSON
-    Lines.
+    Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
     """
     if file.start == 0 and (look := look_of(file.path)) and look.certain and declared not in look.formats:
         raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")

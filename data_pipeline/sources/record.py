@@ -1,4 +1,4 @@
-"""What a reader is given, what it yields, and where it notes what came in and what was damaged."""
+"""The interface of readers: their input, the records they yield, and their notes on counts and damage."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,10 @@ _DAMAGE_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file to read, any fsspec path, or the bytes `start` … `stop` − 1 of one that can be read from there.
+    """A file to read (any fsspec path), or its bytes `start` … `stop` − 1 if reading can begin at `start`.
 
-    `first_ordinal`: index, among all records of the file, of the first record in that range. `options`: what the
-    source's config says of its format (names of columns, a task prefix).
+    `first_ordinal` is the index of the range's first record among all records of the file. `options` are those of the
+    format in the source's config, such as names of columns.
     """
 
     path: str
@@ -27,10 +27,10 @@ class Input:
 class Record:
     """One record of an input file, before cleaning.
 
-    `ordinal`: index of the record among all records of its file, dropped ones included, so that it never depends on
-    what the filters do. `text`: as the file has it (for Wikipedia: wikitext). `target`: of a text-to-text pair.
-    `timestamp`: ISO 8601, as far as the file says. Empty strings: the file doesn't say. `hidden_namespaces`: of
-    wikitext, the names that its wiki has for files and categories, links to which show no text.
+    `ordinal` is the record's index among all records of its file, dropped ones included, so that it never depends on
+    filters. `text` is as in the file (wikitext for Wikipedia), `target` belongs to a text-to-text pair, and `timestamp`
+    is ISO 8601 to the precision of the file. A field that the file doesn't give is "". `hidden_namespaces` are the
+    names that the wiki uses for files and categories; links to them show no text.
     """
 
     ordinal: int
@@ -45,21 +45,21 @@ class Record:
 
 @dataclass(slots=True)
 class Intake:
-    """Notes on one input: `counters` by rule ("read" counts every record), and `damage` with its place.
+    """A reader's notes on one input: `counters` by rule ("read" counts every record), and `damage`.
 
-    `damage`: (position, reason) of what can't be used while the rest of the file can; the first hundred are kept.
-    Records lost to it are counted under "damaged", all of them. A reader that can't go on raises DamagedInput instead.
+    `damage` has the (position, reason) of parts that can't be used while the rest of the file can. The first hundred
+    are kept, but "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
     """
 
     counters: Tally = field(default_factory=Tally)
     damage: list[tuple[str, str]] = field(default_factory=list)
 
     def damaged(self, position: str, reason: str) -> None:
-        """One record, counted as read, is lost."""
+        """Notes the loss of one record, which the reader has counted as read."""
         self.counters.drop("damaged", f"{position}: {reason}")
         self.damaged_between(position, reason)
 
     def damaged_between(self, position: str, reason: str) -> None:
-        """Something other than a record is damaged or missing: no record is lost that can be counted."""
+        """Notes that something between records is damaged or missing, so that no lost record can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append((position, reason))

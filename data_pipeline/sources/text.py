@@ -11,7 +11,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Options(RecordOptions):
-    """`sample_by`: what one record is: a line, a paragraph (lines up to an empty one) or the whole file (document)."""
+    """`sample_by`: one record is a line, a paragraph (the lines up to a blank one) or a document (the whole file)."""
 
     sample_by: Literal["line", "paragraph", "document"] = "line"
 
@@ -19,8 +19,8 @@ class Options(RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""Every line, paragraph or file that isn't blank; the ordinal is its index among those.
 
-    Counts `read`, and `undecodable` (bytes that aren't UTF-8 become U+FFFD). What holds NUL bytes (UTF-16, or no text
-    at all) or is longer than `max_record_bytes` is damage.
+    Counts `read`, and `undecodable` (bytes that aren't UTF-8 become U+FFFD). A record with NUL bytes (UTF-16, or
+    not text at all) or longer than `max_record_bytes` is damage.
 
         sample_by=paragraph:  b"One,\ntwo.\n\n\nThree.\n"  ->  Record(0, "One,\ntwo."), Record(1, "Three.")
     """
@@ -57,7 +57,7 @@ def _paragraphs(stream: BinaryIO, limit: int) -> _Samples:
             continue
         first = first if size else number
         size += limit + 2 if line is None else len(line) + 1
-        if size > limit + 1:  # too long: nothing of it is kept, but where it ends still matters
+        if size > limit + 1:  # too long: keep nothing of it, but look for its end
             lines = []
         elif line is not None:
             lines.append(line)
@@ -74,7 +74,7 @@ def _document(stream: BinaryIO, limit: int) -> _Samples:
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-    """At most `size` bytes. Asked for in one piece, the buffer would be as large as `size` for the smallest file."""
+    """At most `size` bytes, read in pieces: one call would allocate `size` bytes even for the smallest file."""
     pieces = []
     while size and (piece := stream.read(min(size, 1 << 18))):
         pieces.append(piece)

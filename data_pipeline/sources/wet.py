@@ -8,27 +8,30 @@ from data_pipeline.sources.warc.records import WarcOptions, warc_records
 
 
 class Options(WarcOptions):
-    """What a WET source's `options` may say."""
+    """The `options` of a WET source."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """Every page that has an address, text and a date; the ordinal is the index among all records of the archive.
 
-    Counts `read` (pages), `undecodable` (pages whose bytes aren't all UTF-8: those become U+FFFD), and what is dropped,
-    the first that holds: `no_url`, `no_content`, `no_timestamp`. Damage: see `warc_records`. The language is the first
-    (predominant) code of WARC-Identified-Content-Language, ISO 639-3, in crawls since 2018.
+    Counts `read` (pages), `undecodable` (pages with bytes that aren't UTF-8, which become U+FFFD), and each dropped
+    page under the first rule that applies: `no_url`, `no_content`, `no_timestamp`. For damage see `warc_records`. The
+    language is the first (predominant) code of WARC-Identified-Content-Language, in ISO 639-3; crawls have it since
+    2018.
 
-    TFDS's C4 splits these files by lines instead of by Content-Length: there a line of text that begins with "WARC",
-    "Content-" or "CONTENT-" is taken for a header and lost, a line "WARC/1.0" ends the page, and one undecodable byte
-    ends the file. Read by length, such text survives; counts differ from TFDS's by those pages and lines. The text is
-    as it stands in the file; TFDS's stripped lines and dropped empty lines are the cleaning's.
+    TFDS's C4 splits these files by lines instead of by Content-Length. It takes a line of text that begins with "WARC",
+    "Content-" or "CONTENT-" for a header and loses it, ends the page at a line "WARC/1.0", and ends the file at an
+    undecodable byte. This reader keeps that text, so its counts differ from TFDS's by those pages and lines. The text
+    is unchanged: cleaning, not the reader, strips lines and drops empty ones.
 
         WARC-Target-URI: http://a.org/  WARC-Date: 2019-07-17T12:15:59Z  Content-Length: 12  …  Content-rich
           ->  Record(1, "Content-rich", "http://a.org/", timestamp="2019-07-17T12:15:59Z")
     """
     options = Options(**file.options)
     for record in warc_records(file, intake, "conversion", options):
-        url = record.headers.get("warc-target-uri", "").strip("<>")  # WARC 1.0 showed it in brackets by mistake
+        url = record.headers.get("warc-target-uri", "").strip(
+            "<>"
+        )  # the standard of WARC 1.0 shows it in brackets, by mistake
         timestamp = record.headers.get("warc-date", "")
         text = decode(record.block, intake)
         missing = dropped(url, text, timestamp)
@@ -40,7 +43,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def dropped(url: str, text: str, timestamp: str) -> str:
-    """The rule by which a crawled page is dropped for what it lacks, or "".
+    """The rule by which a crawled page is dropped because something is missing, or "".
 
     ("", "", "2019-07-17T12:15:59Z")  ->  "no_url"
     """

@@ -9,22 +9,22 @@ from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
 
-# Titles stand in it as they are, quotation marks and all: only the end of the line ends one.
+# Quotation marks in titles aren't escaped: only the end of the line ends a title.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
 _END = b"</doc>"
 _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
 
 
 class Options(RecordOptions):
-    """What a WikiExtractor source's `options` may say."""
+    """The `options` of a WikiExtractor source."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The text of every article, without the title that WikiExtractor repeats as its first line.
 
     The ordinal is the article's index. Counts `read`, `empty` (a title and no text, dropped) and `undecodable` (bytes
-    that aren't UTF-8 become U+FFFD). An article that isn't closed before the next one or the end of the file, one
-    longer than `max_record_bytes`, and lines outside of articles are damage.
+    that aren't UTF-8 become U+FFFD). Damage is: an article that isn't closed before the next one or the end of the
+    file, an article longer than `max_record_bytes`, and lines outside of articles.
 
         <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
@@ -58,7 +58,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 elif line is not None:
                     body.append(line)
             elif (line is None or line.strip()) and not stray:
-                stray = True  # one note for all such lines in a row
+                stray = True  # one note for consecutive stray lines
                 intake.counters["read"] += 1
                 intake.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
     if start:

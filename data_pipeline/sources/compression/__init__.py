@@ -1,1 +1,1 @@
-"""Compressed streams, whole or from a byte on."""
+"""Compressed streams, read whole or from a given byte."""

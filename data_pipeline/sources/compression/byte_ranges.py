@@ -1,4 +1,4 @@
-"""The content of a byte range of a file: the whole file, or some of the streams of a bzip2 file of many."""
+"""The content of a byte range of a file: the whole file, or some streams of a bzip2 file that has many."""
 
 import bz2
 import io
@@ -15,18 +15,18 @@ _CHUNK = 1 << 18
 
 
 class DamagedBeyond(DamagedInput):
-    """Damage behind the end of the range: it concerns only what begins in the range and ends behind it."""
+    """Damage beyond the end of the range. It matters only to a record that begins in the range and ends beyond it."""
 
 
 def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
-    """The content from `file.start` to the end of the file, in pieces, each with whether it lies beyond `file.stop`.
+    """The content from `file.start` to the end of the file: pieces, each with whether it lies beyond `file.stop`.
 
-    What begins in the range may end beyond it: the caller stops where it has all that is its own. Raises `UserError`
-    where the file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
+    A record that begins in the range may end beyond it, so the caller decides where to stop. Raises `UserError` if the
+    file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
     if file.start == 0 and file.stop is None:
         with open_stream(file.path) as stream:
-            # read1: what precedes damage must come before the error
+            # read1 yields the content before the damage, then raises
             while data := cast(io.BufferedReader, stream).read1(_CHUNK):
                 yield data, False
     else:
@@ -34,7 +34,7 @@ def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
 
 
 def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
-    """The content of one bzip2 stream after the other."""
+    """The content of the bzip2 streams, one after the other."""
     try:
         opened = fsspec.open(file.path, "rb").open()
     except FileNotFoundError:

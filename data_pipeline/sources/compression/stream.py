@@ -1,4 +1,4 @@
-"""Open any file for reading, decompressed by its content; damage is an error, never a short read."""
+"""Opens any file for reading and decompresses it by its content. Damage is an error, never a short read."""
 
 import bz2
 import contextlib
@@ -20,13 +20,13 @@ _BUFFER = 1 << 20
 
 @contextlib.contextmanager
 def open_stream(path: str) -> Iterator[BinaryIO]:
-    """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard taken off.
+    """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard decompressed.
 
-    The first bytes tell the compression, not the name. Several gzip members, bzip2 streams or zstandard frames in one
-    file are read one after the other. Raises `UserError` where the file can't be opened, and `DamagedInput` for an
-    empty file, and from `read` when it reaches bytes that are cut off or corrupt. (A file of several members that is
-    cut exactly between two of them is whole as far as compression can tell; the format inside has to notice. A
-    zstandard frame written without its optional checksum can hide a changed byte.)
+    The compression is recognised by the first bytes, not by the name. Several gzip members, bzip2 streams or zstandard
+    frames in one file are read one after the other. Raises `UserError` if the file can't be opened and `DamagedInput`
+    if it is empty; `read` raises `DamagedInput` where bytes are cut off or corrupt. Two kinds of damage can't be seen
+    here: a cut exactly between two members, which the format inside has to notice, and a changed byte in a zstandard
+    frame without its optional checksum.
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
@@ -48,7 +48,7 @@ def open_stream(path: str) -> Iterator[BinaryIO]:
 def open_file(path: str) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
-    Only opening is guarded: errors of whoever reads the file pass through.
+    Only errors of opening are converted; errors of reading the file pass through.
     """
     with contextlib.ExitStack() as stack:
         with opening(path):
@@ -57,14 +57,14 @@ def open_file(path: str) -> Iterator[Any]:
 
 
 def read_chunk(file: Any, size: int = _CHUNK) -> bytes:
-    """Up to `size` stored bytes, which count as progress."""
+    """Reads up to `size` stored bytes and counts them as progress."""
     data = file.read(size)
     advance(len(data))
     return data
 
 
 def _size(file: Any) -> int | None:
-    """Stored bytes, where the file system can tell: only used to say where damage lies."""
+    """The size of the stored file, if the file system knows it; only used in messages about damage."""
     try:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -74,7 +74,7 @@ def _size(file: Any) -> int | None:
 
 
 def _peek(file: Any) -> bytes:
-    """The first bytes; a short read isn't an end, so read until there are enough to know the compression."""
+    """The first bytes, enough to recognise the compression. A short read isn't the end of the file, so it repeats."""
     head = b""
     while len(head) < 4 and (more := read_chunk(file)):
         head += more
@@ -128,8 +128,8 @@ class _Bzip2:
 class _Zstandard:
     """Frames, and the skippable frames that parallel writers put between them.
 
-    The library can't bound what it returns, only be given less: a 128 KiB block takes at least four bytes, so a slice
-    of 4 KiB holds 128 MiB at the very most.
+    The library can't limit its output, so its input is limited: a block of 128 KiB takes at least four bytes, so a
+    slice of 4 KiB yields at most 128 MiB.
     """
 
     name, trailing = "zstandard", b""
@@ -137,7 +137,7 @@ class _Zstandard:
     _slice = 1 << 12
 
     def __init__(self) -> None:
-        # 2 GiB is what `zstd --long=31` writes; the window is only taken where a frame asks for it.
+        # `zstd --long=31` needs 2 GiB; the memory is only allocated if a frame asks for it.
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
         self._waiting, self._content = b"", b""
 
@@ -222,7 +222,7 @@ class _Decompressed(io.RawIOBase):
         return b""
 
     def _next_member(self) -> bool:
-        """Start the member that follows the one just finished, if there is one."""
+        """Starts the member that follows the one just finished, if there is one."""
         while True:
             if self._codec.trailing:
                 rest = self._pending.lstrip(self._codec.trailing)
@@ -230,7 +230,7 @@ class _Decompressed(io.RawIOBase):
                 self._pending = rest
             begins = self._pending[: len(self._codec.magics[0])]
             if not any(magic.startswith(begins) for magic in self._codec.magics):
-                raise self._damage(f"bytes after the end of the {self._codec.name} stream that are none of it")
+                raise self._damage(f"bytes after the end of the {self._codec.name} stream that don't belong to it")
             if begins in self._codec.magics:
                 self._member = self._codec()
                 return True
