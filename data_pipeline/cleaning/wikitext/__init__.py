@@ -1,1 +1,1 @@
-"""Wikitext to the text that a reader sees."""
+"""Converts wikitext to the text that a reader sees."""

@@ -1,8 +1,8 @@
-"""Templates that no list knows: one with a single argument, amid a sentence, reads as that argument.
+"""Unknown templates: one with a single argument, in the middle of a sentence, is replaced by that argument.
 
-Without it the sentence has a hole: "built in {{year|1900}} by" would become "built in by". What stands for no words (a
-note, a flag) is told apart by its name, by where it stands (behind a word or a sentence, rather than amid one) and by
-what its argument looks like.
+Otherwise the sentence would have a gap: "built in {{year|1900}} by" would become "built in by". Templates that aren't
+words of the sentence (a note, a flag) are recognised by their name, by their position (after a word or a sentence) and
+by the form of their argument.
 """
 
 import re
@@ -10,12 +10,12 @@ import re
 from data_pipeline.cleaning.wikitext.names import FILE_SUFFIXES
 from data_pipeline.cleaning.wikitext.templates import positional, with_unit
 
-_OPEN, _CLOSE = "\x01", "\x02"  # around an argument until its line is whole; a page has neither
+_OPEN, _CLOSE = "\x01", "\x02"  # around an argument until its line is complete; no page contains them
 _MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _MARKED_AND_SPACE = re.compile(rf"{_MARKED.pattern} *")
-_MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # with which a line can begin
+_MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin with
 _LONGEST = 1000
-_LOOKED_AT = 8  # characters on each side
+_LOOKED_AT = 8  # characters looked at on each side
 
 # By what they are, in lower case.
 _NO_TEXT_NAMES = {
@@ -71,9 +71,9 @@ _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
 
 def marked(name: str, source: str) -> str:
-    """The argument of an unknown template, marked to be judged by `fill_in` when its line is whole; "" for no text.
+    """The argument of an unknown template, marked so that `fill_in` can decide on it; "" if it is certainly no text.
 
-    `name`: in lower case. `source`: the template's inside.
+    `name` is in lower case; `source` is the inside of the template.
     """
     if len(source) > _LONGEST or name in _NO_TEXT or name.startswith(_NO_TEXT_BEGINNINGS) or ":" in name:
         return ""
@@ -87,7 +87,7 @@ def marked(name: str, source: str) -> str:
 
 
 def without_edges(line: str) -> str:
-    r"""A line without what can't be text: arguments at its end, and those before its markup, which they would hide.
+    r"""A line without marked arguments at its end, which can't be text, or before its markup, which they would hide.
 
     "== A ==\x01b\x02"  ->  "== A =="        "\x01b\x02* c"  ->  "* c"        "\x01b\x02 c"  ->  "\x01b\x02 c"
     """
@@ -101,11 +101,11 @@ def without_edges(line: str) -> str:
 
 
 def fill_in(line: str) -> str:
-    r"""A line in which each marked argument is text or gone.
+    r"""A line in which each marked argument has become text or been removed.
 
     "built in \x011900\x02 by"  ->  "built in 1900 by"        "by them. \x01A 7\x02"  ->  "by them. "
     """
-    if _OPEN not in line and _CLOSE not in line:  # one alone where {{#switch}} has split an argument
+    if _OPEN not in line and _CLOSE not in line:  # only one of them if {{#switch}} has split an argument
         return line
     pieces, position, before = list[str](), 0, ""
     for mark in _MARKED.finditer(line):

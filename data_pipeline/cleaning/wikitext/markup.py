@@ -27,13 +27,13 @@ from data_pipeline.cleaning.wikitext.variants import one_variant
 def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str] = frozenset()) -> str:
     """The prose of a page: paragraphs, headings and list items, one to a line, at most one blank line between them.
 
-    Dropped: templates (but for those that stand for words, such as {{convert}}, and unknown ones of a single argument
-    amid a sentence), tables, files, categories, language links, references, comments, galleries, code blocks, magic
+    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with a single argument in
+    the middle of a sentence), tables, files, categories, language links, references, comments, galleries, code blocks, magic
     words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links keep their labels,
     external ones too. Never raises, whatever the markup.
 
-    `title`: what {{PAGENAME}} reads as. `hidden_namespaces`: names that this wiki has for its files and categories,
-    normalised, beside those that are known here.
+    `title` replaces {{PAGENAME}}. `hidden_namespaces` are this wiki's normalised names for files and categories, in
+    addition to the names known here.
 
         "'''Ulm''' is a [[city]] on the [[Danube|river]]{{sfn|A|p=2}}.<ref>B</ref>\n== See also ==\n[[Category:Ulm]]"
         ->  "Ulm is a city on the river."
@@ -65,10 +65,10 @@ _MARKUP = re.compile(r"(&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,31});)|[
 
 
 def _drop_hidden(text: str) -> str:
-    """Without comments and without elements whose content is no prose.
+    """Removes comments and elements whose content is no prose.
 
-    What is inside <nowiki> stays, each character of markup in it as an entity, which is decoded when markup no longer
-    counts.
+    The content of <nowiki> stays. Its markup characters become entities, which are decoded after all markup has been
+    processed.
     """
     kept = []
     position = 0
@@ -100,7 +100,7 @@ _FORMULAS = ("math", "chem", "ce")
 
 
 def _literal(text: str) -> str:
-    """Text in which no character counts as markup: entities stand for them. Those that are there mean what they say."""
+    """Replaces markup characters by entities, so that they aren't markup. Existing entities stay as they are."""
     return _MARKUP.sub(lambda markup: markup[1] or f"&#{ord(markup[0])};", text)
 
 
@@ -132,7 +132,7 @@ _MAX_DEPTH = 50  # each level copies what is inside it; MediaWiki's own limit is
 
 
 def _resolve_nested(text: str, nesting: "_Nesting") -> str:
-    """Templates, tables and links replaced by the text they stand for."""
+    """Replaces templates, tables and links by their text."""
     pieces = _TOKEN.split("\n" + text)
     for index, piece in enumerate(pieces):
         if index % 2 == 0:
@@ -159,11 +159,11 @@ def _resolve_nested(text: str, nesting: "_Nesting") -> str:
 
 
 class _Nesting:
-    """The constructs open at a point of the page, and the pieces of text of each."""
+    """The constructs that are open at a position in the page, each with its pieces of text."""
 
     def __init__(self, title: str, hidden: frozenset[str]) -> None:
-        """`title`: of the page. `hidden`: the namespaces and prefixes whose links show no text."""
-        self.out: list[str] = []  # of the innermost one
+        """`title` is the page's; `hidden` are the namespaces and prefixes whose links show no text."""
+        self.out: list[str] = []  # the pieces of the innermost construct
         self._title, self._hidden = title, hidden
         self._outer: list[tuple[str, list[str]]] = []
         self._open = {"link": 0, "template": 0, "table": 0}
@@ -178,9 +178,9 @@ class _Nesting:
         self.out.append(_link_text(inside, self._hidden))
 
     def close(self, kind: str) -> None:
-        """End the innermost construct of this kind, if one is open; those opened inside it were never closed.
+        """Ends the innermost open construct of this kind, if any. Constructs opened inside it were never closed.
 
-        A link can't reach out of the template or table that it would have begun outside of.
+        A link can't begin outside a template or table and end inside it.
         """
         if not self._open[kind] or (kind == "link" and self._outer[-1][0] != "link"):
             return
@@ -214,8 +214,11 @@ class _Nesting:
         return outer
 
     def _abandon(self) -> None:
-        """Give up on the innermost construct: its text belongs to what is around it, without the line of a template's
-        name or a table's attributes (the lines of their cells are dropped as lines)."""
+        """Gives up on the innermost construct, which was never closed. Its text goes to the construct around it.
+
+        The first line of a template (its name) or a table (its attributes) is dropped. The lines of table cells are
+        dropped later.
+        """
         kind, inside = self._outer[-1][0], self.out
         self.out = self._pop()
         if kind == "link":
@@ -236,7 +239,7 @@ _TITLE_QUALIFIER = re.compile(r" *[(（][^()（）]*[)）]$")
 
 
 def _link_text(inside: str, hidden: frozenset[str]) -> str:
-    """What a wikilink reads as.
+    """The text that a wikilink shows.
 
     "Target"  ->  "Target"        "Target|label"  ->  "label"        "Ulm (city)|"  ->  "Ulm"
     "Category:A"  ->  ""          ":Category:A"  ->  "Category:A"    "wikt:word"  ->  "word"
@@ -286,9 +289,9 @@ _BODY = 9  # below every heading
 
 
 def _assemble(lines: list[str]) -> str:
-    """Clean lines without empty sections.
+    """Joins the cleaned lines, without empty sections.
 
-    From the last line to the first: a heading stays if what stays below it is text or a heading of a deeper level.
+    It works from the last line to the first: a heading stays if text or a deeper heading remains below it.
     """
     kept: list[str] = []
     below = 0
@@ -345,7 +348,7 @@ def _heading(line: str) -> tuple[int, str]:
 
 
 def _tidy_brackets(line: str) -> str:
-    """Without what a removed template leaves of its brackets.
+    """Removes what a removed template has left in brackets.
 
     "Ulm ( ) is"  ->  "Ulm is"        "Rome (; born 1900 )"  ->  "Rome (born 1900)"
     """
@@ -358,7 +361,7 @@ def _tidy_brackets(line: str) -> str:
 
 
 def _without_quotes(line: str) -> str:
-    """Without the apostrophes of bold and italics, counted as MediaWiki does.
+    """Removes the apostrophes of bold and italics, counted as in MediaWiki.
 
     "'''Bold''' and ''italic''"  ->  "Bold and italic"        "L'''Iliade'' d'Homère"  ->  "L'Iliade d'Homère"
     """
@@ -376,7 +379,7 @@ def _without_quotes(line: str) -> str:
 
 
 def _elided(line: str) -> int:
-    """Where ''' is an apostrophe and the start of italics: best after a word of one letter, then after any word."""
+    """The position where ''' is an apostrophe and the start of italics: preferably after a word of one letter."""
     candidates = [run.start() for run in _QUOTES.finditer(line) if len(run[0]) == 3]
 
     def rank(start: int) -> int:

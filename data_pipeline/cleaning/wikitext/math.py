@@ -34,7 +34,7 @@ _LONGEST = 200
 
 
 def math_text(tex: str) -> str:
-    """A formula as text; "" where that takes more than letters, symbols, indices and simple fractions.
+    """A formula as text; "" if it needs more than letters, symbols, indices and simple fractions.
 
     "E=mc^2"  ->  "E=mc^2"        "\\alpha_{1} \\leq \\frac{a}{b+1}"  ->  "α_1 ≤ a/(b+1)"
     "\\begin{matrix}…"  ->  ""
@@ -54,6 +54,6 @@ def math_text(tex: str) -> str:
 
 
 def _term(text: str) -> str:
-    """In brackets where it is more than one number or name."""
+    """`text` in brackets, unless it is a single number or name."""
     text = text.strip()
     return text if _ONE_TERM.fullmatch(text) else f"({text})"

@@ -1,12 +1,12 @@
 """Names that decide whether a wikilink is text: file and category namespaces, languages, sister projects.
 
-As `normalised_namespace` writes them. The English names work in every wiki; the others are each wiki's own. Names that
-begin titles elsewhere ("Imagine: John Lennon") are left out: a file's suffix gives it away too.
+They are spelled as `normalised_namespace` returns them. The English names work in every wiki, the others in one. Names
+that begin titles in other wikis ("Imagine: John Lennon") are left out: files are also recognised by their suffix.
 """
 
 import re
 
-_MARKS = re.compile("[\u200e\u200f\u202a-\u202e]")  # of direction, which MediaWiki takes out of titles
+_MARKS = re.compile("[\u200e\u200f\u202a-\u202e]")  # marks of text direction, which MediaWiki removes from titles
 
 
 def normalised_namespace(name: str) -> str:
@@ -18,7 +18,7 @@ def normalised_namespace(name: str) -> str:
 
 
 def _names(block: str) -> frozenset[str]:
-    """The words of a text, their underscores being spaces."""
+    """The words of a text, with underscores replaced by spaces."""
     return frozenset(word.replace("_", " ") for word in block.split())
 
 

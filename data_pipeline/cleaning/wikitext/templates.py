@@ -1,4 +1,4 @@
-"""Templates that are known to stand for words of the sentence they are in, and parser functions."""
+"""Known templates that are words of their sentence, and parser functions."""
 
 import re
 from collections.abc import Callable
@@ -21,12 +21,12 @@ _UNITS = {
 
 
 def has_text(name: str) -> bool:
-    """Whether a template of this normalised name is known here: a cheap question, asked before its parts are joined."""
+    """Whether a template of this normalised name has text. A cheap check, before the template's parts are joined."""
     return name in _VALUES or name.startswith("lang-") or name.partition(":")[0].rstrip() in _FUNCTIONS
 
 
 def template_text(source: str) -> str:
-    """What a template contributes to the text; `source` is its inside, with links and inner templates already text.
+    """The text of a template. `source` is its inside, in which links and inner templates are text already.
 
     "convert|5|km|mi"  ->  "5 km"        "lang|fr|mot juste"  ->  "mot juste"        "Infobox person|name=A"  ->  ""
     """
@@ -45,7 +45,7 @@ def normalised(name: str) -> str:
 
 
 def positional(rest: str) -> list[str]:
-    """Unnamed arguments in their order, and those that are numbered instead ("1=") in their places.
+    """The positional arguments: unnamed ones in order, and numbered ones ("1=") at their positions.
 
     "a|x=1|b"  ->  ["a", "b"]        "2=b|1=a"  ->  ["a", "b"]
     """
@@ -104,7 +104,7 @@ def _fraction(arguments: list[str]) -> str:
 
 
 def _convert(arguments: list[str]) -> str:
-    """The measure as its author gave it, not the converted one (Template:Convert).
+    """The measure as the author wrote it, not the converted one (Template:Convert).
 
     ["5", "km", "mi"]  ->  "5 km"            ["2", "to", "3", "m2"]  ->  "2 to 3 m²"
     ["6", "ft", "2", "in", "m"]  ->  "6 ft 2 in"

@@ -10,7 +10,7 @@ _HIDDEN_FLAGS = frozenset("HT-")
 
 
 def one_variant(text: str) -> str:
-    """Text with the first variant of each word that has several.
+    """Replaces each conversion markup by its first variant.
 
     "-{zh-hans:计算机;zh-hant:電腦}-"  ->  "计算机"        "-{A|zh-cn:软件; zh-tw:軟體}-"  ->  "软件"
     "-{名}-"  ->  "名"        "-{H|zh-cn:a;zh-tw:b}-"  ->  ""

@@ -32,11 +32,11 @@ class Options(WarcOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The text of every HTML page fetched with status 200; the ordinal is the index among all records of the archive.
 
-    The character set is the first that fits every byte of those that the byte order mark, the HTTP header and the
-    <meta> give or the bytes suggest. Where none fits, undecodable bytes become U+FFFD. Counts `read` (responses),
-    `undecodable` and what is dropped, the first that holds: `not_200`, `not_html`, `no_url`, `no_content` (no text in
-    the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br) can't be undone is damage; for
-    other damage see `warc_records`.
+    Candidates for the character set come from the byte order mark, the HTTP header, the <meta> tag and the bytes
+    themselves; the first that decodes every byte is used. If none does, undecodable bytes become U+FFFD. Counts `read`
+    (responses), `undecodable`, and each dropped page under the first rule that applies: `not_200`, `not_html`,
+    `no_url`, `no_content` (no text in the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br)
+    can't be decoded is damage; for other damage see `warc_records`.
 
         HTTP/1.1 200 OK  Content-Type: text/html  …  <title>A</title><p>Some text.</p>
           ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
@@ -84,8 +84,8 @@ def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
 def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
     """The body without its transfer and content encodings, outermost first.
 
-    Crawlers often store a body decoded and leave the headers as they were: one that shows no sign of the encoding is
-    taken as it is.
+    Crawlers often store a decoded body with the original headers, so a body without signs of the encoding is returned
+    unchanged.
     """
     if _says(headers, "transfer-encoding", "chunked") and _CHUNK_SIZE.match(body):
         body = _unchunked(body)

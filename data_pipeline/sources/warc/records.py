@@ -21,15 +21,15 @@ _TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", 
 
 
 class WarcOptions(RecordOptions):
-    """`verify_digests`: check each WARC-Block-Digest, the only way to notice a changed byte in an uncompressed file."""
+    """`verify_digests`: check each WARC-Block-Digest. Nothing else detects a changed byte in an uncompressed file."""
 
     verify_digests: bool = True
 
 
 @dataclass(slots=True)
 class WarcRecord:
-    """`ordinal`: index among all records of the archive. `position`: its place, for messages. Header names in lower
-    case."""
+    """`ordinal` is the index among all records of the archive, `position` the place for messages. Header names are in
+    lower case."""
 
     ordinal: int
     position: str
@@ -38,27 +38,27 @@ class WarcRecord:
 
 
 class _Malformed(ValueError):
-    """A record that can't be used; the next one is searched for."""
+    """A record that can't be used. The reader then looks for the next one."""
 
 
 class _TooLong(_Malformed):
-    """A record longer than we take: its length may be true, so it only matters where the record is wanted."""
+    """A record longer than the limit. Its length may be right, so it only matters for a record of the wanted type."""
 
 
 def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
     """Every record of one type, each as long as its Content-Length says. Counts them under `read`.
 
     A record with a damaged header, length or digest is noted (and counted under `read` too, as its type may be lost),
-    and reading goes on at the next line that begins a record. Raises `DamagedInput` for a file that isn't an archive,
+    and reading continues at the next line that begins a record. Raises `DamagedInput` for a file that isn't an archive,
     and, after all whole records, for one that is cut off or whose compression is corrupt. A cut exactly between two
-    records leaves a valid archive, which no reader can tell from the whole. An archive of other records alone (a WARC
-    read as WET) is damage too; one with none but `warcinfo` is empty.
+    records leaves a valid archive and can't be detected. An archive with only records of other types (a WARC read as
+    WET) also raises `DamagedInput`; one with only `warcinfo` records is empty.
 
-    We don't read with a WARC library: fastwarc and warcio both take a truncated archive for a shorter one.
+    We don't use a WARC library: fastwarc and warcio both read a truncated archive as a shorter one.
     """
     with open_stream(file.path) as stream:
         source = _Source(stream)
-        ordinal, astray = 0, False  # astray: the last record's end isn't known, so what follows may be part of it
+        ordinal, astray = 0, False  # astray: the end of the last record is unknown, so what follows may be part of it
         types: set[str] = set()
         while source.skip_to_record():
             position = f"record {ordinal} at byte {source.offset} of the content"
@@ -107,7 +107,7 @@ def _note(intake: Intake, position: str, reason: str) -> None:
 
 
 class _Source:
-    """A stream that knows its offset and takes back what was read from it."""
+    """A stream that knows its offset and whose reads can be undone."""
 
     def __init__(self, stream: BinaryIO):
         self._stream, self._back = stream, io.BytesIO()
@@ -133,7 +133,7 @@ class _Source:
         self.offset -= len(data)
 
     def skip_to_record(self) -> bool:
-        """Go to the next line that begins a record; empty lines on the way don't count as skipped."""
+        """Goes to the next line that begins a record; empty lines on the way don't count as skipped."""
         self.skipped = 0
         while line := self.readline():
             if _VERSION.fullmatch(line):
@@ -163,7 +163,7 @@ def _headers(source: _Source) -> dict[str, str]:
     if not line.endswith(b"\n"):
         raise EOFError("the archive ends inside this record's header")
     headers["warc-type"] = headers.get("warc-type", "").lower()
-    if headers["warc-type"] not in _TYPES:  # no record is passed over because a byte of its type changed
+    if headers["warc-type"] not in _TYPES:  # else a changed byte in its type would silently skip a record
         raise _Malformed(f"WARC-Type is {headers['warc-type'][:40]!r}")
     return headers
 
@@ -180,7 +180,7 @@ def _block(source: _Source, headers: dict[str, str], options: WarcOptions) -> by
     if len(block) == int(length) and not b"".join(closing).strip():
         source.cut = not closing[1].endswith(b"\n")
         return block
-    # The length is wrong, or the file cut. What was read in its name may hold other records: go back to the first.
+    # The length is wrong or the file is cut. The bytes read may contain other records: go back to the first of them.
     data = block + b"".join(closing)
     if following := _NEXT_RECORD.search(data):
         source.unread(data[following.start(1) :])

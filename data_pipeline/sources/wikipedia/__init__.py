@@ -1,1 +1,1 @@
-"""Wikipedia's XML dumps: pages, redirects, cuts of dumps in many streams."""
+"""Wikipedia's XML dumps: pages, redirects, and ranges of dumps with many streams."""

@@ -17,7 +17,7 @@ from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
 _MAX_TEXT = 1 << 26  # characters; MediaWiki's own limit is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
 
-# Valid in every wiki; a dump without <siteinfo> has nothing else to go by.
+# Valid in every wiki, and all that is known of a dump without <siteinfo>.
 _CANONICAL_NAMESPACES = (
     "media special talk user user_talk project project_talk file file_talk image image_talk mediawiki mediawiki_talk "
     "template template_talk help help_talk category category_talk"
@@ -29,14 +29,14 @@ _HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Ca
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
 
-    The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and what was dropped:
-    `not_article`, `redirect`, `empty`, and `damaged`: a page that is no well-formed XML is noted with its place, and
-    reading goes on with the next one. A file that ends before `</mediawiki>` yields its whole pages, is noted as
-    damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
-    `DamagedInput` for anything that isn't a MediaWiki export, and where the file can't be decompressed. One page's text
-    is in memory at a time.
+    The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and the dropped pages:
+    `not_article`, `redirect`, `empty` and `damaged`. A page that isn't well-formed XML is noted as damage with its
+    place, and reading continues with the next page. A file that ends before `</mediawiki>` yields its whole pages, is
+    noted as damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
+    `DamagedInput` for anything that isn't a MediaWiki export, and if the file can't be decompressed. The text of one
+    page is in memory at a time.
 
-    Of a range of bytes (`multistream.ranges`) the pages are read that begin in it.
+    From a range of bytes (`multistream.ranges`), it reads the pages that begin in the range.
 
         <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
     """
@@ -55,7 +55,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                         return
                     reader.begin_page(position)
         except DamagedBeyond:
-            if reader.in_page:  # else it is the next range's
+            if reader.in_page:  # else the next range will report it
                 raise
             return
         except LookupError as error:
@@ -64,7 +64,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 class _Reader:
-    """Where in an export we are: before or in the element `<mediawiki>`, in a page or between two."""
+    """The state of reading an export: outside or inside `<mediawiki>`, in a page or between two."""
 
     def __init__(self, file: Input, intake: Intake):
         self._file, self._intake = file, intake
@@ -81,9 +81,9 @@ class _Reader:
         return self._page is not None
 
     def find_head(self) -> None:
-        """Namespaces and address from the head of the file, for a range that doesn't begin with it.
+        """Reads namespaces and address from the head of the file, for a range that doesn't begin there.
 
-        What precedes the first page of the range belongs to the range before.
+        The bytes before the first page of the range belong to the previous range.
         """
         self._skipping = True
         head = bytearray()
@@ -97,7 +97,7 @@ class _Reader:
         self._end_between()
 
     def take(self, before: bytes, name: bytes) -> Record | None:
-        """The bytes up to a tag, and the tag, unless it begins a page. The record that ends with it, if any."""
+        """Takes the bytes up to a tag, and the tag unless it begins a page. Returns the record that it ends, if any."""
         if self._page is None:
             if not self._skipping:
                 self._add_between(before + (name if name != PAGE else b""))
@@ -145,7 +145,7 @@ class _Reader:
             self._end_between()
 
     def _end_between(self) -> None:
-        """Make sense of what is between two pages: white space, or the end of one export and the head of another."""
+        """Interprets the bytes between two pages: white space, or the end of one export and the head of another."""
         data, self._between = bytes(self._between), bytearray()
         if self._site is not None and not data.strip():
             return
@@ -160,7 +160,7 @@ class _Reader:
                 )
 
     def _begin_export(self, data: bytes) -> bytes:
-        """Take in the head of an export; what follows it in `data`."""
+        """Parses the head of an export and returns what follows it in `data`."""
         root = _ROOT_TAG.search(data)
         end = _END_OF_SITEINFO.search(data) or (None if b"<siteinfo" in data else root)
         head, rest = (data[: end.end()], data[end.end() :]) if end else (data, b"")
@@ -228,7 +228,7 @@ _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 
 
 class _Site:
-    """What the head of an export says of its wiki."""
+    """What the head of an export says about its wiki."""
 
     def __init__(self, head: bytes):
         """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
@@ -236,11 +236,11 @@ class _Site:
         self.language = ""
         self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
         self.hidden_namespaces: set[str] = set()
-        self._key = ""  # of the namespace whose name comes next
+        self._key = ""  # the number of the namespace whose name comes next
         self._depth = 0
         self._value: list[str] | None = None
 
-        # Expat leaves external entities alone unless it is given a handler; a doctype is refused altogether.
+        # Without a handler, Expat ignores external entities; a doctype is refused.
         parser = expat.ParserCreate("utf-8")
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -286,7 +286,7 @@ class _Site:
 
 
 class _Page:
-    """One `<page>`: the values of its last revision's main slot, parsed while its bytes come in."""
+    """One `<page>`: the values of its last revision's main slot, parsed as its bytes arrive."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -354,7 +354,7 @@ class _Page:
         self._depth -= 1
 
 
-# What is read of a page, by depth: a revision's own <text> is not that of its other slots.
+# The elements read from a page, by depth: a revision's own <text> is not the <text> of its other slots.
 _VALUES = {2: ("title", "ns"), 3: ("timestamp", "model", "text"), 4: ("role", "model", "text")}
 
 

@@ -1,4 +1,4 @@
-"""Cut a dump of many bzip2 streams (`…-pages-articles-multistream.xml.bz2`) into ranges that can be read apart.
+"""Cuts a dump of many bzip2 streams (`…-pages-articles-multistream.xml.bz2`) into ranges that can be read separately.
 
 Wikimedia compresses the dump's head, then every hundred pages, then its end, each as a bzip2 stream of its own, and
 publishes an index: `offset of the stream:page id:title`, a line for each page.
@@ -22,14 +22,14 @@ from data_pipeline.sources.record import Input
 from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
 from data_pipeline.sources.wikipedia.xml_encoding import is_utf8
 
-# A stream's header, and then that of its first block, or its end where it has none.
+# The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _MAGIC_BYTES = 10
 _CHUNK = 1 << 22
 
 
 def index_of(path: str) -> str:
-    """Where Wikimedia puts the index of a multistream dump.
+    """The path of the index that Wikimedia publishes for a multistream dump.
 
     "a-multistream.xml.bz2"  ->  "a-multistream-index.txt.bz2"      "a-multistream1.xml-p1p9.bz2"  ->
     "a-multistream-index1.txt-p1p9.bz2"
@@ -38,12 +38,12 @@ def index_of(path: str) -> str:
 
 
 def ranges(path: str, index_path: str | None, target_bytes: int, threads: int | None = None) -> list[Input]:
-    """Inputs that together are the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
+    """Inputs that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
 
-    A file of one stream, or of another compression, is one range. Without an index the streams are found by their
-    first bytes, and their pages counted by decompressing the file on `threads` threads (all cores): right for any
-    concatenated bzip2 (pbzip2's too), but it takes as long as reading the file once. Raises `UserError` for an index
-    that is not this file's, `DamagedInput` for one that can't be read.
+    A file with one stream or another compression is one range. Without an index, the streams are found by their first
+    bytes, and their pages are counted by decompressing the file on `threads` threads (default: all cores). That works
+    for any concatenated bzip2 (pbzip2's too), but takes as long as reading the file once. Raises `UserError` if the
+    index belongs to another file, `DamagedInput` if it can't be read.
 
         ranges("a.bz2", None, 1 << 26)  ->  [Input("a.bz2", 0, 67108901), Input("a.bz2", 67108901, None, 1420)]
     """
@@ -71,7 +71,7 @@ def _cut(path: str, offsets: Iterable[int], target_bytes: int) -> list[Input]:
 
 
 def _has_streams(path: str) -> bool:
-    """Whether the file is bzip2, of text in which tags can be found as bytes."""
+    """Whether the file is bzip2 and its text is UTF-8, in which tags can be found as bytes."""
     with closing(pieces(Input(path))) as content:
         utf8 = is_utf8(next(content, (b"", False))[0])
     with fsspec.open(path, "rb") as file:
@@ -98,12 +98,12 @@ def _stream_offsets(path: str) -> Iterator[int]:
 
 
 def _page_counts(inputs: list[Input], threads: int | None) -> list[int]:
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:  # decompressing leaves Python's lock to others
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:  # decompression releases the GIL
         return list(pool.map(_count_pages, inputs))
 
 
 def _count_pages(file: Input) -> int:
-    """Pages that begin in the range, up to the first damage: those that its reader will number."""
+    """The number of pages that begin in the range, up to the first damage: the pages that its reader will number."""
     pages = 0
     try:
         for tag in page_tags(pieces(file)):

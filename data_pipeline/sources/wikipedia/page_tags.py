@@ -1,7 +1,7 @@
-"""Where the pages of a MediaWiki export begin and end, found in its bytes without parsing them.
+"""The tags at which the pages of a MediaWiki export begin and end, found in its bytes without parsing.
 
-"<" is always written "&lt;" inside a page's text, so that these tags can be trusted even where a page is damaged: what
-is found here is where a reader goes on after a page that no XML parser accepts.
+"<" is always written "&lt;" inside a page's text, so these tags are reliable even in a damaged page: after a page that
+no XML parser accepts, a reader continues at the next tag found here.
 """
 
 import re
@@ -11,12 +11,15 @@ from typing import NamedTuple
 PAGE, END, ROOT = b"<page", b"</page>", b"<mediawiki"
 
 _TAG = re.compile(rb"<(?:/page\s*>|(?:page|mediawiki)(?=[\s/>]))")
-_LONGEST = 64  # bytes that a tag cut off at the end of a piece is waited for
+_LONGEST = 64  # the most bytes of a tag that a piece may cut
 
 
 class Tag(NamedTuple):
-    """`before`: the bytes since the last tag; `name`: PAGE, END, ROOT, or b"" where there is only more text;
-    `position`: of the tag, from the first byte given; `beyond`: it begins in a piece that lies beyond the range."""
+    """A tag and the bytes before it.
+
+    `before` has the bytes since the last tag. `name` is PAGE, END, ROOT, or b"" for more text without a tag. `position`
+    counts from the first byte given. `beyond`: the tag begins in a piece beyond the range.
+    """
 
     before: bytes
     name: bytes
@@ -25,7 +28,7 @@ class Tag(NamedTuple):
 
 
 def page_tags(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
-    """The tags of some XML given in pieces, (bytes, lies beyond the range), and all that is between them.
+    """The tags in pieces of XML, (bytes, whether beyond the range), with all bytes between them.
 
     [(b"<mediawiki><pa", False), (b"ge>a</page>", True)]  ->  Tag(b"", ROOT, 0, False), Tag(b">", PAGE, 11, False),
     Tag(b">a", END, 18, True)

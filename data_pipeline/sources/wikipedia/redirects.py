@@ -2,7 +2,7 @@
 
 import re
 
-# MediaWiki's `redirect` magic words, without "#"; they may be in any case. English ones work in every wiki.
+# MediaWiki's `redirect` magic words, without "#"; in any case. The English one works in every wiki.
 _KEYWORDS = """
     redirect
     aanstuur adkas ail-cyfeirio ailgyfeirio alidirekto alidirektu alih ancaminar athsheoladh aýdaw aastiurey àtúndarí
@@ -34,14 +34,14 @@ _LINK = r"\s*:?\s*\[\["
 _KNOWN = re.compile(
     rf"\s*[#＃](?:{'|'.join(re.escape(word).replace('_', '[ _]') for word in _KEYWORDS.split())}){_LINK}", re.IGNORECASE
 )
-# A page that is nothing but "#Word [[link]]" and categories is no article, whatever the word means.
+# A page with nothing but "#Word [[link]]" and categories is no article, whatever the word means.
 _ALONE = re.compile(
     rf"\s*[#＃][^\s#*:;\[\]{{}}|]{{1,40}}{_LINK}[^\[\]\n]*\]\]\s*(?:(?:\[\[[^\[\]]*\]\]|\{{\{{[^{{}}]*\}}\}})\s*)*"
 )
 
 
 def is_redirect(wikitext: str) -> bool:
-    """Whether a page leads to another one.
+    """Whether a page redirects to another one.
 
     "#REDIRECT [[Ulm]]"  ->  True      "#weiterleitung: [[Ulm]]"  ->  True      "The #REDIRECT of a page"  ->  False
     """

@@ -1,4 +1,4 @@
-"""Any XML as UTF-8: MediaWiki writes nothing else, but tools that pass exports on may."""
+"""Converts XML to UTF-8. MediaWiki writes only UTF-8, but other tools may re-encode its exports."""
 
 import codecs
 import re
@@ -12,7 +12,7 @@ _KNOWN = re.compile(
     r"utf-16(?:-[bl]e)?|utf-32(?:-[bl]e)?|ascii|iso8859-\d+|cp125\d|koi8-[ru]|gb18030|gbk|big5|shift_jis|euc_.*"
 )
 
-# U+FFFF is no character of XML: a page with bytes that can't be decoded is refused rather than changed.
+# XML forbids U+FFFF, so a page with undecodable bytes is refused rather than changed.
 codecs.register_error("not-xml", lambda error: ("\uffff", getattr(error, "end", 0)))
 
 
@@ -21,9 +21,9 @@ def is_utf8(head: bytes) -> bool:
 
 
 def as_utf8(pieces: Iterable[tuple[bytes, bool]]) -> Generator[tuple[bytes, bool], None, None]:
-    """Pieces of XML in the encoding that its byte order mark or its declaration names, in UTF-8.
+    """Converts pieces of XML to UTF-8 from the encoding given by the byte order mark or the declaration.
 
-    Raises `LookupError` for a declared encoding that isn't known.
+    Raises `LookupError` for an unknown encoding.
 
         [(b"\\xff\\xfe<\\0a\\0/\\0>\\0", False)]  ->  (b"<a/>", False)
     """
