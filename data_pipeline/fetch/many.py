@@ -106,7 +106,7 @@ class _Fetch:
         except OSError as error:  # network errors were handled below, so this is the disk
             had = in_bytes(self._meter.bytes_done)
             raise FailedError(
-                f"{self._folder}: can't write {file.path}: {describe(error)} ({had} received so far)"
+                f"{self._folder}: can't write {file.path}: {describe(error)} ({had} downloaded so far)"
             ) from None
         self._meter.finish_file()
         with self._lock:

@@ -27,10 +27,10 @@ from data_pipeline.cleaning.wikitext.variants import one_variant
 def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str] = frozenset()) -> str:
     """The prose of a page: paragraphs, headings and list items, one to a line, at most one blank line between them.
 
-    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with a single argument in
-    the middle of a sentence), tables, files, categories, language links, references, comments, galleries, code blocks, magic
-    words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links keep their labels,
-    external ones too. Never raises, whatever the markup.
+    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with a single argument in the
+    middle of a sentence), tables, files, categories, language links, references, comments, galleries, code blocks,
+    magic words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links keep their
+    labels, external ones too. Never raises, whatever the markup.
 
     `title` replaces {{PAGENAME}}. `hidden_namespaces` are this wiki's normalised names for files and categories, in
     addition to the names known here.
