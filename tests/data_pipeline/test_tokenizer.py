@@ -353,8 +353,8 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     [
         (["tokenizer.kind=byte_level_bpe"], "tokenizer.path: kind byte_level_bpe needs the directory of an existing"),
         (["tokenizer.kind=wordpiece"], "tokenizer.kind"),
-        (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe has one"),
-        (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a stands there twice"),
+        (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe takes a dictionary"),
+        (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a is listed twice"),
         (["tokenizer.special_tokens=['']"], "tokenizer.special_tokens: a name is empty or has white space: ''"),
         (["tokenizer.special_tokens=['a b']"], "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
         (["tokenizer.special_tokens=[<extra_id_3>]"], "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
