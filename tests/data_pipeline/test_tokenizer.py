@@ -373,10 +373,10 @@ def test_impossible_settings_are_refused(overrides, problem, tmp_path):
     [
         ({"vocab.bpe": None}, "expected encoder.json and vocab.bpe, or vocab.json and merges.txt"),
         ({"encoder.json": "[}"}, "encoder.json: damaged: not valid JSON"),
-        ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with ids from 0 on, each once"),
+        ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with consecutive ids from 0, each used once"),
         ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
         ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
-        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: names a token twice"),
+        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: lists a token twice"),
         ({"dict.txt": "13 7\n262 5\n"}, "dict.txt: lacks 50254 tokens that text may need, 0 first"),
     ],
 )
