@@ -77,7 +77,7 @@ class MaskedLM(Objective):
         """One line for each thing that the vocabulary lacks."""
         lacking = super().problems(vocabulary)
         if vocabulary.mask is None:
-            lacking.append("needs a mask token; the vocabulary has none")
+            lacking.append("masks tokens, but the vocabulary has no mask token")
         if self.next_sentence and _marks(vocabulary)[0] is None:
             lacking.append(
                 "next_sentence: classifies the first token; the vocabulary has neither [CLS] nor one like it"

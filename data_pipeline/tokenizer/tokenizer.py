@@ -157,7 +157,7 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
         case other:
             raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected sentencepiece or byte_level_bpe")
     if described.get("sha256", model.sha256) != model.sha256:
-        raise FailedError(f"{directory / FOLDER}: isn't the tokenizer that {directory} was made with: sha256 differs")
+        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
     tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
     found = tokenizer.describe()
     wrong = [

@@ -395,7 +395,7 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
 
 def test_a_dictionary_beside_barts_own_ids_is_refused(bart, byte_level_bpe, tmp_path):
     save(bart, tmp_path)
-    with pytest.raises(UserError, match="the tokens beside it are others"):
+    with pytest.raises(UserError, match="the tokens beside it aren't GPT-2's"):
         ByteLevelBPE.read(tmp_path / "tokenizer", byte_level_bpe / "bart/dict.txt")
 
 
