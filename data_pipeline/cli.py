@@ -12,7 +12,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, path_argument, run_command
 from data_pipeline.foundation.errors import FailedError, UserError
 
-# What a command needs is imported by the command: --help and a mistyped option answer at once.
+# Each command imports what it needs itself, so that --help and a mistyped option answer at once.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
@@ -21,9 +21,9 @@ ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail on damaged input, after reading all of it.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is damaged, after reading all of it.")]
 Repair = Annotated[
-    bool, typer.Option("--repair", help="Check every file that is there, and make damaged ones again, to the byte.")
+    bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
 ]
 Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 
@@ -37,28 +37,28 @@ def _commands(version: Version = False) -> None:
 def build_command(
     config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False
 ) -> None:
-    """Build the corpus: everything, resumable at any moment."""
+    """Build the whole corpus. An interrupted build can be resumed."""
     directory = _build(config, overrides, "shards", strict, repair)
     print(f"{directory} is complete. Next: data-pipeline show {directory}")
 
 
 @app.command()
 def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Only read and clean: documents/*.parquet."""
+    """Read and clean only: writes documents/*.parquet."""
     directory = _build(config, overrides, "documents", strict, repair)
     print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
 
 
 @app.command()
 def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
+    """Build up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
     directory = _build(config, overrides, "tokenizer", strict, repair)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
 
 @app.command()
 def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Up to the shards; the same as build."""
+    """Build up to the shards; the same as build."""
     build_command(config, overrides, strict, repair)
 
 
@@ -71,7 +71,7 @@ def verify_command(directory: Directory) -> None:
 
     corpus = open_corpus(directory)
     if problems := verify(corpus):
-        way_out = "to make damaged files again, to the byte: data-pipeline build CORPUS.yaml --repair"
+        way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         raise FailedError("\n".join([*problems, way_out]))
     shards = counted(sum(len(split["shards"]) for split in corpus.manifest["splits"].values()), "shard")
     documents = ""
@@ -82,7 +82,7 @@ def verify_command(directory: Directory) -> None:
 
 @app.command()
 def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """What came in, what each rule dropped, how fast each stage was; of as many stages as are finished."""
+    """Show what came in, what each rule dropped and how fast each finished stage was."""
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -97,11 +97,11 @@ def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", 
 
 @app.command()
 def show(
-    location: Annotated[str, path_argument("DIR", "A finished corpus, or a fsspec URL of one.", paths.location)],
+    location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
     number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
-    """Decoded inputs and targets of the first rows, with epoch 0's noise."""
+    """Print the first rows' decoded inputs and targets, with the noise of epoch 0."""
     from data_pipeline.corpus import open_corpus
     from data_pipeline.loading.reader import Reader
 
@@ -117,7 +117,7 @@ def show(
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:
-    """Builds up to the stage `until` and prints what there is then. Returns the corpus's directory."""
+    """Builds up to the stage `until` and prints a summary. Returns the corpus's directory."""
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
     from data_pipeline.foundation.config_file import load

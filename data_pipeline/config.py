@@ -1,4 +1,4 @@
-"""What a corpus file (YAML) may say."""
+"""The settings of a corpus file (YAML)."""
 
 import math
 from fractions import Fraction
@@ -23,10 +23,11 @@ from data_pipeline.sources import OPTIONS
 
 
 class SourceConfig(Section):
-    """Files of one format. `path`: a path, a glob or a list of them, local or an fsspec URL.
+    """Files of one format. `path` is a path, a glob or a list of them, local or an fsspec URL.
 
-    `name` is part of every document's id (default: the format). `language`: of documents that don't say theirs.
-    `options`: of the format. `cleaning`: in place of the corpus's; pairs are cleaned only by one of their own.
+    `name` is part of every document's id; it defaults to the format. `language` is for documents that don't state
+    theirs. `options` are the format's. `cleaning` replaces the corpus's rules; pairs are cleaned only if their source
+    has rules of its own.
     """
 
     format: Literal["wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "text", "parquet", "pairs"]
@@ -67,7 +68,7 @@ class SourceConfig(Section):
 
 
 class SplitConfig(Section):
-    """Which documents are held out: by md5 of the normalised URL, else of the id."""
+    """Which documents are held out, chosen by the md5 of the normalised URL or, without a URL, of the id."""
 
     validation_fraction: float = Field(0.001, ge=0, lt=1)
 
@@ -79,12 +80,13 @@ class SplitConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """A sentencepiece unigram model, trained on the corpus or an existing file; or existing byte-level BPE.
+    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing byte-level BPE.
 
-    `path`: the file, or of byte-level BPE the directory: encoder.json and vocab.bpe, or vocab.json and merges.txt.
-    `dictionary`: fairseq's, which makes GPT-2's ids BART's; by default dict.txt in that directory, if there is one.
-    `special_tokens`: ids that stand for no text, between the pieces and the sentinels: <mask>, <s>, [R].
-    `sample_documents`, `sample_bytes`: the most that is trained on, of the training documents in the order of a hash.
+    `path` is the sentencepiece file, or the directory of the byte-level BPE, which holds encoder.json and vocab.bpe, or
+    vocab.json and merges.txt. `dictionary` is fairseq's, which maps GPT-2's ids to BART's; by default dict.txt in that
+    directory, if there is one. `special_tokens` get ids between the pieces and the sentinels and never match text:
+    <mask>, <s>, [R]. `sample_documents` and `sample_bytes` limit the training sample, which is the first training
+    documents in the order of a hash.
     """
 
     kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
@@ -103,7 +105,7 @@ class TokenizerConfig(Section):
     def _only_sentencepiece_is_trained(cls, path: str | None, others: ValidationInfo) -> str | None:
         if path is None and others.data.get("kind") == "byte_level_bpe":
             raise ValueError(
-                "kind byte_level_bpe needs the directory of an existing one; only sentencepiece is trained"
+                "kind byte_level_bpe needs the directory of an existing tokenizer; only sentencepiece can be trained"
             )
         return path
 
@@ -111,7 +113,7 @@ class TokenizerConfig(Section):
     @classmethod
     def _a_dictionary_renumbers_byte_level_bpe(cls, dictionary: str | None, others: ValidationInfo) -> str | None:
         if dictionary is not None and others.data.get("kind") == "sentencepiece":
-            raise ValueError("only kind byte_level_bpe has one")
+            raise ValueError("only kind byte_level_bpe takes a dictionary; found kind sentencepiece")
         return dictionary
 
     @field_validator("special_tokens")
@@ -121,14 +123,14 @@ class TokenizerConfig(Section):
             if not name or any(character.isspace() for character in name):
                 raise ValueError(f"a name is empty or has white space: {name!r}")
             if name.startswith("<extra_id_"):
-                raise ValueError(f"{name} is a sentinel's name; tokenizer.sentinels says how many there are")
+                raise ValueError(f"{name} is a sentinel's name; set the number of sentinels with tokenizer.sentinels")
             if name in names[:number]:
-                raise ValueError(f"{name} stands there twice")
+                raise ValueError(f"{name} is listed twice")
         return names
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What is to be known of a tokenizer besides its files, to load it."""
+        """The settings that loading a tokenizer needs besides its files."""
         return self.model_dump(include={"kind", "special_tokens", "sentinels"})
 
 
@@ -136,9 +138,10 @@ _SUITABLE = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concat
 
 
 class RowsConfig(Section):
-    """How documents become rows, and what is made of a row. Noise is applied by the loader or in the shards.
+    """How documents become rows, and rows become examples.
 
-    `end_of_document`: an end mark after each document, for models that generate whole ones.
+    `apply_at` chooses whether noise is applied when rows are loaded or when shards are built. `end_of_document` puts an
+    end mark after each document, for models that generate whole documents.
     """
 
     packing: Literal["concatenate", "complete_documents", "sentence_pairs", "examples"] = "concatenate"
@@ -154,7 +157,7 @@ class RowsConfig(Section):
         if self.packing not in suitable:
             raise ValueError(f"packing: {self.objective.name} needs {' or '.join(suitable)}, not {self.packing}")
         if self.packing == "examples" and self.apply_at == "load":
-            raise ValueError("apply_at: packed examples are made when the shards are: set it to build")
+            raise ValueError("apply_at: packed examples are made when shards are built; set it to build, not load")
         return self
 
 
@@ -164,7 +167,7 @@ class ShardsConfig(Section):
 
 
 class RayConfig(Section):
-    """`address`: an existing cluster, or null for one started inside the command with `num_cpus` (null: all)."""
+    """`address` is an existing cluster; null starts one inside the command, with `num_cpus` CPUs (null: all)."""
 
     address: str | None = None
     num_cpus: PositiveInt | None = None
@@ -175,8 +178,8 @@ class CorpusConfig(Section):
     output: LocalPath
     seed: int = 0
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
-    bytes_per_unit: PositiveInt = 64 * 2**20  # a bz2 dump of many streams is cut into ranges of about that size
-    characters_per_part: PositiveInt = 500_000_000  # read for one file of documents, a unit of all that follows
+    bytes_per_unit: PositiveInt = 64 * 2**20  # a multistream bz2 dump is cut into ranges of about this size
+    characters_per_part: PositiveInt = 500_000_000  # read for one file of documents, the unit of later stages
     cleaning: CleaningConfig = CleaningConfig()
     dedup: DedupConfig = DedupConfig()
     split: SplitConfig = SplitConfig()
@@ -190,7 +193,7 @@ class CorpusConfig(Section):
     def _names_are_unique(cls, sources: list[SourceConfig]) -> list[SourceConfig]:
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
-            raise ValueError(f"every source needs a name of its own, got {', '.join(names)}")
+            raise ValueError(f"each source needs a different name, got {', '.join(names)}")
         return sources
 
     @model_validator(mode="after")
@@ -202,7 +205,7 @@ class CorpusConfig(Section):
                 f"rows.objective: {self.rows.objective.name} would lose the targets of the pairs in {', '.join(pairs)}"
             )
         if text_to_text and len(pairs) < len(self.sources):
-            raise ValueError("rows.objective: text_to_text needs sources of the format pairs alone")
+            raise ValueError("rows.objective: text_to_text needs every source to have format pairs")
         return self
 
     @property
@@ -218,8 +221,8 @@ class CorpusConfig(Section):
 
     @property
     def steps(self) -> list[str]:
-        """Steps of deduplication, and "filters" behind the last one that changes what a page says, if there is one:
-        there language and bad words are decided."""
+        """Steps of deduplication. "filters", which checks language and bad words, follows the last step that changes
+        the text of pages."""
         steps = self.dedup.steps
         behind = [number for number, step in enumerate(steps, 1) if step in ("lines", "spans")]
         if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
@@ -231,5 +234,5 @@ class CorpusConfig(Section):
         return self.shards.rows_per_block * self.shards.blocks_per_shard * self.rows.objective.raw_length
 
     def buckets(self, tokens: int) -> int:
-        """Number of buckets (one shard each) that `tokens` of a split are dealt into."""
+        """Number of buckets, one shard each, for a split of `tokens` tokens."""
         return max(1, math.ceil(tokens / self.tokens_per_shard))

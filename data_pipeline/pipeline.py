@@ -25,13 +25,13 @@ _ERRORS_SHOWN = 10
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> Path:
     """Brings the corpus up to date, stopping after the stage `until`, and writes the report; returns its directory.
 
-    Damaged inputs are told and the rest goes on; `strict` raises FailedError instead, after all were read.
+    Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
 
-    What a former run finished is kept where its input and config are the same and its files have the size they had.
-    `repair` reads the files too, and makes those again whose checksum is another one.
+    Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
+    `repair` also reads the files, and rebuilds those whose checksum differs.
     """
     corpus = Path(config.output)
-    for source in config.sources:  # a missing input is told before anything is written
+    for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
             list_files(source)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
@@ -87,15 +87,15 @@ def _prepare(corpus: Path) -> None:
     try:
         corpus.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output: {corpus} can't be made: {error.strerror}") from None
-    ownership.claim(corpus)  # before anything is removed that another build may be at
+        raise UserError(f"output: can't create {corpus}: {error.strerror}") from None
+    ownership.claim(corpus)  # before removing anything that another build may be using
     remove_leftovers(corpus)
 
 
 def tell_damage(units: list[Finished], strict: bool) -> None:
-    """One line for each damaged input: its first damage, and how much more there is.
+    """Prints one line for each damaged input: its first damage, and the number of damaged records.
 
-    A source of which nothing could be read is an error, and so is any damage if `strict`.
+    Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.
     """
     readable = {unit.result["source"] for unit in units if unit.result["status"] != "unreadable"}
     errors = []
@@ -107,30 +107,30 @@ def tell_damage(units: list[Finished], strict: bool) -> None:
         if strict or result["source"] not in readable:
             errors.append(line)
         else:
-            print(f"warning: {line}; what is whole was kept", file=sys.stderr)
+            print(f"warning: {line}; its undamaged records were kept", file=sys.stderr)
     if errors and not strict:
         sources = sorted({unit.result["source"] for unit in units} - readable)
-        others = [f"and {len(errors) - _ERRORS_SHOWN:,} inputs more"] if len(errors) > _ERRORS_SHOWN else []
-        question = f"nothing could be read of source {', '.join(sources)}: are its path and format right?"
+        others = [f"and {len(errors) - _ERRORS_SHOWN:,} more inputs"] if len(errors) > _ERRORS_SHOWN else []
+        question = f"nothing could be read from source {', '.join(sources)}: are its path and format right?"
         errors = [*errors[:_ERRORS_SHOWN], *others, question]
     if errors:
         raise FailedError("\n".join(errors))
 
 
 def _forget_damaged(corpus: Path) -> None:
-    """Forgets what stands for damaged files, so that the stages make them again."""
+    """Removes the records of damaged files, so that the stages rebuild them."""
     damaged = forget_damaged(corpus)
-    shutil.rmtree(corpus / ".stages" / "plans", ignore_errors=True)  # no checksum tells whether they are whole
+    shutil.rmtree(corpus / ".stages" / "plans", ignore_errors=True)  # they have no checksums
     _mark(corpus).unlink(missing_ok=True)
     for name in damaged:
-        print(f"{corpus / name}: damaged, will be made again")
-    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report are written again")
+        print(f"{corpus / name}: damaged, will be rebuilt")
+    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report will be rewritten")
 
 
 def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> report.Json:
-    """Writes the report, and the manifest of a complete corpus, unless they are those of these very units.
+    """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
 
-    Returns what the report says.
+    Returns the report.
     """
     lineage = manifest.lineage(config)
     stages = {
@@ -151,7 +151,7 @@ def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finishe
 
 
 def _mark(corpus: Path) -> Path:
-    """The file that says which units of each stage the report, and the manifest if it has all stages, were made of."""
+    """The file that records which units of each stage the report and the manifest were made from."""
     return corpus / ".stages" / "complete"
 
 

@@ -20,7 +20,7 @@ _BAR = 40
 
 
 def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> Json:
-    """Writes report.json and report.md of the `stages` that are finished; returns the former."""
+    """Writes report.json and report.md for the finished `stages`; returns the content of report.json."""
     documents = [unit.result for unit in stages["documents"]]
     deduplicated = [unit.result for unit in stages.get("deduplicated", [])]
     left = deduplicated or documents
@@ -56,23 +56,23 @@ def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> Json:
 
 
 def read(corpus: Path) -> Json:
-    """What report.json says. Raises UserError where there is none, FailedError where it is damaged."""
+    """The content of report.json. Raises UserError if the file is missing, FailedError if it is damaged."""
     path = corpus / FILE
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; data-pipeline clean, tokenizer and build write it") from None
+        raise UserError(f"{path}: no such file; write it with data-pipeline clean, tokenizer or build") from None
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from None
     except ValueError:
         report = None
     if not isinstance(report, dict) or "documents" not in report:
-        raise FailedError(f"{path}: damaged; data-pipeline build CORPUS.yaml --repair writes it again")
+        raise FailedError(f"{path}: damaged; rewrite it with data-pipeline build CORPUS.yaml --repair")
     return {"name": corpus.resolve().name, **report}  # reports of old builds have no name
 
 
 def summary(report: Json) -> str:
-    """One line: documents kept, and dropped by which rules."""
+    """One line: how many documents were kept, and how many each rule dropped."""
     documents = report["documents"]
     line = f"documents: {documents['kept']:,} of {documents['read']:,} kept"
     dropped = sum(documents["dropped"].values())
@@ -80,11 +80,11 @@ def summary(report: Json) -> str:
 
 
 def why_nothing_is_left(report: Json) -> str:
-    """Which rules dropped the documents, and the lines without which documents were dropped."""
+    """One line: which rules dropped all documents, and which rules dropped lines."""
     documents, lines = report["documents"], report["lines"]["dropped"]
     if documents["kept"]:
         held_out = counted(documents["kept"], "document")
-        return f"no document for training: {held_out} left, held out (split.validation_fraction)"
+        return f"no document for training: {held_out} left, all held out (split.validation_fraction)"
     if not documents["read"]:
         return "no document was read from the sources"
     reason = f"no document is left of {documents['read']:,} read; dropped: {_rules(documents['dropped'])}"
@@ -134,13 +134,13 @@ def as_markdown(report: Json) -> str:
 
 
 def _of_kind(prefix: str, rules: dict[str, int]) -> dict[str, int]:
-    """What was dropped of lines or spans: line_passed and line_seen are no rules."""
+    """How many lines or spans each rule dropped. line_passed and line_seen are counts, not rules."""
     kind = {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
     return {rule: n for rule, n in kind.items() if rule not in ("passed", "seen")}
 
 
 def _lines_read(counts: Counter[str]) -> int:
-    """Lines that cleaning looked at; where it has no rules for lines, those that deduplication did."""
+    """Lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
     cleaned = sum(n for rule, n in counts.items() if rule.startswith(_LINE))
     again = counts["line_seen"] + counts["line_duplicate_line"]
     return cleaned - again or counts["line_seen"]
@@ -154,7 +154,7 @@ def _sum(counts: Any) -> Counter[str]:
 
 
 def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
-    """The most frequent keys, by count and then by name, so that equal counts have one order."""
+    """The most frequent keys, sorted by count and then by name."""
     return dict(sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))[:number])
 
 
@@ -194,7 +194,7 @@ def _splits(shards: list[Finished]) -> dict[str, dict[str, int]]:
 
 
 def _speed(stage: str, units: list[Finished], documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Megabytes are those of the input files for the documents stage and of the text for all others."""
+    """Megabytes count the input files for the documents stage, and the text for all other stages."""
     size = sum(result.get("bytes", 0) if stage == "documents" else result["text_bytes"] for result in documents) / 1e6
     seconds = sum(unit.seconds for unit in units)
     return {
@@ -221,7 +221,7 @@ def _status(entry: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """`text` as it is, in a table cell of Markdown."""
+    """`text`, escaped for a Markdown table cell."""
     for character in "\\`*_[]<>|#":
         text = text.replace(character, "\\" + character)
     return text

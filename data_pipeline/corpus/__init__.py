@@ -1,4 +1,4 @@
-"""What a finished corpus is: its manifest, its blocks, and whether the files agree with them."""
+"""A finished corpus: its manifest, its blocks, and checks that the files match them."""
 
 from data_pipeline.corpus.corpus import FORMAT_VERSION, Blocks, Corpus, open_corpus
 

@@ -1,9 +1,9 @@
-"""A block: up to some thousand rows as flat arrays by name, the sample of a shard. Both ways: rows and bytes.
+"""Blocks: a block holds up to some thousand rows as flat, named arrays, and is one sample of a shard.
 
-Noise at load: "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in the flat array), and one
-array (rows,) for each column that the objective needs. Noise at build: "inputs", "input_offsets", "targets",
-"target_offsets", and what else the examples say, flat like the inputs or targets it is about and as narrow as its
-values allow.
+With noise at load, a block has "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in the flat
+array), and one array (rows,) for each column that the objective needs. With noise at build, it has "inputs",
+"input_offsets", "targets", "target_offsets" and the examples' optional arrays, which are flat like the inputs or
+targets they belong to, with the smallest dtype that fits.
 """
 
 import io
@@ -14,8 +14,8 @@ import numpy as np
 from data_pipeline.objectives import Examples, Padded
 
 Block = dict[str, np.ndarray]
-_NPY_HEADER = 1024  # bytes; of an array of one dimension it takes 128
-# What examples may say of each token, by whose offsets it lies.
+_NPY_HEADER = 1024  # bytes; the header of a one-dimensional array takes 128
+# Optional arrays with a value for each token: the side they belong to, and its offsets.
 _OF_TOKENS = {
     "predicted": ("targets", "target_offsets"),
     "input_segments": ("inputs", "input_offsets"),
@@ -25,7 +25,7 @@ _OF_TOKENS = {
 
 
 def of_rows(tokens: np.ndarray, offsets: np.ndarray, documents: np.ndarray, columns: dict[str, np.ndarray]) -> Block:
-    """The block of rows `offsets` (rows + 1,) of `tokens`; `documents`: where they start in `tokens`, in all of it."""
+    """The block of rows `offsets` (rows + 1,) of `tokens`. `documents` has the starts of all documents in `tokens`."""
     first, last = int(offsets[0]), int(offsets[-1])
     inside = documents[np.searchsorted(documents, first) : np.searchsorted(documents, last)]
     return {
@@ -37,7 +37,7 @@ def of_rows(tokens: np.ndarray, offsets: np.ndarray, documents: np.ndarray, colu
 
 
 def of_examples(examples: Examples) -> Block:
-    """The block of rows that are corrupted already."""
+    """The block of rows to which the objective has already been applied."""
     block: Block = {}
     for name, side in (("input", examples.inputs), ("target", examples.targets)):
         block[f"{name}s"] = side.values[side.filled]
@@ -54,7 +54,7 @@ def count_rows(block: Block) -> int:
 
 
 def count_tokens(block: Block) -> int:
-    """Of rows, or of inputs and targets together."""
+    """Tokens of the rows, or of inputs and targets together."""
     return sum(block[name].size for name in ("tokens", "inputs", "targets") if name in block)
 
 
@@ -64,12 +64,12 @@ def rows_in(blocks: list[Block], places: list[int]) -> Padded:
 
 
 def column_in(blocks: list[Block], places: list[int], name: str) -> np.ndarray:
-    """(n,) of one column."""
+    """(n,) values of the column `name`: of row `places[i]` of `blocks[i]`, for each i."""
     return np.array([block[name][place] for block, place in zip(blocks, places, strict=True)])
 
 
 def examples_in(blocks: list[Block], places: list[int]) -> Examples:
-    """Row `places[i]` of `blocks[i]`, for each i, as it was corrupted when the shard was written."""
+    """Row `places[i]` of `blocks[i]`, for each i, with the noise applied when the shard was written."""
     extra = {
         name: _gather(blocks, places, name, offsets).values
         for name, (_, offsets) in _OF_TOKENS.items()
@@ -106,9 +106,9 @@ def as_members(block: Block) -> dict[str, np.ndarray]:
 
 
 def decode_block(content: bytes | memoryview) -> Block:
-    """The block whose bytes in the tar these are: views, no copies.
+    """The block with these bytes in the tar. Its arrays are views, not copies.
 
-    Reads no pickles. Raises ValueError where the bytes are no block.
+    Reads no pickles. Raises ValueError if the bytes aren't a block.
     """
     view = memoryview(content)
     block: Block = {}
@@ -125,7 +125,7 @@ def decode_block(content: bytes | memoryview) -> Block:
 
 
 def _array(content: memoryview) -> np.ndarray:
-    """What `np.load` would give, without a copy."""
+    """Like `np.load`, without a copy."""
     header = io.BytesIO(content[:_NPY_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise ValueError("not an array of npy format 1.0")

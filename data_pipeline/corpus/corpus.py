@@ -1,4 +1,4 @@
-"""A finished corpus, opened: its manifest, its tokenizer, its blocks; in a directory or at a fsspec URL."""
+"""Opens a finished corpus, with its manifest, tokenizer and blocks, in a directory or at an fsspec URL."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ _OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one split, as columns (n,): where each one lies and which rows it holds.
+    """The blocks of one split, as columns (n,): the location and the rows of each block.
 
-    `shard` is an index into `shards`, the names; `sha256` is (n, 32) uint8. 68 bytes a block in all.
+    `shard` is an index into the names `shards`; `sha256` is (n, 32) uint8. A block takes 68 bytes in all.
     """
 
     shards: list[str]
@@ -61,7 +61,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A finished corpus in `directory`; of a remote one, at `url`, the shards are read through `cache`."""
+    """A finished corpus in `directory`. The shards of a remote corpus are read from `url` through `cache`."""
 
     directory: Path
     manifest: dict[str, Any]
@@ -96,20 +96,20 @@ class Corpus:
         return self.manifest["splits"][split]["rows"]
 
     def blocks(self, split: str) -> Blocks:
-        """The blocks of `split`, read from blocks.parquet. Raises FailedError where a shard's name leads elsewhere."""
+        """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
         path = self.directory / "blocks.parquet"
         blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
         for name in blocks.shards:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise FailedError(f"{path}: damaged: the shard {name!r} is no file of this corpus")
+                raise FailedError(f"{path}: damaged: the shard {name!r} isn't a file of this corpus")
         return blocks
 
 
 def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
-    """The corpus in a directory, or at a fsspec URL. Raises UserError where there is none.
+    """The corpus in a directory or at an fsspec URL. Raises UserError if there is none.
 
-    Of a remote one, all but the shards is copied into `cache` (default: under ~/.cache), which the blocks follow when
-    they are read.
+    All files of a remote corpus but the shards are copied into `cache` (default: under ~/.cache) now. Blocks are copied
+    there when they are read.
     """
     if "://" in str(location):
         return _open_remote(str(location), cache or default_directory())
@@ -188,7 +188,7 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What reading a corpus takes; the rest of a manifest is lineage."""
+    """The keys that reading a corpus needs; the rest of a manifest is lineage."""
 
     format_version: int
     name: str

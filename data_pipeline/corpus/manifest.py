@@ -1,4 +1,4 @@
-"""What a finished corpus is: shards, blocks, counts, checksums, lineage; and whether the files still agree with it."""
+"""The manifest of a finished corpus: shards, blocks, counts, checksums and lineage; and checks against its files."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +91,7 @@ def write(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]
 def lineage(config: CorpusConfig) -> dict[str, Any]:
     """The settings that the documents, the tokenizer and the shards were made with, defaults included.
 
-    Without paths: which files were read is said by the manifest's `inputs`, by name and checksum.
+    It has no paths: the manifest's `inputs` list the files that were read, by name and checksum.
     """
     return {
         "sources": [
@@ -112,9 +112,9 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
 
 
 def verify(corpus: Corpus) -> list[str]:
-    """What is wrong with the corpus: one line for each damaged file, none if every checksum and count agrees.
+    """One line for each damaged file; none if every checksum and count matches.
 
-    A corpus may lie there without its `documents/`, which training doesn't need.
+    A copy of a corpus may lack `documents/`, which training doesn't need.
     """
     manifest = corpus.manifest
     blocks_file = manifest["blocks"]
@@ -142,7 +142,7 @@ def verify(corpus: Corpus) -> list[str]:
 
 
 def has_documents(corpus: Corpus) -> bool:
-    """Whether the corpus was copied with its documents, and its manifest, unlike those of old builds, lists them."""
+    """Whether this copy of the corpus has its documents and its manifest lists them; old manifests don't."""
     return "documents" in corpus.manifest and (corpus.directory / _DOCUMENTS).exists()
 
 
@@ -154,7 +154,7 @@ def _verify_file(path: Path, expected: str) -> Iterator[str]:
 
 
 def _verify_shard(path: Path, shard: dict[str, Any], blocks: Blocks | None) -> Iterator[str]:
-    """`blocks`: None where blocks.parquet is damaged, so that only the checksum of the whole can be looked at."""
+    """`blocks` is None if blocks.parquet is damaged; then only the shard's checksum can be checked."""
     if not path.exists():
         yield f"{path}: missing"
         return

@@ -1,1 +1,1 @@
-"""How a build is run: units of work on Ray, who owns a corpus, the parts and buckets that units hand on."""
+"""How a build runs: units of work on Ray, ownership of a corpus, and the parts and buckets that units exchange."""

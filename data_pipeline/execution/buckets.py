@@ -1,4 +1,4 @@
-"""Buckets of the global shuffle: a range of hashes, which is a slice of every file of tokens, and becomes a shard."""
+"""Buckets of the global shuffle. A bucket is a range of hashes: one slice of every file of tokens, and one shard."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """A range of the shuffle's hashes, `number` of `count`: the documents of one shard."""
+    """Range `number` of `count` ranges of the shuffle's hashes: the documents of one shard."""
 
     split: str
     number: int
@@ -29,7 +29,7 @@ class TokenBucket:
 
 
 class _OnDisk(Sequence[int]):
-    """An array in a file, of which only the numbers that are asked for are read."""
+    """An array in a file; each access reads only the numbers it needs."""
 
     def __init__(self, array: Any):
         self._array, self._length = array, array.get_shape()[0]
@@ -55,9 +55,9 @@ def _slice(file: Any, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
-    """Tokens in each bucket, over all tokenized `files`. `buckets`: all of each split, by split and number.
+    """Tokens in each bucket, over all tokenized `files`. `buckets` holds all buckets, sorted by split and number.
 
-    The work grows with the documents, not with files times buckets.
+    The work grows with the number of documents, not with files times buckets.
     """
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
@@ -69,13 +69,13 @@ def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[TokenBuck
 
 
 def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Numbers (n,) of the buckets that `hashes` (n,) fall into: hash * count >> 64, in two halves of 32 bits."""
+    """Numbers (n,) of the buckets of `hashes` (n,): hash * count >> 64, computed in two halves of 32 bits."""
     buckets, half, low = np.uint64(count), np.uint64(32), np.uint64(2**32 - 1)
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
 def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
-    """The documents of a bucket, of all `files`, in shuffled order."""
+    """The documents of a bucket from all `files`, in shuffled order."""
     hashes: list[np.ndarray] = []
     documents: list[np.ndarray] = []
     targets: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Which files a source names, and the pieces they are read in."""
+"""The files of a source, and the pieces they are read in."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a source. `name` is its path relative to the source's root; `stamp` changes when the file does."""
+    """A file of a source. `name` is its path relative to the source's root; `stamp` changes when the file changes."""
 
     source: SourceConfig
     path: str
@@ -29,10 +29,10 @@ class InputFile:
 
 
 def list_files(source: SourceConfig) -> list[InputFile]:
-    """The files a source's path names, sorted by name. A directory stands for all files below it.
+    """The files that match a source's path, sorted by name. A directory means all files below it.
 
-    Raises UserError where a path or glob names no file, and for what can't be read as one: a broken link, a directory
-    that links back to one above it or may not be listed, a name that isn't UTF-8.
+    Raises UserError if a path or glob matches no file, and for files that can't be read: a broken link, a directory
+    that links to one above it or can't be listed, a name that isn't UTF-8.
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
@@ -47,7 +47,7 @@ def list_files(source: SourceConfig) -> list[InputFile]:
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
                 raise UserError(
-                    f"{file}: source {source.name!r} already has a file {name!r}; give it a source of its own"
+                    f"{file}: source {source.name!r} already has a file {name!r}; put this one in a separate source"
                 )
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
@@ -55,17 +55,17 @@ def list_files(source: SourceConfig) -> list[InputFile]:
 
 
 def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
-    """The files that `path`, perhaps a glob, names: each file, and all files below each directory."""
+    """The files that match `path`, which may be a glob: each file, and all files below each directory."""
     named = filesystem.glob(path) if fsspec.core.has_magic(path) and path != root else [path]
     below = {file for directory in named if filesystem.isdir(directory) for file in filesystem.find(directory)}
     return {file for file in named if filesystem.isfile(file)} | below
 
 
 def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
-    """The same on this machine, where fsspec would pass by linked and forbidden directories without a word."""
+    """Like `_remote_files` for local files, where fsspec would silently skip linked and unreadable directories."""
     named = [path]
     if fsspec.core.has_magic(path) and path != root:
-        named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib follows no links in **)
+        named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib doesn't follow links in **)
     files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, root)]
     for directory in {file.parent for file in files}:
         _refuse_loop(directory, root)
@@ -73,13 +73,13 @@ def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]
         try:
             str(file).encode()
         except UnicodeEncodeError:
-            reason = "a file's name is part of its documents' ids; rename it in UTF-8"
+            reason = "the name isn't UTF-8, and it becomes part of the ids of the file's documents; rename the file"
             raise UserError(f"{_printable(file)}: {reason}") from None
     return {str(file) for file in files}
 
 
 def _files_below(path: Path, root: str) -> Iterator[Path]:
-    """The file at `path`, or all files below that directory, links followed."""
+    """The file at `path`, or all files below the directory at `path`. Follows links."""
     if path.is_file():
         yield path
     elif path.is_dir():
@@ -91,16 +91,16 @@ def _files_below(path: Path, root: str) -> Iterator[Path]:
         for entry in entries:
             yield from _files_below(entry, root)
     elif path.is_symlink():
-        raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which isn't there")
+        raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which doesn't exist")
     else:
         raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
 
 
 def _refuse_loop(directory: Path, root: str) -> None:
-    """Raises UserError where the way from `root` to `directory` leads through one directory twice."""
+    """Raises UserError if the path from `root` to `directory` passes through one directory twice."""
     way = [place.resolve() for place in (directory, *directory.parents) if place.is_relative_to(root)]
     if len(set(way)) < len(way):
-        raise UserError(f"{_printable(directory)}: is a directory above itself, by a link; remove the link")
+        raise UserError(f"{_printable(directory)}: links to a directory above itself; remove the link")
 
 
 def _printable(path: str | Path) -> str:
@@ -109,9 +109,9 @@ def _printable(path: str | Path) -> str:
 
 
 def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Input]:
-    """What the units of `file` read: byte ranges of a large Wikipedia dump of many bz2 streams, else the whole file.
+    """The pieces of `file`, one for each unit: byte ranges of a large multistream Wikipedia dump, else the whole file.
 
-    Finding the streams of a dump without its index takes as long as reading it, so the cuts are kept in `plans`.
+    Finding the streams of a dump without its index takes as long as reading it, so the ranges are saved in `plans`.
     """
     options = file.source.options
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:

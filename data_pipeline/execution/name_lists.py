@@ -1,4 +1,4 @@
-"""Lists of file names that many units need: each is a file of the corpus, so that no unit's spec repeats it."""
+"""Lists of file names that many units need. Each list is a file in the corpus, so that no unit's spec repeats it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from data_pipeline.foundation.json_file import read_json
 
 
 def write_names(corpus: Path, names: Sequence[str]) -> str:
-    """Writes `names` to a file that is named after them, unless it is there; returns its path within `corpus`."""
+    """Writes `names` to a file named by their hash, unless it exists; returns its path within `corpus`."""
     path = f".stages/plans/{fingerprint(list(names))}.json"
     if not (corpus / path).exists():
         write_json(corpus / path, list(names))

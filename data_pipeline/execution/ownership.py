@@ -1,10 +1,10 @@
-"""One build at a time works on a corpus, and no worker of a former build writes to it any more.
+"""Ensures that one build at a time works on a corpus, and that no worker of an earlier build still writes to it.
 
-Two files under `CORPUS/.stages`, both locked with flock, which ends with the process that holds it, however that ends:
+Two files under `CORPUS/.stages` are locked with flock, which is released whenever and however its process ends:
 
-- `driver` is locked by the running build. It says which host and process that is.
-- `workers` holds the build's token. A worker shares its lock while it works. A new build waits until nobody has it,
-  then writes a token of its own; a worker that finds another token than its build's has nothing to do here any more.
+- `driver` is locked by the running build. It names that build's host and process.
+- `workers` holds the build's token. A worker holds a shared lock on it while it works. A new build waits until the file
+  is unlocked, then writes its own token. A worker that finds a token other than its build's stops.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.locks import lock
 
 _SECONDS_FOR_FORMER_WORKERS = 60.0  # Ray ends the workers of a dead driver within seconds
-_claimed: dict[Path, int] = {}  # descriptors: closing one gives its lock away
+_claimed: dict[Path, int] = {}  # descriptors: closing one releases its lock
 _tokens: dict[Path, str] = {}
 
 
 def claim(corpus: Path) -> None:
-    """Makes this process the one that builds `corpus`, until it ends; waits for workers that a killed build left.
+    """Claims `corpus` for this process until it ends. Waits for workers that a killed build left behind.
 
-    Raises FailedError where another build is at it, UserError where the corpus can't be written.
+    Raises FailedError if another build is running, UserError if the corpus can't be written.
     """
     corpus = corpus.resolve()
     if corpus in _claimed:
@@ -49,7 +49,7 @@ def claim(corpus: Path) -> None:
 
 
 def begin(corpus: Path) -> str:
-    """The token that workers of this process's build of `corpus` show; those of former builds are out from now on."""
+    """The token of this process's build of `corpus`. From now on workers of earlier builds can't write."""
     corpus = corpus.resolve()
     claim(corpus)
     if corpus not in _tokens:
@@ -72,14 +72,14 @@ def _wait_for_former_workers(descriptor: int, corpus: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise FailedError(
-                    f"{corpus}: workers of a former build are still writing to it; end them, then run the command again"
+                    f"{corpus}: workers of an earlier build are still writing to it; stop them and rerun the command"
                 ) from None
             time.sleep(0.1)
 
 
 @contextlib.contextmanager
 def at_work(corpus: Path, token: str) -> Iterator[None]:
-    """In a worker: the block may write to `corpus`. FailedError where the last build isn't the one with `token`."""
+    """Lets a worker write to `corpus` inside the block. Raises FailedError if the last build has another token."""
     path = corpus / ".stages" / "workers"
     with contextlib.ExitStack() as stack:
         try:
@@ -93,7 +93,7 @@ def at_work(corpus: Path, token: str) -> Iterator[None]:
 
 
 def sees(corpus: Path, token: str) -> bool:
-    """Whether `corpus`, as seen from here, is the directory of the build with `token`."""
+    """Whether `corpus`, as seen from this host, is the directory of the build with `token`."""
     try:
         return (corpus / ".stages" / "workers").read_text() == token
     except OSError:

@@ -1,6 +1,6 @@
 """Parts: Parquet files of documents, each small enough to be held in memory as keys or as token ids.
 
-A unit of reading writes its documents into one part after the other, and every later stage has a unit for each part.
+Each unit of the documents stage writes one or more parts, and every later stage has a unit for each part.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from data_pipeline.text.document import Document
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
 )
-# What a shorter document or line counts for: its key, hash and place take memory too.
+# A shorter document or line counts as this many characters, since its key, hash and place take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
-# A report shows the first 20 of all. The driver holds those of all units: 0.7 GB for the 56,000 files of a crawl.
+# A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 
 
@@ -49,7 +49,7 @@ class Part:
 
 
 def parts_of(units: list[Finished]) -> list[Part]:
-    """The parts that `units` of a stage have written, in order."""
+    """The parts that the `units` of a stage wrote, in order."""
     return [
         Part(
             name=Path(part["path"]).stem,
@@ -62,13 +62,13 @@ def parts_of(units: list[Finished]) -> list[Part]:
 
 
 def size_of(text: str) -> int:
-    """Characters that a text counts for when parts are cut."""
+    """The number of characters that a text counts as when parts are cut."""
     return max(_CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE * text.count("\n"), len(text))
 
 
 @dataclass
 class Histograms:
-    """What is in the kept documents: `lengths` by power of two of characters, languages, domains of their URLs."""
+    """Counts of kept documents by length (`lengths`: the power of two of characters), language and domain."""
 
     lengths: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class Histograms:
             self.domains[_domain(document.url)] += 1
 
     def end_part(self) -> None:
-        """Forgets rare domains, so that memory grows with a part and not with the unit."""
+        """Forgets rare domains, so that memory grows with the part and not with the unit."""
         self.domains = self._most_common(_DOMAINS_BETWEEN_PARTS)
 
     def as_json(self) -> dict[str, dict[str, int]]:
@@ -92,12 +92,12 @@ class Histograms:
         }
 
     def _most_common(self, number: int) -> Counter[str]:
-        """By count and then by name, so that equal counts have one order."""
+        """The most frequent domains, sorted by count and then by name."""
         return Counter(dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:number]))
 
 
 class PartFile:
-    """Documents on their way into one part; a row group at a time is in memory."""
+    """Writes documents to one part, with one row group at a time in memory."""
 
     def __init__(self, writer: pq.ParquetWriter):
         self._writer = writer
@@ -115,14 +115,14 @@ class PartFile:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was added since the last time as a row group."""
+        """Writes the documents added since the last flush as a row group."""
         self._writer.write_table(pa.Table.from_pylist(self._group, SCHEMA))
         self._group, self._characters = [], 0
 
 
 @contextlib.contextmanager
 def part_file(path: Path) -> Iterator[PartFile]:
-    """A part that appears under `path` when the block ends well."""
+    """A part that appears at `path` if the block ends without an error."""
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
         part = PartFile(writer)
         yield part
@@ -132,7 +132,7 @@ def part_file(path: Path) -> Iterator[PartFile]:
 def describe(
     corpus: Path, path: Path, file: PartFile, source: str, first_id: str, urls: Path | None = None, url_keys: int = 0
 ) -> dict[str, Any]:
-    """What a unit's result says of a part that it wrote: `Part` without what the commit adds."""
+    """The description of a part in its unit's result: `Part` without the fields that the commit adds."""
     return {
         "path": str(path.relative_to(corpus)),
         "source": source,
@@ -145,7 +145,7 @@ def describe(
 
 
 def totals(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Documents by split and bytes of text of all `parts` of a unit, as they are described."""
+    """Documents by split and bytes of text over all described `parts` of a unit."""
     documents: Counter[str] = Counter()
     for part in parts:
         documents.update(part["documents"])
@@ -153,7 +153,7 @@ def totals(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
-    """Removes the parts in `folder` that are none of `parts`: an attempt under another config may have written more."""
+    """Removes the parts in `folder` that aren't in `parts`: an attempt under another config may have written more."""
     known = {name for part in parts for name in (part.path, part.urls)}
     for path in (corpus / folder).glob("part-*"):
         if path.suffix in (".parquet", ".safetensors") and str(path.relative_to(corpus)) not in known:
@@ -168,7 +168,7 @@ def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[dict
 
 
 def _domain(url: str) -> str:
-    """ "https://www.example.org:80/a" -> "example.org"; what can't be parsed is a domain of its own kind."""
+    """ "https://www.example.org:80/a" -> "example.org"; "unknown" if the URL can't be parsed."""
     try:
         return (urlsplit(url).hostname or "unknown").removeprefix("www.")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Ray as the units see it: a cluster that is started or joined, and a function applied to inputs by free workers."""
+"""Ray as units use it: starts or joins a cluster, and applies a function to inputs on free workers."""
 
 import contextlib
 import logging
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_RETRIES = 2  # for a unit whose worker was lost; Ray's own number is infinite, and the loss may be the unit's fault
-# Ray prints pages about every lost worker; what matters of them is in our own messages.
+_RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
+# Ray prints pages about every lost worker; our own messages have what matters.
 _OF_LOST_WORKERS = (
     "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
     r"|how to address the out of memory issue|^\s*$"
 )
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)  # these two are read when Ray is imported
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)  # Ray reads these two on import
 os.environ.setdefault("RAY_task_oom_retries", str(_RETRIES))
 
 import ray  # noqa: E402
@@ -34,7 +34,7 @@ _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of a result: the worker was lost on every try. `reason`: how, on the last one, and where."""
+    """Replaces a result if the worker was lost on every try. `reason` says how and where the last one was lost."""
 
     reason: str
 
@@ -42,12 +42,12 @@ class Lost:
 def start(config: RayConfig, corpus: Path, token: str) -> None:
     """Starts Ray here, or joins the cluster at `config.address`, all of whose nodes must see `corpus`.
 
-    Raises FailedError where the cluster can't be reached or one of its nodes sees another directory.
+    Raises FailedError if the cluster can't be reached or one of its nodes sees another directory.
     """
     if ray.is_initialized():
         return
     if config.address is None:
-        # Only counts travel through the object store; the rest of the memory is the workers'.
+        # Only counts pass through the object store; workers get the rest of the memory.
         ray.init(
             address="local",  # not a cluster that happens to run on this machine
             num_cpus=config.num_cpus,
@@ -62,18 +62,18 @@ def start(config: RayConfig, corpus: Path, token: str) -> None:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.verbose_progress = False
-    context.max_errored_blocks = -1  # a unit that is lost doesn't stop the others
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it logs as an error it raises too
+    context.max_errored_blocks = -1  # a lost unit doesn't stop the others
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it also raises the errors that it logs
 
 
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
     """(name, `function` of the input) for each of `inputs` by name, as they finish.
 
-    An input travels in a row of its own, so that what a worker gets doesn't grow with their number. Where a worker or
-    node is lost, its input goes to another one, `_RETRIES` times; then once more, with a whole node to itself, which
-    helps where only several at once fill the memory; then it is `Lost`.
+    Each input is a separate row, so that what a worker gets doesn't grow with the number of inputs. If a worker or node
+    is lost, its input is retried elsewhere, up to `_RETRIES` times. The last try gets a whole node to itself, which
+    helps if only several units at once fill the memory. After that the input is `Lost`.
 
-    Raises FailedError, which says that `what` failed, where Ray gives up.
+    Raises FailedError, which says that `what` failed, if Ray gives up.
     """
 
     def perform(batch: dict[str, Any]) -> dict[str, list[str]]:
@@ -97,7 +97,7 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
 
 
 def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | Lost]]:
-    """As `each`, but one try, with all CPUs of a node for each input."""
+    """Like `each`, but with one try for each input, which gets all CPUs of a node."""
     if not inputs:
         return
     cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
@@ -118,11 +118,11 @@ def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterato
 
 
 def _join(address: str) -> None:
-    # One attempt, of 40 s at most. Ray makes 20, so that another program at the port would keep us for a quarter hour.
+    # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdigit():  # tells at once where nobody listens
+        if port.isdigit():  # fails at once if nothing listens
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         ray.init(address=address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -130,7 +130,7 @@ def _join(address: str) -> None:
 
 
 def _probe(corpus: Path, token: str) -> None:
-    """Every node of the cluster looks for the token that this build has written into `corpus`."""
+    """Checks that every node of the cluster sees the token that this build wrote into `corpus`."""
 
     @ray.remote(num_cpus=0)
     def sees() -> bool:
@@ -144,7 +144,7 @@ def _probe(corpus: Path, token: str) -> None:
     done, silent = ray.wait(list(answers), num_returns=len(answers), timeout=_SECONDS_TO_PROBE)
     problems = [f"ray.address: node {nodes[answers[answer]]} doesn't answer" for answer in silent]
     for answer in done:
-        with contextlib.suppress(ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):  # gone since
+        with contextlib.suppress(ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):  # node left
             if not ray.get(answer):
                 where = nodes[answers[answer]]
                 problems.append(f"output: {corpus} on node {where} isn't the directory that this build writes to")

@@ -1,8 +1,8 @@
-"""Units of work: planned on the driver, run on Ray Data, committed one by one, kept while what they depend on stays.
+"""Units of work: planned on the driver, run on Ray Data, committed one by one, and kept while their inputs stay.
 
-A stage is a list of units. One Ray row is one unit: the worker writes the unit's files atomically and returns only
-counts; the driver's planning decides what exists, Ray only when. A unit is committed by its sidecar,
-`CORPUS/.stages/STAGE/UNIT.json`, written last: what it was made from (a fingerprint), its files, its counts.
+A stage is a list of units, and each unit is one Ray row. The worker writes the unit's files atomically and returns only
+counts. The driver decides which units run; Ray decides only when. The unit's sidecar, `CORPUS/.stages/STAGE/UNIT.json`,
+is written last and commits it: it has the fingerprint of the unit's inputs, its files and its counts.
 """
 
 import errno
@@ -32,12 +32,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work. `spec`: what the worker is given, as JSON; `inputs`: fingerprint of all the result depends on.
+    """One piece of work. `spec` is the worker's argument, as JSON; `inputs` fingerprints all its result depends on.
 
-    A spec's size must not grow with the number of units: long lists travel as files (`name_lists`).
+    A spec's size must not grow with the number of units: long lists are passed as files (`name_lists`).
 
-    `outputs`: the files it writes, relative to the corpus directory; a unit that doesn't know beforehand how many they
-    are tells `parts` of them in its result. `bytes`: of input, to show progress by.
+    `outputs` are the files it writes, relative to the corpus directory. A unit that doesn't know them beforehand lists
+    them as `parts` in its result. `bytes` is the size of its input, for the progress display.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when its bytes change.
+    """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
-    `way_out`: what a user changes in the corpus file for a unit to take less memory.
+    `way_out` says which setting of the corpus file reduces a unit's memory.
     """
 
     name: str
@@ -81,15 +81,15 @@ _FINISHED = TypeAdapter(Finished)
 def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) -> list[Finished]:
     """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
 
-    Units that fail don't stop the others. Then raises FailedError with one line for each failure.
+    A failed unit doesn't stop the others. At the end raises FailedError, with one line for each failure.
     """
-    ownership.claim(corpus)  # before looking at what is there: until then a killed build's workers may change it
+    ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
     wanted = {unit.name: fingerprint([stage.name, stage.version, unit.inputs]) for unit in units}
     done = {unit.name: _committed(corpus, stage.name, unit.name) for unit in units}
     reasons = {unit.name: _why_redo(corpus, done[unit.name], wanted[unit.name]) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
-    if not units:  # nothing to say of a stage that this config has no use for
+    if not units:  # print nothing for a stage that this config doesn't use
         pass
     elif not todo:
         print(f"{stage.name}: {kept} of {counted(kept, 'unit')} up to date")
@@ -100,7 +100,7 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
         sizes = {unit.name: unit.bytes for unit in todo}
         size = (lambda row: sizes[row["name"]]) if all(sizes.values()) else None
         notes = _notes(corpus, stage.name)
-        shutil.rmtree(notes, ignore_errors=True)  # those of workers that were killed
+        shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
         notes.mkdir(parents=True, exist_ok=True)
         rows = _on_ray(stage, todo, wanted, corpus, ray_config)
         for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
@@ -128,7 +128,7 @@ def _why_redo(corpus: Path, finished: Finished | None, wanted: str) -> str:
 
 
 def forget_damaged(corpus: Path) -> list[str]:
-    """Forgets the units that have a file which is no longer what they wrote, so that `run` does them again.
+    """Removes the sidecars of units with a damaged or missing file, so that `run` does those units again.
 
     Reads every file of every stage. Returns the names of the damaged files, relative to `corpus`.
     """
@@ -156,7 +156,7 @@ def _is_whole(path: Path, output: Json) -> bool:
 
 
 def _committed(corpus: Path, stage: str, unit: str) -> Finished | None:
-    """The unit as its sidecar has it; None where there is none, or a damaged one: the work is then done again."""
+    """The unit recorded in its sidecar, or None if the sidecar is missing or damaged: the work is then done again."""
     try:
         return _FINISHED.validate_json(_sidecar(corpus, stage, unit).read_bytes(), strict=True)
     except (FileNotFoundError, ValidationError):
@@ -168,12 +168,12 @@ def _sidecar(corpus: Path, stage: str, unit: str) -> Path:
 
 
 def _notes(corpus: Path, stage: str) -> Path:
-    """Where workers note how far they are."""
+    """Where workers note their progress."""
     return corpus / ".stages" / "progress" / stage
 
 
 def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
-    """Removes sidecars and outputs of units that the plan no longer has."""
+    """Removes sidecars and outputs of units that are no longer in the plan."""
     for sidecar in (corpus / ".stages" / stage).glob("*.json"):
         if sidecar.stem not in names:
             stale = _committed(corpus, stage, sidecar.stem)
@@ -183,7 +183,7 @@ def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
 
 
 def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) -> Json:
-    """Runs in a worker: does the work and commits it; returns the row committed, or why there is none."""
+    """Runs in a worker: does the work and commits it. Returns the committed row, or the error."""
     started = time.process_time()
     try:
         with ownership.at_work(corpus, token), progress.noted_in(_notes(corpus, stage.name) / unit.name):
@@ -213,14 +213,14 @@ def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) ->
 
 
 def _failure(stage: Stage, unit: str, reason: str) -> Json:
-    """The row of a unit that needs more memory than there is."""
+    """The row of a unit that ran out of memory."""
     way_out = f"{stage.way_out}, or use a machine with more memory"
     message = f"{stage.name}: unit {unit}: {reason}; {way_out}; what is finished is kept"
     return {"name": unit, "error": message, "exit_code": FailedError.exit_code}
 
 
 def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Json:
-    """Keeps the traceback, which a bug report needs; the line says where it is."""
+    """The row of a unit that failed unexpectedly. Saves the traceback for a bug report and names its file."""
     path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
     write_bytes(path, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

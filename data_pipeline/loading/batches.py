@@ -16,14 +16,14 @@ from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives import Examples, Objective, together
 
 Batch = dict[str, torch.Tensor]
-IGNORED = -100  # a label that counts for nothing
+IGNORED = -100  # a label without loss
 LABELS = ("labels", "next_sentence_labels")
 _PREFETCH = 4
 
 
 @dataclass(frozen=True)
 class Made:
-    """A micro-batch, and the damaged blocks that were met on the way to it."""
+    """A micro-batch, and the damaged blocks found while making it."""
 
     batch: Batch
     skipped: list[Skipped]
@@ -33,10 +33,11 @@ class Made:
 
 
 class TrainingBatches(Dataset):
-    """Micro-batches of one rank, each by the position of its first row.
+    """Micro-batches of one rank, indexed by the position of their first row.
 
-    Position p of a stream is a row for good. A step takes the next G positions, of a global batch of G rows, each rank
-    a stretch of them. So what was consumed is one number, and the rest may be cut in any other way.
+    Each position of a stream always means the same row. A step with a global batch of G rows takes the next G
+    positions, and each rank takes a contiguous range of them. One number thus records what was consumed, and a resumed
+    run may use other batch sizes and numbers of ranks.
     """
 
     def __init__(self, stream: Stream, cut: Cut, start: StreamState | None = None):
@@ -63,7 +64,7 @@ class TrainingBatches(Dataset):
         self._skipped = {(one.corpus, one.shard, one.offset): one for one in start.skipped}
 
     def __reduce__(self) -> tuple[type, tuple]:
-        """A worker process makes readers and caches of its own."""
+        """Each worker process makes its own readers and caches."""
         return type(self), self._arguments
 
     def __getitem__(self, first: int) -> Made:
@@ -72,7 +73,10 @@ class TrainingBatches(Dataset):
         return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
     def loader(self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
-        """The micro-batches of each step from `start` on: of so many steps, or one for each of these accumulations."""
+        """The micro-batches of each step from `start` on.
+
+        `steps` is a number of steps, or the accumulation of each step.
+        """
         accumulations = [self._cut.accumulation] * steps if isinstance(steps, int) else steps
         made = items(self, self._firsts(accumulations), workers, prefetch)
         for accumulation in accumulations:
@@ -89,7 +93,7 @@ class TrainingBatches(Dataset):
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Damaged blocks that this rank has met so far, and those it was told of at the start."""
+        """Damaged blocks known from the start state, and those that this rank has found since."""
         return [self._skipped[key] for key in sorted(self._skipped)]
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,9 +128,9 @@ class TrainingBatches(Dataset):
 def validation_batches(
     corpus: Corpus, cut: Cut, objective: Objective | None = None, skip_damage: bool = False
 ) -> Iterator[Batch]:
-    """Each held-out row exactly once over all ranks, noise always epoch 0's; as many batches on every rank.
+    """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
 
-    The rows that fill the last batches up have all labels `IGNORED`.
+    Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORED`.
     """
     reader = Reader(corpus, "validation", objective, skip_damage=skip_damage)
     total = corpus.rows("validation")
@@ -141,12 +145,13 @@ def validation_batches(
 
 
 def as_batch(examples: Examples, pad: int) -> Batch:
-    """int64 tensors: `encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), with `IGNORED`.
+    """The examples as int64 tensors.
 
-    Where there is something to say: `encoder_attention_mask` (n, inputs), 1 at real tokens, if any is padding;
-    `encoder_segment_ids`, `encoder_positions` (n, inputs), `decoder_segment_ids`, `decoder_positions` (n, targets) of
-    packed examples, positions counted in each; `token_type_ids` (n, inputs); `next_sentence_labels` (n,), `IGNORED`
-    where all labels of a row are.
+    Every batch has `encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), padded with
+    `IGNORED`. Others are present only when needed: `encoder_attention_mask` (n, inputs), 1 at real tokens, if there is
+    padding; for packed examples `encoder_segment_ids` and `encoder_positions` (n, inputs), `decoder_segment_ids` and
+    `decoder_positions` (n, targets), where positions restart in each example; `token_type_ids` (n, inputs);
+    `next_sentence_labels` (n,), `IGNORED` in rows whose labels are all `IGNORED`.
     """
     filled = examples.inputs.filled
     counted = examples.targets.filled
@@ -169,7 +174,7 @@ def as_batch(examples: Examples, pad: int) -> Batch:
 
 
 def _positions(segments: np.ndarray) -> np.ndarray:
-    """(n, width): places in their segments. [[1, 1, 1, 2, 2, 0]]  ->  [[0, 1, 2, 0, 1, 0]]"""
+    """(n, width): each token's position in its segment. [[1, 1, 1, 2, 2, 0]]  ->  [[0, 1, 2, 0, 1, 0]]"""
     places = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     begins = np.ones(segments.shape, dtype=bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cut:
-    """A global batch is `ranks` × `accumulation` × `micro_batch` rows; this process is `rank`."""
+    """A global batch has `ranks` × `accumulation` × `micro_batch` rows; this process is `rank`."""
 
     rank: int
     ranks: int
@@ -17,10 +17,10 @@ class Cut:
         return self.rows(self.accumulation)
 
     def rows(self, accumulation: int) -> int:
-        """Rows of a step of so many micro-batches on each rank."""
+        """Rows in a step with `accumulation` micro-batches on each rank."""
         return self.ranks * accumulation * self.micro_batch
 
     def firsts(self, position: int, accumulation: int) -> list[int]:
-        """Where this rank's micro-batches begin in the stream, in a step of so many that begins at `position`."""
+        """Positions where this rank's `accumulation` micro-batches begin, in a step that begins at `position`."""
         begin = position + self.rank * accumulation * self.micro_batch
         return [begin + micro * self.micro_batch for micro in range(accumulation)]

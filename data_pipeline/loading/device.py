@@ -1,4 +1,4 @@
-"""Batches on their way to the accelerator: copied on a stream of their own while the step before computes."""
+"""Copies each step's batches to the accelerator on a separate stream while the previous step computes."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ Batches = list[dict[str, torch.Tensor]]
 
 
 def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
-    """The same batches on `device`. On CUDA the next step's are copied, from pinned memory, during this one's work."""
+    """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory during this step."""
     if device.type != "cuda":
         yield from steps
         return

@@ -1,21 +1,21 @@
-"""Mixtures: which corpus stands at which position, by a closed function of the position."""
+"""Mixtures: the corpus at each position, computed from the position alone."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-_CYCLES = (10_000, 100_000, 1_000_000)  # rows; the first in which every corpus has one is taken
+_CYCLES = (10_000, 100_000, 1_000_000)  # rows; the shortest cycle in which every corpus has a row is used
 
 
 def too_light(weights: Sequence[float]) -> list[int]:
-    """Numbers of the corpora whose share rounds to no row even in the longest cycle: about half a millionth or less."""
+    """Indices of corpora whose share rounds to 0 rows even in the longest cycle: about half a millionth or less."""
     return np.flatnonzero(_rows(weights, _CYCLES[-1]) == 0).tolist()
 
 
 class Mixture:
-    """Deals positions to corpora in proportion to `weights`, as evenly as possible, in a cycle that repeats.
+    """Assigns positions to corpora in proportion to `weights`, as evenly as possible, in a repeating cycle.
 
-    Shares are rounded to whole rows of the cycle. No corpus may be `too_light` (ValueError).
+    Shares are rounded to whole rows of the cycle. Raises ValueError if a corpus is `too_light`.
     """
 
     def __init__(self, weights: Sequence[float]):
@@ -30,13 +30,13 @@ class Mixture:
         self._owner, self._turn = np.repeat(np.arange(len(counts)), counts)[order], turn[order]
 
     def consumed(self, position: int) -> list[int]:
-        """How many rows of each corpus stand before `position`."""
+        """How many rows of each corpus come before `position`."""
         cycles, rest = divmod(position, self._cycle)
         before = np.bincount(self._owner[:rest], minlength=len(self._counts))
         return (cycles * self._counts + before).tolist()
 
     def deal(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(corpus (n,), place in that corpus's own sequence (n,)) of `positions` (n,)."""
+        """(corpus (n,), position within that corpus's sequence (n,)) for each of `positions` (n,)."""
         cycles, rest = np.divmod(positions, self._cycle)
         owner = self._owner[rest]
         return owner, cycles * self._counts[owner] + self._turn[rest]

@@ -1,8 +1,8 @@
 """The order of training: position -> row, by arithmetic.
 
-In each epoch the blocks are permuted by (seed, epoch) and laid end to end. That sequence of rows is cut into `lanes`
-equal stretches, read in turn: neighbours in a batch come from different blocks, and since the stretches begin at
-different places in their blocks, no two lanes need new blocks at the same moment. Inside a block, rows are permuted.
+In each epoch the blocks are permuted by (seed, epoch) and concatenated. That sequence of rows is cut into `lanes` equal
+ranges, which are read in turn: neighbours in a batch come from different blocks. The ranges begin at different places
+in their blocks, so that no two lanes need new blocks at the same moment. Rows are also permuted inside each block.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from data_pipeline.objectives.randomness import permutation, row_keys
 
 
 class EpochOrder:
-    """Which row stands at which position of one epoch of one split."""
+    """The row at each position of one epoch of one split."""
 
     def __init__(self, blocks: Blocks, lanes: int, seed: int, epoch: int):
         self._rows = blocks.rows
@@ -37,9 +37,9 @@ class EpochOrder:
         return self._first_row[blocks] + np.array(rows, dtype=np.int64)
 
     def _sequence(self, positions: np.ndarray) -> np.ndarray:
-        """Place in the sequence of permuted blocks: lane `p mod lanes`, `p div lanes` rows into it.
+        """Places in the sequence of permuted blocks. Position p is row `p div lanes` of lane `p mod lanes`.
 
-        Where the rows don't divide, the first lanes are a row longer, and those rows come last.
+        If the rows don't divide evenly, the first lanes are one row longer, and those rows come last.
         """
         share, longer = divmod(self._total, self._lanes)
         tail = positions >= share * self._lanes

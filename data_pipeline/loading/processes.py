@@ -1,4 +1,4 @@
-"""Items of a dataset by number, made here or ahead of time by worker processes; one that dies is named."""
+"""Items of a dataset by number, made in this process or ahead of time by worker processes."""
 
 import re
 import signal
@@ -15,21 +15,21 @@ from data_pipeline.foundation.blocked_signals import blocked
 from data_pipeline.foundation.errors import FailedError
 
 Item = TypeVar("Item")
-# A terminal or a scheduler sends them to all processes. The run stops on them, and needs its loader until then.
+# A terminal or a scheduler sends these to all processes. The run stops on them, and needs its workers until then.
 _IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
-_REQUESTS = {*_IGNORED, signal.SIGTERM}  # which may also be meant for a worker
+_REQUESTS = {*_IGNORED, signal.SIGTERM}  # SIGTERM may also be meant for one worker
 _PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
 
 @dataclass(frozen=True)
 class _Made(Generic[Item]):
-    """An item, or the error that it ended in: raised in a worker it would lose its type on the way."""
+    """An item, or the error that making it raised: an error raised in a worker would lose its type."""
 
     item: Item | None
     error: Exception | None = None
 
     def pin_memory(self) -> "_Made[Item]":
-        """What the DataLoader calls on CUDA; it looks into no dataclass by itself."""
+        """The DataLoader calls this on CUDA, since it doesn't look into dataclasses."""
         pin = getattr(self.item, "pin_memory", None)
         return _Made(pin() if pin else self.item, self.error)
 
@@ -46,14 +46,14 @@ class _Guarded(Dataset):
 
 
 def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int) -> Iterator[Any]:
-    """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` of them ahead.
+    """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` items ahead.
 
-    Raises what making an item raised, and FailedError where a worker process died.
+    Raises what making an item raised, and FailedError if a worker process died.
     """
-    with blocked(_REQUESTS):  # until a worker has its handlers
+    with blocked(_REQUESTS):  # until a worker has installed its handlers
         if workers:
             resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # that has unblocked some of them
+            signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # ensure_running unblocks some of them
         made = iter(
             DataLoader(
                 _Guarded(dataset),
@@ -63,7 +63,7 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
                 multiprocessing_context="forkserver" if workers else None,
                 prefetch_factor=prefetch if workers else None,
                 worker_init_fn=_outlive_requests,
-                generator=torch.Generator(),  # its own: the global generator is not touched
+                generator=torch.Generator(),  # leaves the global generator alone
                 pin_memory=torch.cuda.is_available(),
             )
         )
@@ -87,18 +87,18 @@ def _outlive_requests(worker: int) -> None:
 
 
 def _not_at_once(number: int, frame: FrameType | None) -> None:
-    """One SIGTERM is a scheduler's. Workers that are stuck get two: as PyTorch shuts down, and as Python does."""
+    """Survives one SIGTERM, a scheduler's. A stuck worker gets two: from PyTorch's shutdown and from Python's."""
     signal.signal(number, signal.SIG_DFL)
 
 
 def _death(error: RuntimeError) -> str:
-    """One line of what PyTorch says of a dead worker."""
-    said = " ".join(str(error).split())
-    found = _PIDS.search(said)
-    killed = re.search(r"killed by signal: (\w+)", said)
+    """PyTorch's error about a dead worker, in one line."""
+    message = " ".join(str(error).split())
+    found = _PIDS.search(message)
+    killed = re.search(r"killed by signal: (\w+)", message)
     if not found:
-        return f"data.workers: {said[:300]}"
+        return f"data.workers: {message[:300]}"
     how = f"was killed ({killed[1]})" if killed else "died"
-    memory = signal.Signals.SIGKILL.name in said or "Killed" in said
+    memory = signal.Signals.SIGKILL.name in message or "Killed" in message
     hint = "; the machine may be out of memory: lower data.workers or data.prefetch" if memory or not killed else ""
     return f"data.workers: the loader's worker process {found[1].strip()} {how}{hint}"

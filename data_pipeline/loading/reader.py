@@ -15,10 +15,10 @@ CACHE_BYTES = 100 * 10**9
 
 
 class Reader:
-    """Rows of `split`, by id. `objective` overrides the corpus's where noise is applied at load.
+    """Rows of `split`, by id. `objective` overrides the corpus's if noise is applied at load.
 
-    `skip_damage`: rows of damaged blocks are empty, and told in `damaged`, instead of an error. `damaged`: numbers of
-    blocks that are damaged for certain: they are not read again, even if they are whole by now.
+    With `skip_damage`, rows of damaged blocks are empty and the blocks are listed in `damaged`; otherwise such a block
+    is an error. `damaged` lists blocks already known to be damaged: they stay skipped, even if they are repaired.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Reader:
     def examples(self, rows: np.ndarray | list[int], epochs: np.ndarray | int) -> Examples:
         """Inputs and targets of the rows with these ids (n,).
 
-        `epochs`, one number or (n,), choose the noise where it is applied at load; noise in the shard is what it is.
-        Raises DamagedInput naming the shard where a block's checksum differs.
+        `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
+        Raises DamagedInput, which names the shard, if a block's checksum differs.
         """
         ids = np.asarray(rows, dtype=np.int64)
         epochs = np.broadcast_to(epochs, ids.shape)
@@ -69,7 +69,7 @@ class Reader:
         return self._objective.apply(rows_in(blocks, places), keys, self._vocabulary, columns)
 
     def _blocks(self, places: np.ndarray) -> list[Block | None]:
-        """The block of each row, None where it is damaged and that is to be passed over."""
+        """The block of each row, or None if the block is damaged and skipped."""
         found: list[Block | None] = []
         for place in places.tolist():
             if place in self.damaged:
@@ -86,14 +86,14 @@ class Reader:
 
 
 def _empty(rows: int, eos: int, beside: Examples | None = None) -> Examples:
-    """Rows of nothing but an end mark to attend to, since a row of padding alone has no softmax, and no target.
+    """Rows with only an end mark as input, since attention to padding alone has no softmax, and no targets.
 
-    They tell as much as those that they stand `beside`.
+    They have the same optional arrays as `beside`.
     """
     mark = np.full((rows, 1), eos)
-    told = beside.told if beside else {}
+    optional = beside.told if beside else {}
     return Examples(
         Padded(mark, np.ones(rows, dtype=np.int64)),
         Padded(mark, np.zeros(rows, dtype=np.int64)),
-        **{name: np.zeros((rows, 1)[: array.ndim], dtype=array.dtype) for name, array in told.items()},
+        **{name: np.zeros((rows, 1)[: array.ndim], dtype=array.dtype) for name, array in optional.items()},
     )

@@ -1,4 +1,4 @@
-"""Blocks of one split, read by byte offset: mapped into memory where they are local, else through the disk cache."""
+"""Blocks of one split, read by byte offset. Local blocks are memory-mapped; remote ones go through the disk cache."""
 
 from functools import lru_cache
 
@@ -10,14 +10,14 @@ from data_pipeline.corpus.blocks import Block, decode_block
 from data_pipeline.foundation.disk_cache import DiskCache, mapped_file
 from data_pipeline.foundation.errors import DamagedInput
 
-_ATTEMPTS = 3  # at reading from another machine
+_ATTEMPTS = 3  # to read a remote block
 _SHARDS_OPEN = 16
 
 
 class BlockStore:
-    """Blocks by their number, each checked against its sha256 when it is first read; `cached` of them are kept.
+    """Blocks by number, each checked against its sha256 when first read. The last `cached` ones are kept.
 
-    Views into the file: the operating system's page cache holds the bytes, once for all ranks of a machine.
+    Blocks are views into the file. The operating system's page cache holds the bytes once for all ranks of a machine.
     """
 
     def __init__(self, corpus: Corpus, split: str, cached: int, cache_bytes: int):
@@ -30,7 +30,7 @@ class BlockStore:
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
 
     def __getitem__(self, place: int) -> Block:
-        """Raises DamagedInput, naming shard and byte, where a block can't be read or isn't what was written."""
+        """Raises DamagedInput, which names shard and byte, if a block can't be read or its checksum differs."""
         return self._cached(place)
 
     def _read(self, place: int) -> Block:
@@ -50,7 +50,7 @@ class BlockStore:
             mapped = self._mapped(str(self.corpus.directory / shard))
         except OSError as error:
             raise self._damage(place, error.strerror or "can't be read") from None
-        if len(mapped) < start + length:  # reading on would be a bus error
+        if len(mapped) < start + length:  # reading past the end would be a bus error
             raise self._damage(place, f"the file ends at byte {len(mapped)}")
         return mapped[start : start + length]
 
@@ -62,7 +62,7 @@ class BlockStore:
         for attempt in range(_ATTEMPTS):
             try:
                 content = filesystem.cat_file(f"{root.rstrip('/')}/{shard}", start, start + length)
-            except Exception as error:  # every file system has errors of its own
+            except Exception as error:  # each file system raises its own errors
                 if attempt == _ATTEMPTS - 1:
                     raise self._damage(place, f"can't be read: {' '.join(str(error).split())[:200]}") from None
             else:

@@ -1,4 +1,4 @@
-"""What is trained on, and how far: it fixes which row stands at which position, for good."""
+"""The stream of training rows, which fixes the row at every position, and how far it was consumed."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from data_pipeline.objectives import Objective
 
 @dataclass(frozen=True)
 class Skipped:
-    """A damaged block that was passed over: its rows count for nothing in all of the run."""
+    """A damaged block that was skipped: its rows have no loss for the rest of the run."""
 
     corpus: str
     shard: str
@@ -22,11 +22,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Stream:
-    """Corpora and weights, and what else decides the order.
+    """Corpora and weights, and all else that decides the order of rows.
 
-    `lanes`: stretches of each epoch that are read in turn. `objective` overrides the corpora's where noise is applied
-    at load. `on_damage`: stop at a damaged block, or give its rows weight 0. `cache_bytes`: of blocks of remote corpora
-    on this machine's disk.
+    Each epoch is read from `lanes` ranges in turn. `objective` overrides the corpora's if noise is applied at load.
+    `on_damage` chooses whether to stop at a damaged block or give its rows weight 0. `cache_bytes` limits the blocks of
+    remote corpora that are kept on this machine's disk.
     """
 
     corpora: list[Corpus]
@@ -39,7 +39,7 @@ class Stream:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What may not change over the life of a run. Batch size, ranks, workers and prefetching may."""
+        """The settings that may not change during a run. Batch size, ranks, workers and prefetching may change."""
         return {
             "corpora": [
                 {"fingerprint": corpus.fingerprint, "weight": weight}
@@ -57,9 +57,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamState:
-    """How far a stream was consumed: what a checkpoint keeps of the loader, as plain JSON.
+    """How far a stream was consumed. A checkpoint stores this for the loader, as plain JSON.
 
-    `position`: rows over all corpora; `consumed`: of each one. `skipped`: damaged blocks met so far.
+    `position` counts rows over all corpora, `consumed` those of each corpus. `skipped` lists the damaged blocks found
+    so far.
     """
 
     position: int = 0
@@ -72,12 +73,12 @@ class StreamState:
         return cls(position, stream.mixture.consumed(position), skipped, stream.identity)
 
     def check(self, stream: Stream) -> None:
-        """Raises UserError, a line for each difference, where this is the progress of another stream."""
+        """Raises UserError, with a line for each difference, if this state belongs to another stream."""
         if problems := differences(self.identity, stream.identity):
-            raise UserError("\n".join(f"the state of the data is of another stream: {line}" for line in problems))
+            raise UserError("\n".join(f"the data state belongs to another stream: {line}" for line in problems))
         if self.consumed != stream.mixture.consumed(self.position):
             raise UserError(
-                f"the state of the data doesn't fit: {self.consumed} rows consumed of the corpora, expected "
+                f"the data state is inconsistent: it has {self.consumed} rows consumed per corpus, expected "
                 f"{stream.mixture.consumed(self.position)} at position {self.position}"
             )
 
@@ -94,12 +95,12 @@ class StreamState:
 
 
 def differences(there: Any, here: Any) -> list[str]:
-    """One line for each key of two nested values that differs: "corpora.0.weight is 1.0 there, 2.0 here"."""
+    """One line for each key that differs between two nested values: "corpora.0.weight is 1.0 there, 2.0 here"."""
     return [f"{key} is {old!r} there, {new!r} here" for key, old, new in _changed(there, here)]
 
 
 def changes(before: Any, now: Any) -> list[str]:
-    """The same as what has changed: "run.max_steps: 8 → 9"."""
+    """Like `differences`, worded as changes: "run.max_steps: 8 → 9"."""
     return [f"{key}: {old!r} → {new!r}" for key, old, new in _changed(before, now)]
 
 

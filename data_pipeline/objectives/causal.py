@@ -1,4 +1,4 @@
-"""Causal language modelling: every token from those before it."""
+"""Causal language modelling: predicts every token from those before it."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -13,8 +13,8 @@ from data_pipeline.text.vocabulary import Vocabulary
 class CausalLM(Objective):
     """Settings of causal language modelling, for models whose inputs and targets are equally long.
 
-    `length`: tokens of the inputs and of the targets. Nothing is marked or masked: the targets are the inputs moved by
-    a token, for decoders alone (nanoGPT) and for encoders that are causal as well (Yan 2024).
+    `length` is the number of tokens of the inputs and of the targets. There are no marks or masks: the targets are the
+    inputs shifted by one token, for decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
 
         row      Thank you for inviting me
         inputs   Thank you for inviting
@@ -35,13 +35,13 @@ class CausalLM(Objective):
         return self.length, self.length
 
     def accepts(self, length: int) -> bool:
-        """Whether a row of `length` tokens has one to predict another from."""
+        """Whether a row of `length` tokens has a token to predict and one to predict it from."""
         return 2 <= length <= self.raw_length
 
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """All but the last token of each row, and all but the first; nothing is random."""
+        """The inputs are all but the last token of each row, the targets all but the first. Nothing is random."""
         lengths = rows.lengths - 1
         filled = np.arange(rows.values.shape[1] - 1) < lengths[:, None]
         inputs, targets = rows.values[:, :-1].copy(), rows.values[:, 1:].copy()

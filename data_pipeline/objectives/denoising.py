@@ -12,45 +12,45 @@ from data_pipeline.objectives.objective import Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
-# streams of random numbers; an insertion has two: its places, and one up the random tokens among them
+# streams of random numbers; an insertion has two: one for its places, the next for its random tokens
 _SENTENCES, _SPAN_LENGTHS, _SPANS, _IS_RANDOM, _RANDOM_TEXT, _EMPTY_SPANS, _INSERTED, _ROTATION = 0, 1, 2, 3, 4, 5, 7, 9
 
-_INDEX_BITS = 20  # lowest bits of a random number that hold a position, while positions are ranked by the other 44
+_INDEX_BITS = 20  # the lowest bits of a random number hold a position; the other 44 rank it
 
 
 class Denoising(Objective):
-    """Settings of BART's noising: the encoder reads a noised row, the decoder writes the row as it was.
+    """Settings of BART's noising: the encoder reads a noised row, the decoder writes the original row.
 
-    Worked example, with `<s>` and `</s>` for the marks and "." a part of the word before it: two sentences change
-    places; 4 of 11 words are noised, in spans of three and one; a span of none adds a mask.
+    Worked example, with `<s>` and `</s>` for the marks and "." as part of the word before it: two sentences change
+    places; 4 of 11 words are noised, in spans of three and one; an empty span adds a mask.
 
         row      The cat sat . It was a warm day and nobody spoke .
         inputs   <s> It <mask> day and nobody <mask> The <mask> cat sat . </s>
         targets  <s> The cat sat . It was a warm day and nobody spoke . </s>
 
-    The noise, in the order in which it is applied. It never touches the marks, and all targets are predicted.
+    The noise is applied in this order. It never changes the marks, and all targets are predicted.
 
     1. ⌈`permute_sentence_ratio` · sentences⌉ of a row's sentences, chosen at random, change places with one another.
        A sentence ends at a token of `vocabulary.sentence_ends` or at the row's last token, unless the token before it
-       is one of `sentence_ends` too. As in the reference, what follows a row's last sentence stays where it is.
-    2. Spans that have ⌈`mask_ratio` · words⌉ words in all are noised, each from another random word on.
-       `span_length`: words of a span: drawn from a Poisson distribution with mean `poisson_lambda`, always one, or
-       always one token ("subword"). Spans that overlap become one and the row's end cuts them, so at the defaults 27 %
-       of the words are gone, not 30 %. Tokens before the first start of a word are never noised.
-       `replace_length`: tokens that take a span's place: one mask (1, text infilling), none (0, token deletion) or as
-       many masks as it had tokens (-1, token masking). Spans of no words are masks inserted at random places, whatever
+       is also one of `sentence_ends`. As in the reference, tokens after a row's last sentence stay in place.
+    2. Spans with ⌈`mask_ratio` · words⌉ words in all are noised. Each starts at a different random word.
+       `span_length` chooses the words of a span: a number from a Poisson distribution with mean `poisson_lambda`,
+       always one, or always one token ("subword"). Overlapping spans merge and the row's end cuts them, so that at the
+       defaults 27 % of the words are noised, not 30 %. Tokens before the first word start are never noised.
+       `replace_length` chooses what replaces a span: one mask (1, text infilling), nothing (0, token deletion) or one
+       mask for each of its tokens (-1, token masking). Empty spans are masks inserted at random places, whatever
        `replace_length`. With probability `random_ratio` a span's masks are random tokens of the text instead.
     3. ⌈`insert_ratio` · length⌉ tokens are inserted at random places: ⌈`random_ratio` · their number⌉ random tokens,
-       the others masks. The same share holds for spans of no words; a row's only one is thus random, as in the
-       reference, unless `random_ratio` is 0.
+       the others masks. Empty spans are divided in the same way, so that a row's only empty span becomes a random
+       token, as in the reference, unless `random_ratio` is 0.
     4. With `rotate_probability` a row is rotated to begin with any of its tokens.
 
-    `length`: most tokens of the encoder's input, marks included. Masks for spans of no words are left out where they
-    would make a row longer than `raw_length`: hardly ever, unless nothing is deleted (-1) or `poisson_lambda` is
-    near 1.
+    `length` is the maximum number of tokens of the encoder's input, marks included. Masks for empty spans are left out
+    if they would make a row longer than `raw_length`. This is rare, unless nothing is deleted (-1) or `poisson_lambda`
+    is near 1.
 
-    Unlike in the reference, random tokens are never special ones, ⌈ ⌉ is that of the exact product where floats would
-    give one more, and "subword" goes with -1.
+    Unlike in the reference, random tokens are never special tokens, ⌈ ⌉ rounds the exact product where floats would
+    give one more, and "subword" can be combined with -1.
     """
 
     name: Literal["denoising"] = "denoising"
@@ -76,7 +76,7 @@ class Denoising(Objective):
 
     @cached_property
     def raw_length(self) -> int:
-        """Tokens of a row: `length` less the two marks and the tokens that `insert_ratio` adds."""
+        """Tokens of a row: `length` minus the two marks and the tokens that `insert_ratio` adds."""
         marked = self.length
         while marked + math.ceil(marked * self.insert_ratio - 1e-9) > self.length:
             marked -= 1
@@ -84,11 +84,11 @@ class Denoising(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): no more inputs than `length`; the targets are a row and its marks."""
+        """(inputs, targets): at most `length` inputs; the targets are a row and its marks."""
         return self.length, self.raw_length + 2
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """What this noise needs and the tokenizer lacks."""
+        """One line for each thing that this noise needs and the tokenizer lacks."""
         masks = self.insert_ratio or (self.mask_ratio and (self.replace_length or self.span_length == "span_poisson"))
         words = self.mask_ratio and self.span_length != "subword"
         lacks = {
@@ -104,7 +104,7 @@ class Denoising(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs (n, up to `length`) and targets (n, longest row + 2) of `rows`, each noised as its key says."""
+        """Inputs (n, up to `length`) and targets (n, longest row + 2) of `rows`, each noised by its key."""
         flat = _Flat(rows.values[rows.filled], rows.lengths, keys)
         return Examples(_marked(self._noised(flat, vocabulary), vocabulary), _marked(flat, vocabulary))
 
@@ -125,7 +125,7 @@ class Denoising(Objective):
         ends = boundary.copy()
         ends[1:] &= ~boundary[:-1]
         ends[rows.starts] = boundary[rows.starts]
-        leftover = ~ends[rows.stops - 1]  # (n,): the row's last tokens belong to no sentence, a part that stays
+        leftover = ~ends[rows.stops - 1]  # (n,): whether the row's last tokens belong to no sentence and stay in place
         ends[rows.stops - 1] = True
 
         part_stops = np.flatnonzero(ends) + 1
@@ -140,7 +140,7 @@ class Denoising(Objective):
 
     def _mask(self, rows: "_Flat", vocabulary: Vocabulary) -> "_Flat":
         begins, ends, spans, empty = self._spans(rows, vocabulary)
-        # what spans share goes to the one that begins first, as in the reference; a span inside another has nothing
+        # as in the reference, tokens of several spans go to the span that begins first; a span inside another gets none
         earlier = np.maximum.accumulate(np.concatenate([[0], ends[:-1]]))
         own_begins = np.maximum(begins, earlier)
         own_sizes = np.maximum(ends - own_begins, 0)
@@ -165,7 +165,7 @@ class Denoising(Objective):
         return self._insert(rows, np.minimum(empty, self.raw_length - lengths), _EMPTY_SPANS, vocabulary)
 
     def _spans(self, rows: "_Flat", vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """First token of each span, ascending; the token after it; (n,) spans of each row; (n,) spans of no words."""
+        """First token of each span, ascending; the token after it; (n,) spans of each row; (n,) its empty spans."""
         if self.span_length == "subword":
             words = np.arange(len(rows.tokens))
         else:
@@ -178,14 +178,14 @@ class Denoising(Objective):
         size_at[chosen] = sizes
         first = np.flatnonzero(size_at)
         after = np.minimum(first + size_at[first], np.repeat(stops, spans))
-        # after the last word of a row comes not the next row's first word but the row's end
+        # the last word of a row ends at the row's end, not at the next row's first word
         ends = np.minimum(np.append(words, len(rows.tokens))[after], np.repeat(rows.stops, spans))
         return words[first], ends, spans, empty
 
     def _span_sizes(self, keys: np.ndarray, budget: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words of each span, row after row; (n,) spans of each row; (n,) spans of no words drawn beside them.
+        """Words of each span, row after row; (n,) spans of each row; (n,) empty spans drawn among them.
 
-        A row's spans are drawn until they have its `budget` (n,) of words; the last one is cut to have just that.
+        A row's spans are drawn until they reach its `budget` (n,) of words; the last one is cut to match it exactly.
         """
         if self.span_length != "span_poisson":
             return np.ones(budget.sum(), dtype=np.int64), budget, np.zeros_like(budget)
@@ -203,9 +203,9 @@ class Denoising(Objective):
 
     @cached_property
     def _span_thresholds(self) -> np.ndarray:
-        """(longest span,) uint64: a random number stands for a span as long as there are thresholds up to it.
+        """(longest span,) uint64: a random number gives a span whose length is the number of thresholds up to it.
 
-        The Poisson distribution is cut where a length is less likely than 1e-7, and at 127, as in the reference.
+        As in the reference, the Poisson distribution ends where a length is less likely than 1e-7, and at 127.
         """
         probabilities: list[float] = []
         while len(probabilities) < 128 and (not probabilities or probabilities[-1] >= 1e-7):
@@ -239,7 +239,7 @@ class Denoising(Objective):
 
 
 class _Flat(NamedTuple):
-    """Rows one after the other, without marks or padding: `tokens` of all, `lengths` (n,) and `keys` (n,)."""
+    """Rows concatenated without marks or padding: all `tokens`, and each row's length and key, (n,)."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -264,7 +264,7 @@ def _marked(rows: _Flat, vocabulary: Vocabulary) -> Padded:
 
 
 def _share(counts: np.ndarray, ratio: float) -> np.ndarray:
-    """⌈counts · ratio⌉, safe from a product that is a hair too large."""
+    """⌈counts · ratio⌉, robust to products that rounding makes slightly too large."""
     return np.ceil(counts * ratio - 1e-9).astype(np.int64)
 
 
@@ -280,12 +280,12 @@ def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _chance(bits: np.ndarray, probability: float) -> np.ndarray:
-    """True with this probability, for each of the random 64-bit numbers."""
+    """True with `probability`, for each random 64-bit number."""
     return bits * 2.0**-64 < probability
 
 
 def _below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
-    """Numbers of 0 … bound − 1 (int64); of 2^64 the most likely has at most one more than the others."""
+    """Numbers in 0 … bound − 1 (int64), uniform up to one in 2^64."""
     return (bits % np.asarray(bound, dtype=np.uint64)).astype(np.int64)
 
 

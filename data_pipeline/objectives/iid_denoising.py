@@ -1,4 +1,4 @@
-"""I.i.d. denoising: each token is masked by itself (Raffel et al. 2020, section 3.1.4; T5's `iid_denoising`)."""
+"""I.i.d. denoising: each token is masked independently (Raffel et al. 2020, section 3.1.4; T5's `iid_denoising`)."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -19,20 +19,20 @@ _OVERFLOW = 1e-6
 class IidDenoising(Objective):
     """Settings of i.i.d. denoising.
 
-    `inputs_length`: the most tokens the encoder sees, end mark included. `noise_density`: probability that a token is
-    masked, independently of all others.
+    `inputs_length` is the maximum number of tokens of the encoder's input, end mark included. Each token is masked with
+    probability `noise_density`, independently of all others.
 
-    Each run of masked tokens becomes one sentinel, as in span corruption with a rolled mask: inputs and targets number
-    their own runs, and what one side spells out is a sentinel in the other.
+    Each run of masked tokens becomes one sentinel, as in span corruption with a rolled mask: inputs and targets each
+    number their own runs, and a run of tokens on one side is a sentinel on the other.
 
         row      Thank you for inviting me to your party last week
         inputs   Thank <0> for <1> to your party <2> week </s>
         targets  <0> you <1> inviting me <2> last <3> </s>
 
-    The number of runs is random and its worst case, every other token, never occurs: 256 in a row of 511, with a mean
-    of 65. A row is therefore given as many sentinels and as long targets as suffice but for one row in a million, 97
-    and 212 here, so that T5's 100 sentinels do; there, the tokens stay unmasked from where one more would not fit.
-    A row of which nothing is masked has only the end mark as its targets.
+    The number of runs is random. Its worst case, every other token, practically never occurs: 256 in a row of 511, with
+    a mean of 65. A row therefore gets enough sentinels and target tokens for all but one row in a million, 97 and 212
+    here, so that T5's 100 sentinels suffice. In that one row, masking stops where the next token would not fit. If
+    nothing in a row is masked, its targets are only the end mark.
     """
 
     name: Literal["iid_denoising"] = "iid_denoising"
@@ -41,23 +41,23 @@ class IidDenoising(Objective):
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row before masking: with the end mark they fill the inputs if each masked run is of one token."""
+        """Tokens of a row before masking. With the end mark they fill the inputs if each masked run has one token."""
         return self.inputs_length - 1
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets). The targets may have one run of kept tokens more than there are masked ones."""
+        """(inputs, targets). The targets may have one more run of kept tokens than of masked tokens."""
         return self.inputs_length, self._most_added + 2
 
     @property
     def sentinels(self) -> int:
-        """One for each run of masked tokens or, on the other side, of kept ones."""
+        """One for each run of masked tokens in the inputs, or of kept tokens in the targets."""
         return self._most_runs + 1
 
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs and targets of `rows`, each masked as its key says."""
+        """Inputs and targets of `rows`, each masked by its key."""
         below = np.uint64(int(self.noise_density * 2**64))
         masked = (random_bits(keys, _MASK, rows.values.shape[1]) < below) & rows.filled
         self._unmask_overflow(masked)
@@ -70,7 +70,7 @@ class IidDenoising(Objective):
         return examples
 
     def _unmask_overflow(self, masked: np.ndarray) -> None:
-        """Ends the masking of each row of `masked` (n, length), in place, where its limits are reached."""
+        """Stops the masking of each row of `masked` (n, length) where it reaches its limits, in place."""
         starts = run_starts(masked)
         runs = np.count_nonzero(starts, axis=1)
         added = runs + np.count_nonzero(masked, axis=1)
@@ -82,18 +82,19 @@ class IidDenoising(Objective):
 
     @cached_property
     def _most_runs(self) -> int:
-        """Runs of masked tokens that a row has at most."""
+        """The most runs of masked tokens in a row."""
         return self._most(0)
 
     @cached_property
     def _most_added(self) -> int:
-        """Masked tokens and runs of them, together, that a row has at most."""
+        """The most masked tokens and runs of them, added, in a row."""
         return self._most(1)
 
     def _most(self, token: int) -> int:
-        """What runs + `token` × masked tokens of a full row exceeds with a probability of no more than 10⁻⁶.
+        """The limit that runs + `token` × masked tokens of a full row exceed with a probability of at most 10⁻⁶.
 
-        Token by token, the probability of every count, apart for rows that end with a kept and with a masked token.
+        Computes the probability of every count token by token, separately for rows that end with a kept token and with
+        a masked token.
         """
         after_kept = np.zeros((token + 1) * self.raw_length + 2)
         after_kept[0] = 1.0

@@ -14,24 +14,25 @@ _CHOICE, _REPLACEMENT = 0, 1  # streams of random numbers
 
 
 class MaskedLM(Objective):
-    """Settings of masked language modelling, and of next-sentence prediction beside it.
+    """Settings of masked language modelling and of optional next-sentence prediction.
 
-    `length`: the most tokens of the inputs, special ones included. `mask_ratio`: share of a row's text tokens that are
-    predicted: exactly so many, rounded, and at least one. Of these `mask_share` become the mask token, `random_share`
-    any text token, the rest stay. Targets are the whole row; `predicted` says which of them count.
+    `length` is the maximum number of tokens of the inputs, special tokens included. `mask_ratio` is the exact share of
+    a row's text tokens that are predicted, rounded, and at least one token. Of these, `mask_share` become the mask
+    token, `random_share` a random text token, and the rest stay. The targets are the whole row; `predicted` marks those
+    that have a loss.
 
         row        Thank you for inviting me to your party
         inputs     [CLS] Thank [MASK] for inviting me banana your party [SEP]
         targets    [CLS] Thank you for inviting me to your party [SEP]
         predicted  0 0 1 0 0 0 1 0 0 0
 
-    A row is put between `[CLS]` and `[SEP]` or, where a vocabulary doesn't have them, its marks for beginning and end,
-    as RoBERTa does; a vocabulary without the first gets only the second.
+    A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its begin and end marks are used, as in
+    RoBERTa; without a begin mark, there is only the end mark.
 
-    `whole_words`: a word's tokens are predicted all or not at all. Words are taken in random order as long as the share
-    isn't exceeded, the first in any case. (BERT goes on to look for shorter words that still fit.)
+    With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next would
+    exceed the share; the first word is always taken. (BERT continues and looks for shorter words that still fit.)
 
-    `next_sentence`: a row is text A, then text B from `second_start` on; `is_next` says whether B follows A.
+    With `next_sentence`, a row is text A, then text B from `second_start` on; `is_next` says whether B follows A.
 
         row          Thank you | for inviting me
         inputs       [CLS] Thank you [SEP] for [MASK] me [SEP]
@@ -50,7 +51,8 @@ class MaskedLM(Objective):
     def _shares_and_texts_fit(self) -> "MaskedLM":
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
-                f"random_share: with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most"
+                f"random_share: with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most, "
+                f"got {self.random_share:g}"
             )
         if self.next_sentence and self.raw_length < 2:
             raise ValueError(f"length: {self.length} tokens can't hold two texts and their marks")
@@ -63,35 +65,35 @@ class MaskedLM(Objective):
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row without special ones."""
+        """Tokens of a row without special tokens."""
         return self.length - (3 if self.next_sentence else 2)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): targets are the row before it was masked."""
+        """(inputs, targets): the targets are the row before masking."""
         return self.length, self.length
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """What the vocabulary lacks."""
+        """One line for each thing that the vocabulary lacks."""
         lacking = super().problems(vocabulary)
         if vocabulary.mask is None:
-            lacking.append("masks tokens; the vocabulary has no mask token")
+            lacking.append("masks tokens, but the vocabulary has no mask token")
         if self.next_sentence and _marks(vocabulary)[0] is None:
             lacking.append(
                 "next_sentence: classifies the first token; the vocabulary has neither [CLS] nor one like it"
             )
         if self.whole_words and len(vocabulary.word_starts) != vocabulary.size:
-            lacking.append("whole_words: the vocabulary doesn't tell which tokens begin a word")
+            lacking.append("whole_words: the vocabulary doesn't mark which tokens begin a word")
         return lacking
 
     def accepts(self, length: int) -> bool:
-        """Whether a row of `length` tokens has a token, or two texts."""
+        """Whether a row of `length` tokens has enough tokens: one, or two for two texts."""
         return (2 if self.next_sentence else 1) <= length <= self.raw_length
 
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs and targets of `rows`, each masked as its key says. Only text, unknown pieces too, is predicted."""
+        """Inputs and targets of `rows`, each masked by its key. Only text is predicted, including unknown pieces."""
         if self.next_sentence:
             originals, token_types = _joined(rows, np.asarray(columns["second_start"], dtype=np.int64), vocabulary)
         else:
@@ -119,7 +121,7 @@ class MaskedLM(Objective):
     def _replacements(
         self, tokens: np.ndarray, counts: np.ndarray, keys: np.ndarray, vocabulary: Vocabulary
     ) -> np.ndarray:
-        """What the inputs have for the predicted `tokens`, those of all rows in order, `counts` (n,) of each."""
+        """The input tokens that replace the predicted `tokens`: of all rows in order, `counts` (n,) of each row."""
         assert vocabulary.mask is not None
         most = int(counts.max(initial=0))
         bits = random_bits(keys, _REPLACEMENT, most)[np.arange(most) < counts[:, None]]
@@ -131,7 +133,7 @@ class MaskedLM(Objective):
 
 
 def _marks(vocabulary: Vocabulary) -> tuple[int | None, int]:
-    """What stands before and after a text."""
+    """The marks before and after a text."""
     return vocabulary.special.get("[CLS]", vocabulary.bos), vocabulary.special.get("[SEP]", vocabulary.eos)
 
 

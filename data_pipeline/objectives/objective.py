@@ -1,4 +1,4 @@
-"""What every objective is: a pure function from rows of tokens and their keys to inputs and targets."""
+"""The interface of objectives: pure functions from rows of tokens and their keys to inputs and targets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -21,23 +21,23 @@ class Padded(NamedTuple):
 
     @classmethod
     def full(cls, values: np.ndarray) -> "Padded":
-        """Rows that all are as long as the array is wide."""
+        """Rows without padding: all are as long as the array is wide."""
         return cls(values, np.full(len(values), values.shape[1], dtype=np.int64))
 
     @property
     def filled(self) -> np.ndarray:
-        """(n, longest) bool: where there is a token and no padding."""
+        """(n, longest) bool: True at tokens, False at padding."""
         return np.arange(self.values.shape[1]) < self.lengths[:, None]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a model is given and what it shall say, row by row.
+    """A model's inputs and targets, row by row.
 
-    `predicted` (n, targets) bool: targets that count; None: all that are no padding.
-    `input_segments`, `target_segments` (n, width): where a row holds several examples, the number of each token's
-    example from 1, 0 at padding. `token_types` (n, inputs): 1 in the second of two texts, 0 elsewhere.
-    `next_sentence` (n,): 1 where the second text follows the first.
+    `predicted` (n, targets) bool marks the targets that have a loss; None means all but padding. If a row holds several
+    examples, `input_segments` and `target_segments` (n, width) number each token's example from 1, with 0 at padding.
+    `token_types` (n, inputs) is 1 in the second of two texts, 0 elsewhere. `next_sentence` (n,) is 1 if the second text
+    follows the first.
     """
 
     inputs: Padded
@@ -55,7 +55,7 @@ class Examples:
 
     @property
     def told(self) -> dict[str, np.ndarray]:
-        """What is said beside inputs and targets."""
+        """The optional arrays that are present, by name."""
         return {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
 
 
@@ -63,13 +63,13 @@ _OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and
 
 
 class Objective(Section):
-    """Settings of an objective. `name` tells which one it is."""
+    """Settings of an objective, identified by `name`."""
 
     name: str
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of numbers that are stored with each row when it is cut, which `apply` needs ("denoiser")."""
+        """Names of the values that are stored with each row when it is cut and that `apply` needs ("denoiser")."""
         return ()
 
     @property
@@ -79,30 +79,30 @@ class Objective(Section):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the most tokens a row gives of each, marks included."""
+        """(inputs, targets): the maximum number of tokens of each that a row makes, marks included."""
         raise NotImplementedError
 
     @property
     def sentinels(self) -> int:
-        """Sentinels that a row needs at most."""
+        """The most sentinels that a row needs."""
         return 0
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """What keeps the objective from being used with these ids, a line each; empty where nothing does."""
+        """One line for each reason why the objective can't be used with this vocabulary."""
         if self.sentinels > vocabulary.sentinels:
             return [f"makes up to {self.sentinels} spans, one sentinel each; there are {vocabulary.sentinels}"]
         return []
 
     def accepts(self, length: int) -> bool:
-        """Whether a row of only `length` tokens, the tail of held-out text, makes an example."""
+        """Whether a row of only `length` tokens, such as the tail of held-out text, makes an example."""
         return 0 < length <= self.raw_length
 
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """The examples of `rows` (n rows), each by its own key (n,) uint64 alone. dtype is that of the rows.
+        """The examples of `rows`, in the dtype of the rows. Each depends only on its row and its key in `keys` (n,).
 
-        `columns`: (n,) each, by the names that the property has.
+        `columns` has an array (n,) for each name in the property `columns`.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Objective(Section):
 def by_length(
     rows: Padded, keys: np.ndarray, pad: int, apply: Callable[[np.ndarray, np.ndarray], Examples]
 ) -> Examples:
-    """`apply` of rows that are equally long and of their keys, for each length that there is; put together in order."""
+    """Calls `apply` with the rows of each length and their keys, and joins the examples in the order of `rows`."""
     widths = np.unique(rows.lengths).tolist()
     if len(widths) == 1:
         return apply(rows.values[:, : widths[0]], keys)
@@ -125,9 +125,9 @@ def by_length(
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
-    """One set of examples of several: each with the places (k,) of its rows in the whole.
+    """Joins sets of examples. Each part has the places (k,) of its rows in the result.
 
-    Raises ValueError where some parts have segments, token types, … and others don't.
+    Raises ValueError if some parts have segments, token types, … and others don't.
     """
     return Examples(
         placed([(places, part.inputs) for places, part in parts], pad),
@@ -137,12 +137,12 @@ def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
 
 
 def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
-    """(n, …) of several arrays (k, …), zero where one is narrower; None where there is none."""
+    """Joins arrays (k, …) into one (n, …), filled up with zeros; None if there are none."""
     arrays = [(places, array) for places, array in parts if array is not None]
     if not arrays:
         return None
     if len(arrays) < len(parts):
-        raise ValueError(f"{name}: examples with and without can't be put together")
+        raise ValueError(f"{name}: examples with and without it can't be joined")
     widest = max(array.shape[1:] for _, array in arrays)
     dtype = np.result_type(*(array for _, array in arrays))
     whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=dtype)
@@ -153,7 +153,7 @@ def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> n
 
 
 def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
-    """One set of rows of several: each with the places (k,) of its rows in the whole."""
+    """Joins sets of rows. Each part has the places (k,) of its rows in the result."""
     count = sum(len(places) for places, _ in parts)
     width = max(part.values.shape[1] for _, part in parts)
     values = np.full((count, width), pad, dtype=np.result_type(*(part.values for _, part in parts)))

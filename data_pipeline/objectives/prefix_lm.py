@@ -1,4 +1,4 @@
-"""Language modelling: an encoder reads the beginning of a row and the decoder goes on (Raffel et al. 2020, 3.2.3)."""
+"""Language modelling: the encoder reads a row's beginning, the decoder continues it (Raffel et al. 2020, 3.2.3)."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -14,20 +14,21 @@ _SPLIT = 0  # stream of random numbers
 
 
 class PrefixLM(Objective):
-    """Settings of prefix language modelling: a row is split at random, both parts get an end mark.
+    """Settings of prefix language modelling: a row is split at random, and both parts get an end mark.
 
-    `length`: the most tokens the encoder sees, end mark included; a row has as many.
-    `noise_density`: mean share of the row that is left to the decoder, whose part is uniform over 1 … 2·density·length
-    − 1 tokens. 0.5 is T5's split, uniform over all of the row; UL2's S-denoiser has 0.25 (Tay et al. 2022, table 1).
+    `length` is the maximum number of tokens of the encoder's input, end mark included, and the length of a row.
+    `noise_density` is the mean share of the row that goes to the decoder, whose part is uniform over 1 …
+    2·density·length − 1 tokens. 0.5 is T5's split, uniform over the whole row; UL2's S-denoiser has 0.25 (Tay et al.
+    2022, table 1).
 
         row      Thank you for inviting me to your party last week
         inputs   Thank you for inviting me to your </s>
         targets  party last week </s>
 
-    `packed`: a row holds two examples of `length` − 2 tokens, the second split so that it takes what the first leaves
-    free (T5's `pack_prefix_lm_encoder_decoder`): inputs and targets are `length` tokens each, whatever the split, none
-    of them padding. T5 marks the ends of documents only; here each part has its end mark, as when it is not packed, and
-    `length` counts them. A row of 12 tokens, split at 2 and 6 − 2, with the segments below:
+    With `packed`, a row holds two examples of `length` − 2 tokens. The second is split so that it fills the room that
+    the first leaves (T5's `pack_prefix_lm_encoder_decoder`): whatever the split, inputs and targets have `length`
+    tokens each, without padding. T5 marks only the ends of documents; here each part has its end mark, as without
+    packing, and `length` counts them. A row of 12 tokens, split at 2 and 6 − 2, with the segments below:
 
         row      Thank you for inviting me to | your party last week is over
         inputs   Thank you </s> your party last week </s>
@@ -44,7 +45,10 @@ class PrefixLM(Objective):
     @model_validator(mode="after")
     def _is_packable(self) -> "PrefixLM":
         if self.packed and self.noise_density != 0.5:
-            raise ValueError("noise_density: two packed examples leave half of their tokens to the decoder, so 0.5")
+            raise ValueError(
+                "noise_density: packed rows need 0.5, since half of their tokens go to the decoder, got "
+                f"{self.noise_density:g}"
+            )
         if self.packed and self.length < 4:
             raise ValueError(f"length: {self.length} tokens can't hold parts of two examples and their end marks")
         return self
@@ -62,7 +66,7 @@ class PrefixLM(Objective):
         return self.length, int(self._most_left(np.array(self.length))) + 1
 
     def accepts(self, length: int) -> bool:
-        """Whether `length` tokens can be split; packed, they are two examples of the same length."""
+        """Whether `length` tokens can be split; if packed, into two examples of the same length."""
         if self.packed:
             return 4 <= length <= self.raw_length and length % 2 == 0
         return 2 <= length <= self.raw_length
@@ -70,7 +74,7 @@ class PrefixLM(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs and targets of `rows`, each split as its key says."""
+        """Inputs and targets of `rows`, each split by its key."""
         bits = random_bits(keys, _SPLIT, 1)[:, 0]
         if self.packed:
             half = rows.lengths // 2
@@ -87,14 +91,14 @@ class PrefixLM(Objective):
         )
 
     def _most_left(self, lengths: np.ndarray) -> np.ndarray:
-        """int64: the most tokens that are left to the decoder, of rows of `lengths`."""
+        """The most tokens (int64) that go to the decoder, for rows of `lengths`."""
         return np.clip(np.rint(2 * self.noise_density * lengths).astype(np.int64) - 1, 1, lengths - 1)
 
 
 class FullLM(Objective):
     """Settings of language modelling without a prefix: the encoder sees only an end mark (T5's `full_lm`).
 
-    `length`: tokens of the targets, end mark included.
+    `length` is the number of tokens of the targets, end mark included.
 
         row      Thank you for inviting me
         inputs   </s>
@@ -117,14 +121,14 @@ class FullLM(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """End marks (n, 1), and the rows with theirs; nothing is random."""
+        """The inputs are end marks (n, 1), the targets the rows with end marks. Nothing is random."""
         ends = np.full((len(rows.lengths), 1), vocabulary.eos, dtype=rows.values.dtype)
         whole = _Stretch(np.zeros_like(rows.lengths), rows.lengths)
         return Examples(Padded.full(ends), _copied(rows, whole, vocabulary))
 
 
 class _Stretch(NamedTuple):
-    """Of each row, `counts` tokens from `starts` on; (n,) int64 each."""
+    """`counts` tokens of each row from `starts` on; both are (n,) int64."""
 
     starts: np.ndarray
     counts: np.ndarray
@@ -141,7 +145,7 @@ def _copied(rows: Padded, stretch: _Stretch, vocabulary: Vocabulary) -> Padded:
 
 
 def _copied_pairs(rows: Padded, pair: tuple[_Stretch, _Stretch], vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
-    """Two stretches of each row, an end mark after each; and which of them, 1 or 2, a token is of: (n, width) uint8."""
+    """Two stretches of each row, with an end mark after each, and each token's stretch, 1 or 2: (n, width) uint8."""
     (first_starts, first_counts), (second_starts, second_counts) = pair
     lengths = first_counts + second_counts + 2
     columns = np.arange(int(lengths.max(initial=0)))
@@ -157,7 +161,7 @@ def _copied_pairs(rows: Padded, pair: tuple[_Stretch, _Stretch], vocabulary: Voc
 
 
 def _gathered(rows: Padded, places: np.ndarray) -> np.ndarray:
-    """(n, k): the tokens of each row at its `places` (n, k); any token where a place is past the end."""
+    """(n, k): the tokens of each row at its `places` (n, k); an arbitrary token for places past the end."""
     count, longest = rows.values.shape
     inside = np.minimum(places, longest - 1)
     return rows.values.reshape(-1).take(inside + np.arange(count)[:, None] * longest)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers, keyed by row: a row's numbers depend on its own key alone, however it is batched."""
+"""Counter-based random numbers, keyed by row: a row's numbers depend only on its key, however rows are batched."""
 
 import hashlib
 
@@ -27,7 +27,7 @@ def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray)
 
 
 def noise_keys(seed: int, split: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(n,) uint64 keys of the noise of `rows` (n,) of a split: at build time the same as for epoch 0 at load time."""
+    """(n,) uint64 noise keys for `rows` (n,) of a split. Noise at build time uses those of epoch 0."""
     return row_keys(seed, f"noise/{split}", epoch, rows)
 
 
@@ -40,7 +40,7 @@ def random_bits(keys: np.ndarray, stream: int, count: int) -> np.ndarray:
 
 
 def uniform(bits: np.ndarray, count: int | np.ndarray) -> np.ndarray:
-    """int64 from 0 to `count` − 1, equally likely but for 2⁻³² of each, by the upper half of `bits` (uint64)."""
+    """int64 from 0 to `count` − 1, uniform up to 2⁻³², from the upper half of `bits` (uint64)."""
     return ((bits >> np.uint64(32)) * np.asarray(count, dtype=np.uint64) >> np.uint64(32)).astype(np.int64)
 
 

@@ -7,10 +7,10 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 
 def with_sentinels(rows: Padded, masked: np.ndarray, vocabulary: Vocabulary) -> Examples:
-    """Inputs and targets of `rows` (n rows) whose tokens at `masked` (n, longest) bool are to be found.
+    """Inputs and targets of `rows`, where the tokens at `masked` (n, longest) bool are to be predicted.
 
-    The inputs have a sentinel for each run of masked tokens, the targets one for each run of kept tokens: where a row
-    begins with a kept token, the targets are each sentinel of the inputs followed by what it stands for.
+    The inputs have a sentinel for each run of masked tokens, the targets one for each run of kept tokens. If a row
+    begins with a kept token, the targets are each sentinel of the inputs followed by the tokens that it replaces.
     """
     return Examples(replace_runs(rows, masked, vocabulary), replace_runs(rows, ~masked, vocabulary))
 
@@ -23,9 +23,9 @@ def run_starts(runs: np.ndarray) -> np.ndarray:
 
 
 def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padded:
-    """`rows` with each run of `runs` (n, longest) bool as one sentinel, numbered from the left; the end mark follows.
+    """`rows` with each run of `runs` (n, longest) bool replaced by a sentinel, numbered from the left, and an end mark.
 
-    T5's `noise_span_to_unique_sentinel`, of all rows at once.
+    This is T5's `noise_span_to_unique_sentinel` for all rows at once.
     """
     count, longest = rows.values.shape
     equally_long = bool((rows.lengths == longest).all())

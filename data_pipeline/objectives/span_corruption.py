@@ -18,8 +18,9 @@ _NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentatio
 class SpanCorruption(Objective):
     """Settings of span corruption, and the lengths that follow from them.
 
-    `inputs_length`: tokens the encoder sees, end mark included; rows are cut so long that nothing is padded.
-    `noise_density`: share of a row's tokens that is masked. `mean_span_length`: in tokens.
+    `inputs_length` is the number of tokens of the encoder's input, end mark included; rows are cut to a length that
+    needs no padding. `noise_density` is the share of a row's tokens that is masked, `mean_span_length` the mean length
+    of a masked span in tokens.
 
     With `<k>` for sentinel k and `</s>` for the end mark:
 
@@ -27,11 +28,11 @@ class SpanCorruption(Objective):
         inputs   Thank you <0> me to your party last <1> </s>
         targets  <0> for inviting <1> week </s>
 
-    `random_roll` shifts the mask round the row by an offset drawn from 0 … length − 1, so that every token is masked
-    with the same probability. As in T5, inputs and targets still number their own runs from 0: where the row begins
-    with a masked token, the targets begin with that span, and their sentinel k stands for the k-th kept run. A span or
-    a kept run that is shifted across the end is in two parts and takes a sentinel more, for which rows leave room:
-    where none is, inputs or targets end a token short. The mask above shifted by 7 and by 1:
+    `random_roll` rotates the mask by an offset drawn from 0 … length − 1, so that every token is masked with the same
+    probability. As in T5, inputs and targets still each number their own runs from 0: if the row begins with a masked
+    token, the targets begin with that span, and their sentinel k stands for the k-th kept run. A span or a kept run
+    that is rotated across the end is split in two and takes one more sentinel. Rows leave room for it: without such a
+    split, inputs or targets are one token shorter. The mask above rotated by 7 and by 1:
 
         inputs   <0> you for inviting me to <1> party last <2> </s>
         targets  Thank <0> your <1> week </s>
@@ -52,7 +53,7 @@ class SpanCorruption(Objective):
         noise, spans = self._noise(self.raw_length)
         if not self.accepts(self.raw_length):
             raise ValueError(
-                f"noise_density: {spans} spans can't be kept apart by the {self.raw_length - noise} tokens left; "
+                f"noise_density: {spans} spans can't be kept apart by the {self.raw_length - noise} unmasked tokens; "
                 "lower it or raise mean_span_length"
             )
         return self
@@ -74,7 +75,7 @@ class SpanCorruption(Objective):
 
     @property
     def sentinels(self) -> int:
-        """Masked spans of a row, a rolled one in two parts; each takes one sentinel."""
+        """One for each masked span of a row, and one more if a span may be rolled into two parts."""
         return self._noise(self.raw_length)[1] + self.random_roll
 
     def accepts(self, length: int) -> bool:
@@ -85,10 +86,10 @@ class SpanCorruption(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs and targets of `rows`, each masked as its key says.
+        """Inputs and targets of `rows`, each masked by its key.
 
-        Rows of one length all have exactly the same number of masked tokens and spans; unless the mask is rolled, token
-        0 is always kept and the last is always masked.
+        Rows of the same length have the same number of masked tokens and spans. Unless the mask is rolled, the first
+        token is always kept and the last is always masked.
         """
 
         def corrupt(rows: np.ndarray, keys: np.ndarray) -> Examples:
@@ -105,7 +106,7 @@ class SpanCorruption(Objective):
         return noise, spans
 
     def _excess(self, length: int) -> int:
-        """1 where density 0.5 would make the targets longer than the inputs: the helper then takes a token less."""
+        """1 if density 0.5 would make the targets longer than the inputs: T5's helper then takes one token less."""
         inputs, targets = self._corrupted_lengths(length)
         return int(self.noise_density == 0.5 and inputs <= self.inputs_length and targets > inputs)
 
@@ -138,7 +139,7 @@ def _noise_mask(keys: np.ndarray, length: int, noise: int, spans: int) -> np.nda
 
 
 def _rolled(masked: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """`masked` (n, length), each row shifted to the right by an offset of its own, what leaves it entering at 0."""
+    """`masked` (n, length), with each row rotated to the right by its own random offset."""
     length = masked.shape[1]
     offsets = uniform(random_bits(keys, _ROLL, 1)[:, 0], length)
     twice = np.concatenate([masked, masked], axis=1)

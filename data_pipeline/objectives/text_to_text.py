@@ -1,4 +1,4 @@
-"""Text-to-text: an input and the target that belongs to it (Raffel et al. 2020, section 2.4). Nothing is drawn."""
+"""Text-to-text: pairs of an input and its target (Raffel et al. 2020, section 2.4). Nothing is random."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -11,7 +11,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 
 class TextToText(Objective):
-    """`inputs_length`, `targets_length`: tokens, end mark included; what is longer is cut when rows are.
+    """`inputs_length` and `targets_length` are in tokens, end mark included; longer texts are cut when rows are made.
 
     row      translate English to German: That is good. | Das ist gut.
     inputs   translate English to German: That is good. </s>
@@ -38,7 +38,7 @@ class TextToText(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """`columns["target_start"]` (n,): tokens of each row before its target."""
+        """`columns["target_start"]` (n,) is the number of tokens of each row before its target."""
         starts = columns["target_start"].astype(np.int64)
         return Examples(
             _with_end(rows, np.zeros(len(starts), dtype=np.int64), starts, vocabulary.eos),

@@ -15,11 +15,11 @@ from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
 
 Mode = Literal["R", "S", "X"]
-_DENOISER = 100  # stream of random numbers: none of a denoiser's, which is given the same keys
+_DENOISER = 100  # stream of random numbers, which differs from the denoisers' streams, since they get the same keys
 
 
 class Denoiser(Section):
-    """One objective of the mixture. `rate`: how often it is drawn, relative to the other denoisers' rates."""
+    """One objective of the mixture, drawn in proportion to its `rate`."""
 
     mode: Mode
     denoiser: Annotated[SpanCorruption | PrefixLM, Field(discriminator="name")]
@@ -50,17 +50,17 @@ TABLE_1 = (
 
 
 class UL2(Objective):
-    """Settings of the mixture: R, regular denoising; S, sequential, a prefix and what follows; X, extreme, long spans
-    or many. `mode_tokens`: the special token that stands before the inputs, for each mode.
+    """Settings of the mixture: R, regular denoising; S, sequential, a prefix and its continuation; X, extreme, with
+    long or many spans. `mode_tokens` has the special token before the inputs for each mode.
 
         row      Thank you for inviting me to your party last week
         R        [R] Thank you <0> me to your party last <1> </s>   →  <0> for inviting <1> week </s>
         S        [S] Thank you for inviting me to your </s>         →  party last week </s>
         X        [X] Thank you for <0> to your <1> </s>             →  <0> inviting me <1> party last week </s>
 
-    Which denoiser a row is for is drawn when it is cut, since their rows are of different lengths: 568, 588, 512, 766,
-    908, 600 and 1006 tokens for the paper's table 1. Lengths are those of each denoiser without the mode's token, as in
-    the paper's code, so the inputs are one token longer than its settings say: 513.
+    A row's denoiser is drawn when the row is cut, since the denoisers' rows have different lengths: 568, 588, 512, 766,
+    908, 600 and 1006 tokens for the paper's table 1. As in the paper's code, a denoiser's lengths don't count the
+    mode's token, so that the inputs are one token longer than its settings: 513.
     """
 
     name: Literal["ul2"] = "ul2"
@@ -76,7 +76,7 @@ class UL2(Objective):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Number of the denoiser that a row is for."""
+        """The number of a row's denoiser."""
         return ("denoiser",)
 
     @cached_property
@@ -91,31 +91,31 @@ class UL2(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the most of any denoiser, and a mode's token; 513 and 512 for the paper's table 1."""
+        """(inputs, targets): the maximum over denoisers, plus a mode token; 513 and 512 for the paper's table 1."""
         inputs, targets = zip(*(denoiser.denoiser.shape for denoiser in self.denoisers), strict=True)
         return max(inputs) + 1, max(targets)
 
     @property
     def sentinels(self) -> int:
-        """The most of any denoiser."""
+        """The maximum over denoisers."""
         return max(denoiser.denoiser.sentinels for denoiser in self.denoisers)
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """What the vocabulary lacks."""
+        """One line for each thing that the vocabulary lacks."""
         tokens = [self.mode_tokens[mode] for mode in sorted({denoiser.mode for denoiser in self.denoisers})]
         missing = [token for token in tokens if token not in vocabulary.special]
         absent = [f"mode_tokens: the vocabulary has no special token {token}" for token in missing]
         return super().problems(vocabulary) + absent
 
     def accepts(self, length: int) -> bool:
-        """Whether `length` tokens make an example with any of the denoisers, where they are not more than its rows'."""
+        """Whether every denoiser makes an example of `length` tokens, or of its full row if that is shorter."""
         return all(
             denoiser.denoiser.accepts(min(length, raw_length))
             for denoiser, raw_length in zip(self.denoisers, self.raw_lengths.tolist(), strict=True)
         )
 
     def draw(self, keys: np.ndarray) -> np.ndarray:
-        """(n,) uint8: numbers of denoisers, by their rates, for rows with these keys (n,) uint64."""
+        """(n,) uint8: denoisers drawn by their rates for rows with these keys (n,) uint64."""
         rates = np.cumsum([denoiser.rate for denoiser in self.denoisers])
         shares = (random_bits(keys, _DENOISER, 1)[:, 0] >> np.uint64(11)) / 2.0**53  # below 1, exactly
         return np.searchsorted(rates[:-1] / rates[-1], shares, side="right").astype(np.uint8)
@@ -123,7 +123,7 @@ class UL2(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """Inputs and targets of `rows`, each by its denoiser, `columns["denoiser"]` (n,), and its key."""
+        """Inputs and targets of `rows`, each made by its denoiser, `columns["denoiser"]` (n,), and its key."""
         numbers = columns["denoiser"]
         parts = []
         for number in np.unique(numbers).tolist():

@@ -1,4 +1,4 @@
-"""How the documents of a bucket become rows, one file for each way."""
+"""The ways to pack a bucket's documents into rows, one file each."""
 
 from collections.abc import Callable
 

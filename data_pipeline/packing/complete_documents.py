@@ -1,4 +1,4 @@
-"""Each row is one document, or a part of one: fairseq's `complete_doc` break mode, which BART was trained with."""
+"""Each row is one document or a part of one: fairseq's `complete_doc` break mode, with which BART was trained."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from data_pipeline.packing.rows import Documents, Rows, Rules
 def complete_documents(documents: Documents, rules: Rules) -> Rows:
     """A document longer than a row is cut at the last sentence end that fits, or inside a sentence longer than a row.
 
-    Pairs are cut short on each side instead; their rows say where the target starts.
+    Pairs are truncated on each side instead; their rows have the column "target_start".
     """
     if isinstance(rules.objective, TextToText):
         return _pairs(documents, rules.objective)

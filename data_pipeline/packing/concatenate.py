@@ -1,4 +1,4 @@
-"""Documents laid end to end and cut into rows with no padding: T5's packing (Raffel et al. 2020, section 3.1.1)."""
+"""Documents concatenated and cut into rows without padding: T5's packing (Raffel et al. 2020, section 3.1.1)."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from data_pipeline.packing.rows import Documents, Rows, Rules
 
 
 def concatenate(documents: Documents, rules: Rules) -> Rows:
-    """Rows of exactly the objective's raw length. The tail that doesn't fill one is dropped or a shorter row.
+    """Rows of exactly the objective's raw length. The tail that doesn't fill a row is dropped or becomes a shorter row.
 
-    UL2's denoisers have lengths of their own: which one a row is for is drawn here, and stored with it.
+    UL2's denoisers have different lengths, so each row's denoiser is drawn here and stored with the row.
     """
     offsets, columns = rows_of_tokens(len(documents.tokens), rules)
     dropped = len(documents.tokens) - int(offsets[-1])
@@ -18,7 +18,7 @@ def concatenate(documents: Documents, rules: Rules) -> Rows:
 
 
 def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(offsets (rows + 1,), columns) of the rows that so many tokens of a bucket make, whatever they are."""
+    """(offsets (rows + 1,), columns) of the rows that a bucket of `tokens` tokens makes, whatever the tokens are."""
     objective = rules.objective
     columns: dict[str, np.ndarray] = {}
     if isinstance(objective, UL2):

@@ -1,4 +1,4 @@
-"""Several short examples in one row, told apart by segment: text-to-text pairs, by best fit."""
+"""Packs several text-to-text pairs into one row by best fit; segment numbers separate them."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ _OPEN = 512  # rows that may still take an example
 
 
 def examples(documents: Documents, rules: Rules) -> Rows:
-    """Each pair goes into the open row that it leaves the least room in; a row closes when it is the fullest of many.
+    """Each pair goes into the open row in which it leaves the least room. If it fits in none, the fullest row closes.
 
-    Inputs and targets are filled to `inputs_length` and `targets_length`; every example ends with its end mark on both
-    sides, and has a segment number, from 1, of its own.
+    Rows hold up to `inputs_length` and `targets_length` tokens. Every example has an end mark on both sides and its own
+    segment number, from 1.
     """
     objective = rules.objective
     assert isinstance(objective, TextToText), "checked with the config"
@@ -34,7 +34,7 @@ def examples(documents: Documents, rules: Rules) -> Rows:
 
 
 def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(row (n,), segment (n,) from 1) of examples of `sizes` (n, 2): tokens of inputs and of targets.
+    """(row (n,), segment (n,) from 1) for examples with `sizes` (n, 2): tokens of inputs and of targets.
 
     Sizes [[3, 1], [4, 1], [2, 1]] in rows of (5, 5)  ->  rows [0, 1, 0], segments [1, 1, 2]
     """
@@ -49,7 +49,7 @@ def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.n
         if fits.any():
             place = int(np.where(fits, after.sum(axis=1), np.iinfo(np.int64).max).argmin())
         else:
-            place = int(left.sum(axis=1).argmin())  # the fullest closes, or one that was never open
+            place = int(left.sum(axis=1).argmin())  # close the fullest row, or use an unused place
             left[place], number[place], held[place] = room, opened, 0
             opened += 1
         left[place] -= size
@@ -66,7 +66,7 @@ def _padded(rows: Rows) -> Padded:
 
 
 def _side(examples: Padded, row: np.ndarray, segment: np.ndarray, count: int, width: int) -> tuple[Padded, np.ndarray]:
-    """(`count` rows of at most `width`, segment of each token) of examples laid end to end in their rows."""
+    """(`count` rows of at most `width`, segment of each token): the examples concatenated in their rows."""
     order = np.lexsort((segment, row))
     lengths = np.zeros(count, dtype=np.int64)
     np.add.at(lengths, row, examples.lengths)

@@ -1,4 +1,4 @@
-"""What goes into a packing and what comes out of it."""
+"""The input and output of a packing."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 class Documents:
     """Documents of one bucket in shuffled order: document i is `tokens[starts[i] : starts[i + 1]]`.
 
-    `starts` (n + 1,). `targets` (n,): of text-to-text pairs, tokens of the document before its target begins.
+    `starts` is (n + 1,). For text-to-text pairs, `targets` (n,) has the number of tokens before each target.
     """
 
     tokens: np.ndarray
@@ -25,9 +25,9 @@ class Documents:
 
 @dataclass(frozen=True)
 class Rules:
-    """`keep_tail`: what doesn't fill a row is a shorter one, if the objective can make an example of it.
+    """How rows are cut. With `keep_tail`, a tail becomes a shorter row if the objective accepts its length.
 
-    `key`: of the bucket, for what is drawn while rows are cut.
+    `key` identifies the bucket to the random numbers drawn while rows are cut.
     """
 
     objective: Objective
@@ -39,10 +39,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Rows:
-    """Row i is `tokens[offsets[i] : offsets[i + 1]]`; or, where rows are packed examples, row i of `examples`.
+    """Row i is `tokens[offsets[i] : offsets[i + 1]]` or, if rows are packed examples, row i of `examples`.
 
-    `documents`: where documents start in `tokens`. `columns`: an array (rows,) by name. `dropped`: tokens of the
-    documents that are in no row.
+    `documents` has the starts of documents in `tokens`, `columns` an array (rows,) for each name. `dropped` counts the
+    documents' tokens that are in no row.
     """
 
     tokens: np.ndarray

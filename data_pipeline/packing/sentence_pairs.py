@@ -1,4 +1,4 @@
-"""Two texts in each row, of which the second follows the first or not: BERT's (Devlin et al. 2018, appendix A.2)."""
+"""Two texts in each row; the second may or may not follow the first: BERT's packing (Devlin et al. 2018, A.2)."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import numpy as np
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from data_pipeline.packing.rows import Documents, Rows, Rules
 
-_SHORT = 0.1  # share of rows that are made shorter, so that not all are full
-_TRIES = 10  # at drawing a document that isn't the same
+_SHORT = 0.1  # share of rows that are made shorter than a full row
+_TRIES = 10  # to draw a different document
 _DRAWS = 7 + _TRIES
 _AT_ONCE = 1024
 
@@ -16,11 +16,11 @@ Span = tuple[int, int]
 
 
 def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
-    """Sentences of a document are gathered until they fill a row and are cut in two at random. Half of the second texts
-    are replaced by sentences of another document; those that they replace begin the next row.
+    """A document's sentences are gathered until they fill a row, then split in two at random. Half of the second texts
+    are replaced by sentences of another document; the replaced sentences begin the next row.
 
-    Columns: "second_start", tokens before the second text; "is_next", 1 where it follows the first. Where a text must
-    be shortened it loses tokens at both ends, the share of each drawn uniformly.
+    The columns are "second_start", the number of tokens before the second text, and "is_next", 1 if it follows the
+    first. A text that is too long loses tokens at both ends; how many at each end is drawn uniformly.
     """
     limit = rules.objective.raw_length
     sentences = _sentences(documents, rules.vocabulary.sentence_ends)
@@ -57,7 +57,7 @@ def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
 
 
 def _sentences(documents: Documents, sentence_ends: np.ndarray) -> list[np.ndarray]:
-    """Of each document that has tokens: where its sentences begin in the flat array, and its end."""
+    """For each document that has tokens: the starts of its sentences in the flat array, and its end."""
     ends = np.flatnonzero(sentence_ends[documents.tokens]) + 1
     inside = [
         ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, end)]
@@ -68,12 +68,12 @@ def _sentences(documents: Documents, sentence_ends: np.ndarray) -> list[np.ndarr
 
 
 def _until(bounds: np.ndarray, at: int, tokens: int) -> int:
-    """The sentence before which there are at least so many tokens, counted from sentence `at`; at most the last."""
+    """The index of the first boundary at least `tokens` tokens after boundary `at`; at most the last."""
     return min(max(at + 1, int(np.searchsorted(bounds, bounds[at] + tokens))), len(bounds) - 1)
 
 
 def _elsewhere(sentences: list[np.ndarray], number: int, tokens: int, drawn: list[int]) -> Span:
-    """About so many tokens of whole sentences of another document."""
+    """Whole sentences of another document, about `tokens` tokens in all."""
     tries = [draw % len(sentences) for draw in drawn[-_TRIES:]]
     bounds = sentences[next((chosen for chosen in tries if chosen != number), tries[-1])]
     start = drawn[4] % (len(bounds) - 1)
@@ -81,7 +81,7 @@ def _elsewhere(sentences: list[np.ndarray], number: int, tokens: int, drawn: lis
 
 
 def _shorten(first: Span, second: Span, limit: int, one: int, other: int) -> tuple[Span, Span]:
-    """Both within `limit`: the longer one is cut to the shorter's length, then both alike."""
+    """Cuts both to `limit` tokens together: first the longer one to the shorter's length, then both alike."""
     lengths = _length(first), _length(second)
     if sum(lengths) <= limit:
         return first, second
@@ -99,7 +99,7 @@ def _length(span: Span) -> int:
 
 
 def _draws(rules: Rules) -> Iterator[list[int]]:
-    """Random numbers for one row after the other."""
+    """Random numbers for each row in turn."""
     start = 0
     while True:
         keys = row_keys(rules.seed, f"sentence_pairs/{rules.key}", 0, np.arange(start, start + _AT_ONCE))

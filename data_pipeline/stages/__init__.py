@@ -1,1 +1,1 @@
-"""The stages of a build, one file each: what its units are made from, and the work that makes them."""
+"""The stages of a build, one file each: each plans its units and does their work."""

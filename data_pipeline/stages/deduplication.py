@@ -1,11 +1,11 @@
 """The stages of deduplication: keys are gathered and decided step by step, and text is written once, at the end.
 
-Each step gathers the keys of every unit's text as the steps before have left it. That is worked out again from what
-they decided rather than stored: no intermediate text is written. Then each bucket of hashes decides who loses, and the
-last stage writes the documents that are left. For near-duplicates the buckets find pairs, and one unit more clusters.
+Each step gathers the keys of every unit's text as the earlier steps left it. That text is recomputed from their
+decisions; no intermediate text is written. Then each bucket of hashes decides which duplicates are dropped, and the
+last stage writes the remaining documents. For near-duplicates the buckets find pairs, and one more unit clusters them.
 
-Language and bad words are decided between two steps, by each unit for its own documents: C4 looks at what is left of a
-page when lines that stand elsewhere are gone.
+Language and bad words are checked between two steps, by each unit for its own documents: like C4, they are checked on
+what is left of a page after duplicate lines are removed.
 """
 
 import shutil
@@ -43,13 +43,13 @@ _COLUMNS = ["id", "text", "url", "target"]
 
 
 def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[str, list[Finished]]:
-    """Runs the stages that `config.dedup` asks for; returns them by name, the last one with the documents left."""
+    """Runs the stages that `config.dedup` asks for. Returns units by stage; the last has the remaining documents."""
     finished: dict[str, list[Finished]] = {}
     in_order = sorted(parts, key=lambda part: part.first_id)
     number = {part.name: position for position, part in enumerate(in_order)}
     cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-    applied: list[tuple[Json, dict[str, Json]]] = []  # what the steps so far decided, and each part's own files of it
-    depends = ""  # fingerprint of what the steps so far were made from
+    applied: list[tuple[Json, dict[str, Json]]] = []  # each earlier step's decisions, and its files for each part
+    depends = ""  # fingerprint of all that the earlier steps depend on
 
     def spec(part: Part, own: str, output: str) -> Json:
         return {
@@ -128,7 +128,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
 
 
 def forget(corpus: Path, config: CorpusConfig) -> None:
-    """Removes what belongs to steps that the config no longer asks for: their results don't stand there any more."""
+    """Removes the results of steps that the config no longer asks for."""
     steps = config.steps
     stages = corpus / ".stages"
     unasked = [stages / name for name, step in _STEP_OF.items() if step not in steps]
@@ -140,7 +140,7 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
 
 
 def gather_keys(corpus: Path, spec: Json) -> Json:
-    """The keys of one step of one unit's documents, as the steps before have left them."""
+    """Writes one step's keys for one unit's documents, as the earlier steps left them."""
     step = _step(spec["step"], spec["dedup"])
     keys = Keys(step.group, step.order)
     gone: list[int] = []
@@ -154,7 +154,7 @@ def gather_keys(corpus: Path, spec: Json) -> Json:
 
 
 def filter_pages(corpus: Path, spec: Json) -> Json:
-    """What language and bad words decide of one unit's documents, as the steps before have left them."""
+    """Checks language and bad words in one unit's documents, as the earlier steps left them."""
     filters = PageFilters(CleaningConfig.model_validate(spec["cleaning"]))
     verdicts = Verdicts()
     for _, row in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
@@ -166,7 +166,7 @@ def filter_pages(corpus: Path, spec: Json) -> Json:
 
 
 def decide_bucket(corpus: Path, spec: Json) -> Json:
-    """Who loses, of the keys of one bucket."""
+    """Decides which documents, lines or spans with keys in one bucket are dropped."""
     files = read_names(corpus, spec["files"])
     table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, files)
     _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
@@ -175,7 +175,7 @@ def decide_bucket(corpus: Path, spec: Json) -> Json:
 
 
 def find_pairs(corpus: Path, spec: Json) -> Json:
-    """Near-duplicates that one bucket sees, as pairs of unit << 32 | document; each once."""
+    """Writes the near-duplicates in one bucket as distinct pairs of unit << 32 | document."""
     table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
     _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
@@ -183,7 +183,7 @@ def find_pairs(corpus: Path, spec: Json) -> Json:
 
 
 def find_clusters(corpus: Path, spec: Json) -> Json:
-    """Connected components of all pairs; all but the smallest id of each lose."""
+    """Finds the connected components of all pairs, and drops all but the smallest id of each."""
     clusters = Clusters()
     files = read_names(corpus, spec["files"])
     for name in spec["pairs"]:
@@ -199,7 +199,7 @@ def find_clusters(corpus: Path, spec: Json) -> Json:
 
 
 def write_left(corpus: Path, spec: Json) -> Json:
-    """Writes the documents of one unit that are left after all steps; returns what was dropped."""
+    """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
     tally, histograms = Tally(), Histograms()
     path = corpus / spec["output"]
     with part_file(path) as file:
@@ -232,10 +232,10 @@ LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 
 def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
-    """(number, row) of each document of a part, its text as the steps applied so far leave it; None if they drop it."""
+    """(number, row) of each document of a part, with its text after the applied steps; None if they dropped it."""
     unit = spec["unit"]
     steps: list[Callable[[int, Row, Tally, int], str | None]] = []
-    # What is left is looked at once for its number of sentences, which is slow: the last keys say who was dropped.
+    # Counting sentences is slow, so it isn't repeated for earlier steps: the last keys record which documents are gone.
     counted, gone = 0, set()
     for position, done in enumerate(spec["applied"]):
         if done["step"] == "filters":

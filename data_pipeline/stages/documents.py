@@ -25,9 +25,9 @@ from data_pipeline.text.document import Document
 
 
 def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
-    """One unit for each input file or range of one, in the order of the sources and of the names in each.
+    """One unit for each input file or range of one, ordered by source and by name within each source.
 
-    What is deduplicated later is no document of the corpus yet, and lies with the stages.
+    Documents that will be deduplicated aren't part of the corpus yet, so they are written below `.stages`.
     """
     units = []
     steps = config.steps
@@ -56,9 +56,9 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
 
 
 class PartsWriter:
-    """The parts of one unit, one after the other: `add` every page that was read, with the document it became, if any.
+    """Writes the parts of one unit. Call `add` for every page read, with the document made from it, if any.
 
-    Use as a context. `results`: what is told of each part. A part ends when pages of `characters` were read for it.
+    Use as a context manager. A part ends after `characters_per_part` characters of pages. `results` describes parts.
     """
 
     def __init__(self, corpus: Path, spec: dict[str, Any]):
@@ -77,7 +77,7 @@ class PartsWriter:
         self._stack.__exit__(*raised)
 
     def add(self, record: Record, document: Document | None, competes: bool) -> None:
-        """`competes`: for being the newest page of its URL."""
+        """`competes`: whether the page may be the newest of its URL."""
         if self._characters >= self._spec["characters_per_part"]:
             self._close()
             self._open(record.ordinal)
@@ -94,7 +94,7 @@ class PartsWriter:
 
     def _open(self, first_ordinal: int) -> None:
         number = len(self.results)
-        name = self._spec["part"] + (f"_{number:05d}" if number else "")  # in the order of names
+        name = self._spec["part"] + (f"_{number:05d}" if number else "")  # sorts in order
         self._path = self._corpus / self._spec["folder"] / f"{name}.parquet"
         self._first_id = _identity(self._spec, first_ordinal)
         self._file = self._stack.enter_context(part_file(self._path))
@@ -113,10 +113,10 @@ class PartsWriter:
 
 
 def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Reads, cleans and splits one input and writes its documents; returns what came in and what was dropped.
+    """Reads, cleans and splits one input and writes its documents; returns counts of what was read and dropped.
 
-    Damage ends the input, not the build: what was whole is kept, the place and the reason are returned. The status is
-    "unreadable" where that is no record at all.
+    Damage ends the input, not the build: undamaged records are kept, and the result has the position and reason. The
+    status is "unreadable" if there is no undamaged record.
     """
     intake = Intake()
     damage: list[tuple[str, str]] = []
@@ -126,7 +126,7 @@ def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
                 parts.add(*page)
         except DamagedInput as error:
             damage.append((error.position, error.reason))
-        except UserError as error:  # the file went away, or may not be read
+        except UserError as error:  # the file was removed, or can't be read
             damage.append(("the start", str(error)))
     counts = intake.counters
     found = [*damage, *intake.damage]
@@ -160,15 +160,15 @@ def total(finished: list[Finished], split: str) -> int:
 
 
 def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
-    """Held out ("validation") where md5 of the normalised URL, else of the id, mod `modulus` is below `held_out`."""
+    """ "validation" if the md5 of the normalised URL (or of the id) mod `modulus` is below `held_out`, else "train"."""
     digest = hashlib.md5((normalize_url(url) or identity).encode(), usedforsecurity=False)
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
 def _pages(spec: dict[str, Any], intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
-    """Each page of one input, the document it became, if any, and whether it may be the newest of its URL.
+    """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
-    Every page that isn't too long may, also one that cleaning drops.
+    Every page that isn't too long may be the newest, even one that cleaning drops.
     """
     clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
     start, stop, first_ordinal = spec["range"]

@@ -1,7 +1,7 @@
 """The shards stage: each bucket of tokens becomes one WebDataset tar of blocks of rows.
 
-A tar sample is a block. Its key is the row id of its first row. Row ids run through a split, so that before a shard is
-written, the rows of those before it are counted: from the number of tokens alone where that suffices.
+Each sample of the tar is a block, whose key is the id of its first row. Row ids are consecutive across a split's
+shards. The rows of all shards are therefore counted before any is written, from the number of tokens alone if possible.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _KEY_DIGITS = 12
 
 
 def plan_counts(config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished) -> list[Unit]:
-    """One unit for each bucket, to count its rows; none where the number of its tokens tells."""
+    """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens."""
     if config.rows.packing == "concatenate":
         return []
     return [Unit(_name(bucket), *work) for bucket, work in _work(config, corpus, tokenized, trained)]
@@ -36,7 +36,7 @@ def plan_counts(config: CorpusConfig, corpus: Path, tokenized: list[Finished], t
 def plan(
     config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished, counted: list[Finished]
 ) -> list[Unit]:
-    """One unit for each bucket. Their number follows from the tokens of a split."""
+    """One unit for each bucket. A split's tokens determine its number of buckets."""
     planned = _work(config, corpus, tokenized, trained)
     if counted:
         rows = [unit.result["rows"] for unit in counted]
@@ -63,7 +63,7 @@ def count_rows(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
 
 def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Cuts one bucket into rows and writes them; returns the shard's blocks and counts."""
-    import webdataset  # imports torch, which readers of a manifest don't need
+    import webdataset  # imports torch, which reading a manifest doesn't need
 
     rows, rules = _pack(corpus, spec)
     written: list[dict[str, Any]] = []
@@ -119,9 +119,9 @@ def _name(bucket: TokenBucket) -> str:
 def _work(
     config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished
 ) -> list[tuple[TokenBucket, tuple[dict[str, Any], str]]]:
-    """Each bucket with (spec, fingerprint of what it depends on) of cutting it into rows.
+    """Each bucket with the (spec, fingerprint of inputs) of the unit that cuts it into rows.
 
-    Every bucket reads all tokenized files. Their names and checksums are gone through once, not once for each bucket.
+    Every bucket reads all tokenized files. Their names and checksums are collected once, not once for each bucket.
     """
     files = write_names(corpus, [name for unit in tokenized for name in unit.outputs])
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])

@@ -1,4 +1,4 @@
-"""The tokenizer stage: one unit, which trains the tokenizer on the corpus or takes an existing one."""
+"""The tokenizer stage: one unit, which trains the tokenizer on the corpus or copies an existing one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 
-# Unit and files by kind: with another kind the unit is another one, and the files of the former go.
+# Unit and files by kind. A change of kind replaces the unit, so that the old unit's files are removed.
 _UNITS = {
     "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING)),
     "byte_level_bpe": ("byte-level-bpe", (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
@@ -45,7 +45,7 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
 
 
 def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Writes the tokenizer's files; returns how many ids it has of its own, and what it was trained on."""
+    """Writes the tokenizer's files; returns the number of the model's pieces and the size of the training sample."""
     config = TokenizerConfig.model_validate(spec["config"])
     sample: dict[str, int] = {}
     if config.path is not None:
@@ -61,7 +61,7 @@ def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_sample(trained: Finished, documents: list[Finished]) -> str:
-    """One line about what the tokenizer was trained on, of all that the corpus has; "" where it wasn't trained."""
+    """One line that compares the training sample with the whole corpus; "" if the tokenizer wasn't trained."""
     sample = trained.result["sample"]
     if not sample:
         return ""
@@ -74,7 +74,7 @@ def describe_sample(trained: Finished, documents: list[Finished]) -> str:
 
 
 def expected(config: TokenizerConfig) -> Vocabulary:
-    """What the ids will be for, before anything is trained."""
+    """The vocabulary that the tokenizer will have, known before it is trained."""
     own = sentencepiece.to_be_trained(config.vocab_size) if config.path is None else _existing(config).vocabulary
     return with_more_ids(own, config.special_tokens, config.sentinels)
 

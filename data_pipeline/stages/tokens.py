@@ -1,7 +1,7 @@
-"""The tokens stage: the documents of each part as token ids, sorted by where the global shuffle puts them.
+"""The tokens stage: the documents of each part as token ids, in the order of the global shuffle.
 
-The order is a hash of (seed, id). A bucket, a range of hashes, is then one slice of every file, and the number of files
-grows with the parts alone.
+Documents are sorted by a hash of (seed, id). A bucket, which is a range of hashes, is then one slice of every file, and
+the number of files is the number of parts.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 
 def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Token ids of every document of one part, by split, in the order of their hashes."""
+    """Writes the token ids of one part's documents by split, sorted by hash; returns the number of tokens."""
     model = tokenizer.load(corpus, spec["tokenizer"])
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}

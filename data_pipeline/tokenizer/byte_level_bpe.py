@@ -1,6 +1,6 @@
 """Byte-level BPE: GPT-2's merges of bytes (Radford et al. 2019), with GPT-2's ids or, by fairseq's dictionary, BART's.
 
-Every text is encoded and comes back as it was. Tokens that no merge makes ("<s>", "<|endoftext|>") stand for no text:
+Every text can be encoded and decodes to itself. Tokens that no merge makes ("<s>", "<|endoftext|>") never match text:
 text that spells them is merged from its letters like any other.
 """
 
@@ -27,7 +27,7 @@ Merges = list[tuple[str, str]]
 
 
 class ByteLevelBPE(TextModel):
-    """`ids`: of tokens, which are written in GPT-2's alphabet of bytes; `merges`: of two tokens into one, in order."""
+    """`ids` maps tokens, written in GPT-2's byte alphabet, to ids. `merges` lists pairs of tokens in merge order."""
 
     kind = "byte_level_bpe"
     glue = ""
@@ -43,8 +43,8 @@ class ByteLevelBPE(TextModel):
     def read(cls, directory: Path, dictionary: Path | None = None) -> "ByteLevelBPE":
         """The model in `directory`: encoder.json and vocab.bpe, or vocab.json and merges.txt.
 
-        `dictionary`: fairseq's, which numbers the tokens anew; by default `directory`/dict.txt, if there is one.
-        Raises UserError where a file is missing or doesn't fit the others, FailedError where it is damaged.
+        `dictionary` is fairseq's, which renumbers the tokens; by default `directory`/dict.txt, if there is one.
+        Raises UserError if a file is missing or doesn't match the others, FailedError if it is damaged.
         """
         pairs = [tuple(directory / name for name in names) for names in (_GPT2_NAMES, (VOCABULARY, MERGES))]
         found = [pair for pair in pairs if all(path.is_file() for path in pair)]
@@ -68,9 +68,9 @@ class ByteLevelBPE(TextModel):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """A token whose text starts with white space starts a word; text after a line break is of the break's word.
+        """A token whose text starts with white space starts a word; text after a line break continues the break's word.
 
-        GPT-2's one mark serves as begin, end and padding.
+        GPT-2's only special token serves as begin mark, end mark and padding.
         """
         text = {self._ids[token] for token in self._made}
         bytes_of = decoders.ByteLevel()
@@ -99,7 +99,7 @@ class ByteLevelBPE(TextModel):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """Under Hugging Face's names, with the ids as they are here: no dictionary is needed any more."""
+        """The files under Hugging Face's names, with the final ids: reading them needs no dictionary."""
         ids = dict(sorted(self._ids.items(), key=lambda item: item[1]))
         lines = [_VERSION, *(f"{left} {right}" for left, right in self._merges)]
         return {
@@ -115,7 +115,7 @@ class ByteLevelBPE(TextModel):
         return token in self._ids
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        encode = self._tokenizer.encode  # of one text: batches would be spread over threads that other workers need
+        encode = self._tokenizer.encode  # one text at a time: a batch would use threads that other workers need
         return [[id_ for part in parts(text) for id_ in encode(part).ids] for text in texts]
 
     def decode(self, ids: list[int]) -> str:
@@ -129,7 +129,7 @@ def _read_ids(path: Path) -> dict[str, int]:
         raise FailedError(f"{path}: damaged: not valid JSON") from None
     numbers = list(ids.values()) if isinstance(ids, dict) else []
     if not numbers or not all(isinstance(id_, int) for id_ in numbers) or set(numbers) != set(range(len(numbers))):
-        raise UserError(f"{path}: expected tokens with ids from 0 on, each once")
+        raise UserError(f"{path}: expected tokens with consecutive ids from 0, each used once")
     return ids
 
 
@@ -148,25 +148,25 @@ def _read_merges(path: Path) -> Merges:
 def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict[str, int]:
     """Ids as in fairseq: <s>, <pad>, </s>, <unk>, then the dictionary's lines in their order, <mask> last.
 
-    A line is the number of a token in `ids`, or a word of its own that fills the dictionary up, and a count.
+    Each line has a token's number in `ids`, or a filler word that only pads the dictionary, and a count.
     """
     if "</s>" in ids:
         raise UserError(
-            f"{dictionary}: numbers GPT-2's tokens anew, but the tokens beside it are others: they have </s>"
+            f"{dictionary}: renumbers GPT-2's tokens, but the tokens beside it aren't GPT-2's: they include </s>"
         )
     by_number = {str(id_): token for token, id_ in ids.items()}
     lines = [line.split(" ")[0] for line in _read(dictionary).split("\n") if line]
     order = ["<s>", "<pad>", "</s>", "<unk>", *(by_number.get(line, line) for line in lines), "<mask>"]
     renumbered = {token: number for number, token in enumerate(order)}
     if len(renumbered) < len(order):
-        raise UserError(f"{dictionary}: names a token twice")
+        raise UserError(f"{dictionary}: lists a token twice")
     if missing := sorted(ids[token] for token in tokens - renumbered.keys()):
         raise UserError(f"{dictionary}: lacks {len(missing)} tokens that text may need, {missing[0]} first")
     return renumbered
 
 
 def _tokens_of(merges: Merges) -> set[str]:
-    """All that text can become: bytes, and what is merged of them."""
+    """All tokens that text can become: bytes, and their merges."""
     merged = (token for left, right in merges for token in (left, right, left + right))
     return {*pre_tokenizers.ByteLevel.alphabet(), *merged}
 

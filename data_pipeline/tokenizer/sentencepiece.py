@@ -18,7 +18,7 @@ _SPACE = "\u2581"
 
 
 def to_be_trained(size: int) -> Vocabulary:
-    """The vocabulary of a model that will have `size` pieces; which of them start words shows when there is one."""
+    """The vocabulary of a model that will have `size` pieces. Which of them start words is unknown until training."""
     some = np.ones(size, dtype=bool)
     return Vocabulary(size, (UNK + 1, size), pad=PAD, eos=EOS, unk=UNK, word_starts=some, sentence_ends=some)
 
@@ -28,7 +28,7 @@ class SentencePiece(TextModel):
     glue = " "
 
     def __init__(self, model: bytes, origin: str | Path):
-        """`origin`: what to call the model where it is none, or not as in T5."""
+        """`origin` names the model in error messages."""
         self._model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -40,7 +40,7 @@ class SentencePiece(TextModel):
 
     @classmethod
     def read(cls, path: Path) -> "SentencePiece":
-        """The model in the file at `path`. Raises UserError where there is none, FailedError where it is damaged."""
+        """The model in the file at `path`. Raises UserError if it can't be read, FailedError if it is damaged."""
         try:
             return cls(path.read_bytes(), path)
         except OSError as error:
@@ -52,7 +52,7 @@ class SentencePiece(TextModel):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """A word starts with a piece that starts with the space mark; bytes and special pieces are neither."""
+        """A piece that starts with the space mark starts a word. Byte and special pieces start and end nothing."""
         text = [self._processor.id_to_piece(piece) if self._is_text(piece) else "" for piece in range(self.size)]
         return Vocabulary(
             size=self.size,
@@ -70,7 +70,7 @@ class SentencePiece(TextModel):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The model, and its pieces with their scores for people to read."""
+        """The model, and a readable listing of its pieces with their scores."""
         listing = "".join(
             f"{self._processor.id_to_piece(piece)}\t{self._processor.get_score(piece):g}\n"
             for piece in range(self.size)
@@ -85,8 +85,8 @@ class SentencePiece(TextModel):
         return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Of a text that is encoded in parts, only where two segmentations score alike may another one be taken than
-        for the whole text, since sentencepiece adds the scores up in single precision."""
+        """Long texts are encoded in parts. The result can differ from encoding the whole text only if two segmentations
+        have nearly equal scores, since sentencepiece sums scores in single precision."""
         cut = [list(parts(text)) for text in texts]
         encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
         return [[id_ for _ in text for id_ in next(encoded)] for text in cut]

@@ -1,4 +1,4 @@
-"""What each kind of tokenizer is: a model that turns text into ids of its own."""
+"""The interface of every kind of tokenizer model, which turns text into ids."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,14 +12,14 @@ _SPACE = re.compile(r"[^\S\x1c-\x1f]")  # those four are white space to Python, 
 _CUT = re.compile(rf"(?<=\S){_SPACE.pattern}")
 _SENTENCE_END = re.compile(r"""[.!?。．｡！？]['"”’»›)\]}」』】）]*\Z""")
 
-# What a special token is for, by how it is written. Others are called by their names.
+# Special tokens whose spelling gives their role. Others are looked up by name.
 ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": "mask"}
 
 
 class TextModel(ABC):
-    """Text to ids and back. Special tokens and sentinels are no concern of it: `Tokenizer` puts them on top.
+    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels.
 
-    `glue`: what stands between a special token and the text after it where ids are shown as text.
+    `glue` separates a special token from the text after it when ids are shown as text.
     """
 
     kind: ClassVar[str]
@@ -28,35 +28,35 @@ class TextModel(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """Ids of the model's own."""
+        """The number of the model's ids."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """What these ids are for."""
+        """The roles of the model's ids."""
 
     @property
     @abstractmethod
     def names(self) -> Mapping[int, str]:
-        """Ids that are shown by name, since they stand for no text."""
+        """Names of the ids that stand for no text, for display."""
 
     @property
     @abstractmethod
     def files(self) -> Mapping[str, bytes]:
-        """Name and content of the files that the model is read from again."""
+        """Name and content of the files from which the model can be read."""
 
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """Of all that decides which ids a text gets."""
+        """Checksum of all that decides which ids a text gets."""
 
     @abstractmethod
     def has(self, token: str) -> bool:
-        """Whether a token of the model is written like that."""
+        """Whether the model has a token spelled `token`."""
 
     @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without any mark around them."""
+        """Ids of each text, without begin or end marks."""
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
@@ -66,8 +66,8 @@ class TextModel(ABC):
 def parts(text: str) -> Iterator[str]:
     """`text` in parts of about a million characters, cut where white space begins.
 
-    No token reaches across such a place, and what encoding takes of memory for each character is bounded. Only where a
-    million characters are all white space, or none of them is, they are cut elsewhere.
+    No token spans such a cut, and the parts bound the memory that encoding takes. Text is cut elsewhere only if a
+    million characters in a row are all white space, or contain none.
     """
     start = 0
     while start < len(text):
@@ -78,13 +78,14 @@ def parts(text: str) -> Iterator[str]:
 
 
 def starts_word(text: str) -> bool:
-    """Whether a token of this `text` starts a word: white space is its start."""
+    """Whether a token with this `text` starts a word, which means that it starts with white space."""
     return _SPACE.match(text) is not None
 
 
 def ends_sentence(text: str) -> bool:
-    """Whether a token of this `text` ends a sentence: a mark, with closing quotes and brackets or without, is its end.
+    """Whether a token with this `text` ends a sentence: it ends with a mark, perhaps followed by closing quotes or
+    brackets.
 
-    "." does, and '?"', and " 2018."; so would "Mr.", if it were one token.
+    Examples are ".", '?"' and " 2018."; "Mr." would also count, if it were one token.
     """
     return _SENTENCE_END.search(text.rstrip()) is not None

@@ -1,7 +1,7 @@
-"""A tokenizer: a model of text with special tokens and sentinels on top, which are no text.
+"""A tokenizer: a text model, with special tokens and sentinels added above its ids.
 
-Ids from below: the model's own, the special tokens in their order, the sentinels, `<extra_id_0>` the highest. No text
-ever becomes a special token or a sentinel, whatever it spells.
+In ascending order the ids are the model's own, the special tokens in their order, and the sentinels, with
+`<extra_id_0>` the highest. No text is ever encoded as one of these special tokens or sentinels, even if it spells one.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _IDS = ("size", "pieces", "pad", "eos", "unk", "bos", "mask", "special", "first_
 
 
 class Tokenizer:
-    """`model` with `special_tokens` and `sentinels` ids above its own."""
+    """`model` with ids for `special_tokens` and `sentinels` above its own."""
 
     def __init__(self, model: TextModel, special_tokens: Sequence[str] = (), sentinels: int = 0):
         if taken := [name for name in special_tokens if model.has(name)]:
@@ -37,7 +37,7 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """Of the model alone."""
+        """Checksum of the model alone."""
         return self.model.sha256
 
     @property
@@ -52,7 +52,7 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What the ids are for."""
+        """The roles of the ids."""
         return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels)
 
     @cached_property
@@ -61,13 +61,13 @@ class Tokenizer:
         return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.pieces))}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without end mark."""
+        """Ids of each text, without an end mark."""
         return self.model.encode(texts)
 
     def encode_with_sentinels(self, text: str) -> list[int]:
-        """Ids of `text` in which `<extra_id_k>` stands for sentinel k, end mark included: an input to fill in.
+        """Ids of an input to fill in, end mark included: `<extra_id_k>` in `text` becomes sentinel k.
 
-        A space before a sentinel belongs to it, as where ids are shown: no token is left with that space alone.
+        A space before a sentinel is part of it, as in `decode`, so that no token consists of that space alone.
         """
         ids: list[int] = []
         start = 0
@@ -81,7 +81,7 @@ class Tokenizer:
         return [*ids, *self._ids(text[start:]), self.vocabulary.eos]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens and sentinels show by name after a space, pad and eos not at all."""
+        """Text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""
         hidden = (self.vocabulary.pad, self.vocabulary.eos)
         shown = [int(id_) for id_ in ids if int(id_) not in hidden]
         text = ""
@@ -93,7 +93,7 @@ class Tokenizer:
         return text
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest says of the tokenizer, and what `load` needs to know of it."""
+        """The tokenizer's description in a manifest, which `load` needs."""
         vocabulary = self.vocabulary
         files = {f"{FOLDER}/{name}": hashlib.sha256(content).hexdigest() for name, content in self.model.files.items()}
         return {
@@ -143,8 +143,8 @@ def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int
 def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokenizer:
     """The tokenizer in `directory`, a corpus or a checkpoint.
 
-    `described`: `TokenizerConfig.layout`, or what a manifest says; None, of a checkpoint: what `save` wrote beside the
-    files. Raises FailedError where files or ids are others than described.
+    `described` is `TokenizerConfig.layout` or a manifest's description; None, for a checkpoint, reads the one that
+    `save` wrote. Raises FailedError if the files or ids differ from the description.
     """
     if described is None:
         described = _read_description(directory / _DESCRIPTION)
@@ -155,9 +155,9 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
         case ByteLevelBPE.kind:
             model = ByteLevelBPE.read(directory / FOLDER)
         case other:
-            raise UserError(f"{directory}: a tokenizer of kind {other!r} is not known here")
+            raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected sentencepiece or byte_level_bpe")
     if described.get("sha256", model.sha256) != model.sha256:
-        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with")
+        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
     tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
     found = tokenizer.describe()
     wrong = [
@@ -171,7 +171,7 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes the tokenizer so that `load(directory)` gives it back."""
+    """Writes the tokenizer so that `load(directory)` can read it."""
     write_files(tokenizer.model, directory)
     write_json(directory / _DESCRIPTION, tokenizer.describe())
 

@@ -15,18 +15,18 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
-_LINES = 5_000_000  # of the sample, drawn by the trainer with its own fixed seed; each takes 40 bytes besides its text
-_THREADS = 8  # part of the result: another number trains another vocabulary
+_LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
+_THREADS = 8  # affects the result: another number trains another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 pieces: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
-# Most are those of a suffix array, 20 for each character; text of longer characters takes less for each byte. One more
-# byte is that of the sample itself.
+# Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
+# itself takes one more byte.
 _MEMORY_PER_BYTE = 23
 
 
 def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
     """The model trained on the texts of `sample`, UTF-8.
 
-    Same texts in the same order, same bytes: threads are fixed and no path enters the model.
+    The same texts in the same order give the same bytes: the number of threads is fixed and the model has no paths.
     """
     model = io.BytesIO()
     try:
@@ -54,7 +54,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
 
 
 def check_memory(sample_bytes: int) -> None:
-    """Raises FailedError where training on `sample_bytes` may take more memory than is free here now."""
+    """Raises FailedError if training on `sample_bytes` may take more memory than is free on this host now."""
     needed, free = _MEMORY_PER_BYTE * sample_bytes, memory.available()
     if needed > free:
         raise FailedError(
@@ -65,9 +65,9 @@ def check_memory(sample_bytes: int) -> None:
 
 
 def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
-    """The training documents in `parts` that are first by a hash of (seed, id), in that order, as UTF-8.
+    """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
 
-    At most `documents` of them and `sample_bytes` in all: the last one is cut where they end.
+    There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
     """
     heap: list[tuple[int, bytes]] = []  # the last one first
     size = 0
@@ -79,7 +79,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
             full = len(heap) == documents or size >= sample_bytes
             if full and place < heap[0][0]:
                 continue
-            sides = (document["text"], document["target"])  # of a pair both are trained on
+            sides = (document["text"], document["target"])  # train on both sides of a pair
             text = "\n".join(side for side in sides if side).encode()
             heapq.heappush(heap, (place, text))
             size += len(text)

@@ -43,14 +43,14 @@ def test_a_directory_stands_for_all_files_below_it_and_so_does_a_link_to_one(fol
 @pytest.mark.parametrize("below", ["", "/*", "/**/a"])
 def test_a_link_to_a_directory_above_it_is_named(folder, below):
     (folder / "sub/loop").symlink_to(folder)
-    with pytest.raises(UserError, match=r"sub/loop.*: is a directory above itself, by a link"):
+    with pytest.raises(UserError, match=r"sub/loop.*: links to a directory above itself"):
         names(f"{folder}{below}")
 
 
 @pytest.mark.parametrize("below", ["", "/*"])
 def test_what_is_no_file_is_named(folder, below):
     (folder / "gone").symlink_to("nowhere")
-    with pytest.raises(UserError, match="in/gone: links to nowhere, which isn't there"):
+    with pytest.raises(UserError, match="in/gone: links to nowhere, which doesn't exist"):
         names(f"{folder}{below}")
     (folder / "gone").unlink()
     os.mkfifo(folder / "pipe")
@@ -70,7 +70,7 @@ def test_a_directory_that_may_not_be_listed_is_named(folder):
 
 def test_a_name_that_is_not_utf8_is_named_with_escapes(folder):
     Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9")).write_text("")
-    with pytest.raises(UserError, match=r"in/caf\\xe9: a file's name is part of its documents' ids"):
+    with pytest.raises(UserError, match=r"in/caf\\xe9: the name isn't UTF-8"):
         names(folder)
 
 

@@ -245,7 +245,7 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     assert "data-pipeline build CORPUS.yaml --repair" in way_out
     repaired = run("data-pipeline", "build", config, f"output={copy}", "--repair")
     assert repaired.returncode == 0, repaired.stderr
-    assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be made again" in repaired.stdout
+    assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be rebuilt" in repaired.stdout
     assert "documents: 1 unit to do (new), 2 up to date" in repaired.stdout
     assert checksums(copy) == checksums(small_corpus)
     assert verify(open_corpus(copy)) == []
@@ -449,7 +449,7 @@ def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int])
 def test_what_is_said_where_no_document_is_left():
     assert report.why_nothing_is_left(counts(0, 0, {}, {})) == "no document was read from the sources"
     held_out = report.why_nothing_is_left(counts(5, 1, {"empty": 4}, {}))
-    assert held_out.startswith("no document for training: 1 document left, held out")
+    assert held_out.startswith("no document for training: 1 document left, all held out")
     assert report.why_nothing_is_left(counts(1200, 0, {"a": 1, "b": 1199}, {"c": 7})) == (
         "no document is left of 1,200 read; dropped: b 1,199, a 1; lines dropped: c 7"
     )
@@ -458,6 +458,6 @@ def test_what_is_said_where_no_document_is_left():
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null", "{"])
 def test_a_damaged_report_is_one_line(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
-    with pytest.raises(UserError, match=r"report.json: damaged; data-pipeline build CORPUS.yaml --repair") as error:
+    with pytest.raises(UserError, match=r"report.json: damaged; rewrite it with data-pipeline build CORPUS.yaml --repair") as error:
         report.read(tmp_path)
     assert "\n" not in str(error.value)

@@ -226,7 +226,7 @@ def test_a_shard_outside_the_corpus_is_refused(small_corpus, tmp_path):
     table = pq.read_table(copy / "blocks.parquet")
     names = [name.replace("shards/", "../../shards/") for name in table["shard"].to_pylist()]
     pq.write_table(table.set_column(1, "shard", pa.array(names)), copy / "blocks.parquet")
-    with pytest.raises(FailedError, match="is no file of this corpus"):
+    with pytest.raises(FailedError, match="isn't a file of this corpus"):
         open_corpus(copy).blocks("train")
 
 

@@ -353,8 +353,8 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     [
         (["tokenizer.kind=byte_level_bpe"], "tokenizer.path: kind byte_level_bpe needs the directory of an existing"),
         (["tokenizer.kind=wordpiece"], "tokenizer.kind"),
-        (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe has one"),
-        (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a stands there twice"),
+        (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe takes a dictionary"),
+        (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a is listed twice"),
         (["tokenizer.special_tokens=['']"], "tokenizer.special_tokens: a name is empty or has white space: ''"),
         (["tokenizer.special_tokens=['a b']"], "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
         (["tokenizer.special_tokens=[<extra_id_3>]"], "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
@@ -373,10 +373,10 @@ def test_impossible_settings_are_refused(overrides, problem, tmp_path):
     [
         ({"vocab.bpe": None}, "expected encoder.json and vocab.bpe, or vocab.json and merges.txt"),
         ({"encoder.json": "[}"}, "encoder.json: damaged: not valid JSON"),
-        ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with ids from 0 on, each once"),
+        ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with consecutive ids from 0, each used once"),
         ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
         ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
-        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: names a token twice"),
+        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: lists a token twice"),
         ({"dict.txt": "13 7\n262 5\n"}, "dict.txt: lacks 50254 tokens that text may need, 0 first"),
     ],
 )
@@ -395,7 +395,7 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
 
 def test_a_dictionary_beside_barts_own_ids_is_refused(bart, byte_level_bpe, tmp_path):
     save(bart, tmp_path)
-    with pytest.raises(UserError, match="the tokens beside it are others"):
+    with pytest.raises(UserError, match="the tokens beside it aren't GPT-2's"):
         ByteLevelBPE.read(tmp_path / "tokenizer", byte_level_bpe / "bart/dict.txt")
 
 

@@ -78,7 +78,7 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
                 tell_damage([done], strict=False)
             first, last = str(failure.value).splitlines()
             assert first.startswith(f"{declared}/a: unreadable at ")
-            assert last == f"nothing could be read of source {declared}: are its path and format right?"
+            assert last == f"nothing could be read from source {declared}: are its path and format right?"
 
 
 def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
