@@ -36,7 +36,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(nn.Module):
-    """T5's relative positions (Raffel et al. 2020, section 2.1): one scalar per head and distance bucket, for all layers."""
+    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__()
