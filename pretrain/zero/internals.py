@@ -160,7 +160,8 @@ def forget_gradients(optimizer: Any) -> None:
     """Zeroes ZeRO's gradients before a step. DeepSpeed overwrites only those of parameters that the step uses; the
     other parameters would learn from an old gradient.
 
-    Stage 3 always needs this, and every stage with an offloaded optimizer, whose gradients are with the fp32 parameters.
+    Stage 3 always needs this. So does every stage with an offloaded optimizer: its gradients are with the fp32
+    parameters.
     """
     if isinstance(optimizer, BF16_Optimizer):
         return

@@ -464,7 +464,7 @@ def test_the_graph_is_whole_for_the_compiler():
         ({"num_heads": 8}, "num_cross_heads 16 doesn't divide d_model 8"),
         ({"max_positions": None}, "max_positions is missing"),
         ({"positions": "rotary"}, "max_positions is for learned positions"),
-        ({"positions": "rotary", "max_positions": None, "num_heads": 4}, "num_cross_heads 8 leave each head 1"),
+        ({"positions": "rotary", "max_positions": None, "num_heads": 4}, "num_cross_heads 8 makes heads of 1"),
         ({"positions": "rotary", "max_positions": None, "add_positions": True}, "need learned positions"),
         ({"positions": "rotary", "max_positions": None, "subtract_positions": "with_norm"}, "need learned positions"),
         ({"embedding_loss": {"kind": "mse", "coefficient": 0}}, "greater than 0"),
