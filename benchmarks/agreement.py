@@ -150,8 +150,8 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
 
 
 def finite_differences(kind: str, per_tensor: int = 2, step: float = 1e-5) -> tuple[float, float, int]:
-    """The largest difference between a gradient and the slope of the loss, the largest gradient, and the number of moved
-    parameters. In fp64 and training mode, with label smoothing and the embedding loss."""
+    """The largest difference between a gradient and the slope of the loss, the largest gradient, and how many
+    parameters were moved. In fp64 and training mode, with label smoothing and the embedding loss."""
     changes = {"embedding_loss": {**EMBEDDING_LOSS, "detach": "none"}} if kind == "autoregressive" else {}
     model = randomised(build(config_of(kind, 32, 100, 40, **changes)), 0.2).double().train()
     batch = batch_of(model.config)
