@@ -1,9 +1,10 @@
-"""What do the models agree with?
+"""Do the models agree with transformers?
 
     python benchmarks/agreement.py [--write docs/models.md]
 
-Models of random weights beside transformers' of the same weights, gradients beside finite differences where
-transformers lacks the family, generated tokens beside transformers' `generate`, parameters of the published sizes.
+Compares models of random weights with transformers' models of the same weights, or their gradients with finite
+differences where transformers lacks the family; generated tokens with transformers' `generate`; and parameter counts
+with the published sizes.
 """
 
 import json
@@ -54,7 +55,7 @@ def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **ch
 
 
 def randomised(model: Model, std: float) -> Model:
-    """With weights that all matter: attention that is not flat, gains and biases that are not ones and zeros."""
+    """Draws weights that all matter: attention isn't uniform, and gains and biases aren't ones and zeros."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=float(name.endswith("norm.weight")), std=std)
@@ -62,7 +63,7 @@ def randomised(model: Model, std: float) -> Model:
 
 
 def in_transformers(model: Model, folder: Path) -> Any:
-    """The same model in transformers, through the files that an export writes."""
+    """The same model in transformers, loaded from exported files."""
     exported = interchange_of(model.config.family).to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
@@ -83,7 +84,7 @@ def in_transformers(model: Model, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of 30, 22 and 9 tokens, and labels of as many on the other side, where there is one."""
+    """Rows of 30, 22 and 9 tokens, each with as many labels."""
 
     ids: Tensor
     mask: Tensor
@@ -119,8 +120,8 @@ def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tens
     else:
         types = (torch.arange(30) > 5).long().expand(3, 30)
         follows = torch.tensor([1, 0, 1])
-        told = {"labels": labels, "next_sentence_label": 1 - follows}  # transformers' 0: the second text follows
-        theirs = reference(input_ids=ids, attention_mask=mask, token_type_ids=types, **told)
+        targets = {"labels": labels, "next_sentence_label": 1 - follows}  # transformers' 0: the second text follows
+        theirs = reference(input_ids=ids, attention_mask=mask, token_type_ids=types, **targets)
         assert isinstance(model, EncoderOnly)
         ours = model.masked_lm_logits(model.encode(ids, mask, types))
         losses = model(ids, labels, mask, types, follows)
@@ -135,7 +136,7 @@ def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tens
 def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
     """The largest difference of a gradient from transformers', and the largest gradient.
 
-    Ours get their names and shapes there as the weights do: the way there only renames, joins and transposes.
+    Our gradients are converted like weights: the conversion only renames, joins and transposes.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     gradients = {
@@ -149,8 +150,8 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
 
 
 def finite_differences(kind: str, per_tensor: int = 2, step: float = 1e-5) -> tuple[float, float, int]:
-    """In fp64 and training, with label smoothing and the embedding loss: the largest difference between a gradient and
-    the slope of the loss, the largest gradient, and how many parameters were moved."""
+    """The largest difference between a gradient and the slope of the loss, the largest gradient, and how many
+    parameters were moved. In fp64 and training mode, with label smoothing and the embedding loss."""
     changes = {"embedding_loss": {**EMBEDDING_LOSS, "detach": "none"}} if kind == "autoregressive" else {}
     model = randomised(build(config_of(kind, 32, 100, 40, **changes)), 0.2).double().train()
     batch = batch_of(model.config)
@@ -181,7 +182,7 @@ def finite_differences(kind: str, per_tensor: int = 2, step: float = 1e-5) -> tu
 
 @torch.no_grad()
 def first_loss(kind: str) -> float:
-    """Of a new model of width 256 over 8,192 ids, above ln 8,192; rows of random tokens."""
+    """How far a new model's first loss exceeds ln 8,192, with width 256 and rows of random tokens from 8,192 ids."""
     config = config_of(kind, 256, 8192, 64)
     torch.manual_seed(0)
     model = build(config).eval()
@@ -198,10 +199,10 @@ def until_end(row: list[int], end: int) -> list[int]:
 
 
 def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tuple[int, int]:
-    """Of rows of random prompts, padded together: how many get transformers' tokens up to their end mark, of how many.
+    """How many rows of random prompts, padded together, get transformers' tokens up to their end mark; and of how many.
 
-    Few ids and large weights, so that texts vary; fp64, so that rounding decides nothing. The end mark is an id that
-    came up, so that some rows end and others reach the longest length.
+    Few ids and large weights make texts vary; with fp64, rounding decides nothing. The end mark is an id that was
+    generated before, so that some rows end and others reach the maximum length.
     """
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0)
     reference = in_transformers(model, folder).double()
@@ -230,7 +231,7 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
 
 
 def equal_without_cache(kind: str, batches: int = 10) -> tuple[int, int]:
-    """Of rows decoded greedily with caches: how many have at each step the likeliest token of the prefix run anew."""
+    """How many rows decoded greedily with caches have at each step the likeliest token without a cache; of how many."""
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0).double()
     draws, equal = random.Random(kind), 0
     assert isinstance(model, EncoderDecoderModel)
@@ -259,7 +260,7 @@ COUNTED_BY_YAN = {
 
 
 def published_sizes() -> Iterator[tuple[str, int, int | None]]:
-    """Name, parameters, and those that someone else counts; on the meta device, without memory."""
+    """Yields name, our parameter count and someone else's; built on the meta device, without memory."""
     for path in sorted((ROOT / "configs/models").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())["model"]
         config = FAMILIES[values["family"]].config.model_validate(values)
@@ -276,14 +277,14 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
 
 
 def in_transformers_without_memory(model: Model) -> int:
-    """Parameters of transformers' model of the same config."""
+    """The number of parameters of transformers' model of the same config."""
     config = model.config
     saved = interchange_of(config.family).to_hugging_face(model.state_dict(), config).config
     (class_name,) = saved.pop("architectures")
     reference = getattr(transformers, class_name)._from_config(
         transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)
     )
-    # transformers 5 ties every T5 that it makes of a config, and unties those whose files hold two matrices
+    # transformers 5 ties every T5 that it builds from a config, and unties those whose files hold two matrices
     untied = reference.lm_head.weight.numel() if getattr(config, "tie_embeddings", None) is False else 0
     return reference.num_parameters() + untied
 
@@ -292,7 +293,7 @@ def in_transformers_without_memory(model: Model) -> int:
 
 
 def agreement(folder: Path) -> Figures:
-    """Everything that is compared at small sizes."""
+    """All comparisons at small sizes."""
     rows = []
     for kind in KINDS:
         theirs = REFERENCES.get(kind)

@@ -2,7 +2,7 @@
 
     python benchmarks/cleaning_speed.py [--seconds 2]
 
-Over the real text that ships with the package and its tests. MB are those of the uncompressed input.
+Runs on the real text that ships with the package and its tests. MB count the uncompressed input.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def size(path: Path) -> int:
 
 
 def speed(work: Callable[[], object], total_bytes: int, seconds: float) -> float:
-    """MB/s of the best of as many runs as fit in `seconds`, after one that loads what is needed."""
+    """MB/s of the best run within `seconds`, after a warm-up run."""
     work()
     best, until = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < until:

@@ -1,10 +1,10 @@
-"""How do memory, files and speed of a build grow with the text and with the workers?
+"""How do the memory, files and speed of a build scale with the size of the text and the number of workers?
 
     python benchmarks/corpus_scaling.py [--megabytes 10 100 1000] [--workers 2] [--one-file] [--folder DIR]
 
-The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB, or in one
-that can't be split. The build is the whole of it, with lines and documents deduplicated; the tokenizer has 8,000 pieces
-and the default sample. Memory is the sum of all processes' proportional shares.
+The text is the sample that ships with the package, repeated with every line changed, in files of about 10 MB or in one
+file that can't be split. The build runs all stages and deduplicates lines and documents; the tokenizer has 8,000 pieces
+and the default sample. Memory is the sum of the proportional set sizes (PSS) of all processes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def sample_texts() -> list[str]:
 
 
 def write_text(folder: Path, total_bytes: int, one_file: bool) -> int:
-    """Files of JSON lines, or one file of several gzip members; returns the bytes of their text."""
+    """Writes files of JSON lines, or one file of several gzip members; returns the bytes of their text."""
     texts = sample_texts()
     written = number = 0
     while written < total_bytes:
@@ -57,7 +57,7 @@ def write_text(folder: Path, total_bytes: int, one_file: bool) -> int:
 
 
 class PeakMemory(threading.Thread):
-    """Watches a process and all its descendants; `peak` in bytes."""
+    """Watches a process and all its descendants; `peak` is in bytes."""
 
     def __init__(self, pid: int):
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ class PeakMemory(threading.Thread):
 
 
 def build(folder: Path, output: Path, workers: int) -> tuple[float, int]:
-    """(seconds, peak bytes) of a build."""
+    """Builds a corpus; returns seconds and peak bytes."""
     config = {
         "name": "scaling",
         "output": str(output),
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--one-file", action="store_true", help="all text in one file")
-    parser.add_argument("--folder", type=Path, help="for the text and the corpora (default: a temporary one)")
+    parser.add_argument("--folder", type=Path, help="folder for the text and the corpora (default: a temporary one)")
     arguments = parser.parse_args()
     sizes = Table("text MB", "workers", "seconds", "peak GB", "files", title="whole builds")
     stages = Table("text MB", "workers", "stage", "core-seconds", "MB per core-second", title="stages")

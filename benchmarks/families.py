@@ -1,4 +1,4 @@
-"""What the benchmarks of the model families have in common: the families, and tables for the terminal and a page."""
+"""Shared by the benchmarks of the model families: the families, and tables for the terminal and a page."""
 
 import argparse
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 ENCODER_DECODER = {"num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 LAYERS = {"num_heads": 4, "num_layers": 3}
 EMBEDDING_LOSS = {"kind": "mse", "coefficient": 8.0}
-# What is compared: a family, and what of its config is not a size.
+# What is compared: each family, with the settings of its config that are not sizes.
 KINDS: dict[str, Json] = {
     "T5 v1.0": {"family": "t5", **ENCODER_DECODER, "feed_forward": "relu", "tie_embeddings": True},
     "T5 v1.1": {"family": "t5", **ENCODER_DECODER},
@@ -54,7 +54,7 @@ class Figures:
 
 
 def write(page: Path, table: Figures) -> None:
-    """Puts the table between the markers of `page`, in the place of a former one; the others stay as they are."""
+    """Puts the table between the markers of `page`; it replaces an older version and leaves other tables unchanged."""
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN, 1)
     held, after = rest.split(END, 1)
@@ -72,7 +72,7 @@ def arguments_of(description: str) -> argparse.Namespace:
 
 
 def show(tables: Iterable[Figures], page: Path | None) -> None:
-    """Each table as soon as it is made, and in `page`."""
+    """Prints each table as soon as it is ready, and writes it into `page`."""
     console = Console(width=180)
     for table in tables:
         table.show(console)

@@ -58,7 +58,7 @@ def command(name: str, *arguments: str | Path) -> None:
 
 
 def build_corpora(folder: Path) -> dict[str, Path]:
-    """A corpus of the shipped text for each objective, all with the pieces of the first one's tokenizer."""
+    """Builds a corpus of the shipped text for each objective; all use the pieces of the first one's tokenizer."""
     made: dict[str, Path] = {}
     for objective, rows in OBJECTIVES.items():
         tokenizer: Json = {"special_tokens": SPECIAL_TOKENS.get(objective, [])}
@@ -81,7 +81,7 @@ def build_corpora(folder: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run has come to; losses in nats per token."""
+    """The results of a training run; losses are in nats per token."""
 
     parameters: int
     expected: float

@@ -1,11 +1,11 @@
-"""How fast is the loader, how soon does it resume, and how much memory does a rank of many take?
+"""How fast is the loader, how soon does it resume, and how much memory does one of many ranks take?
 
     python benchmarks/loader_at_scale.py [--shards 1000] [--ranks 512] [--workers 2]
 
-A small corpus of the shipped text is built by the real pipeline; its training shard is then listed many times over, as
-hard links, so that manifest and blocks are those of a large corpus and every block is read and checked. One rank of
-many loads from it, resumed at sample 10,000,000. Memory is what the process has for itself (USS), over what it had
-before it opened the corpus, for the loader in the process itself and in each of its worker processes.
+The real pipeline builds a small corpus of the shipped text. Its training shard is then listed many times over, as hard
+links: manifest and blocks are those of a large corpus, and every block is read and checked. One of many ranks loads
+from it, resumed at sample 10,000,000. Memory is the process's unique set size (USS) beyond what it had before it opened
+the corpus, for the loader in the process itself and in each of its worker processes.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def build(folder: Path, rows_per_block: int) -> Path:
 
 
 def multiply(corpus: Path, copies: int) -> Path:
-    """`corpus` with its training shard as if there were so many."""
+    """Makes a corpus that lists the training shard of `corpus` `copies` times."""
     many = corpus.with_name(f"{corpus.name}-{copies}")
     shutil.copytree(corpus, many, ignore=shutil.ignore_patterns("shards", ".stages", "documents"))
     (many / "shards/train").mkdir(parents=True)
@@ -83,7 +83,7 @@ def stream(directory: Path) -> Stream:
 
 
 def speed(directory: Path, workers: int, micro_batch: int = 64, steps: int = 300) -> float:
-    """Rows per second and core of one rank that takes all rows."""
+    """Rows per second and core of a single rank that loads all rows."""
     batches = TrainingBatches(stream(directory), Cut(0, 1, micro_batch, 1))
     loaded = batches.loader(steps, workers)
     for _ in range(steps // 3):  # workers have started, blocks are cached
@@ -103,7 +103,7 @@ def resume(directory: Path) -> float:
 
 
 def memory(directory: Path, ranks: int, workers: int) -> list[float]:
-    """MB for itself that one rank takes for its loader, and each of its workers does in all."""
+    """USS in MB: what the loader adds in the rank itself, and the total of each worker."""
     process = psutil.Process()
     before = process.memory_full_info().uss
     corpus = stream(directory)

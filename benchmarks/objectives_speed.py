@@ -2,8 +2,8 @@
 
     python benchmarks/objectives_speed.py [--batch 64] [--seconds 1.0]
 
-Rows of random tokens, as long as each objective wants them at its own default settings (BERT's and BART's at 512
-tokens), with the noise keys of an epoch drawn as the loader does. One process; the best of five measurements.
+Rows are random tokens, of the length that each objective needs at its default settings (512 for BERT's and BART's).
+Noise keys are drawn per epoch, as in the loader. One process; the best of five measurements.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def rows_per_second(objective: Objective, batch: int, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 1024])
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each measurement")
     arguments = parser.parse_args()
     table = Table("objective", "tokens of a row", *(f"rows/s, batches of {batch:,}" for batch in arguments.batch))
     for name, objective in OBJECTIVES.items():

@@ -2,9 +2,8 @@
 
     python benchmarks/rows_per_second.py [--rows 8192]
 
-Both sides read the same rows of 568 tokens from WebDataset tars and give T5's inputs and targets. The left one is what
-training uses; the right one is the usual layout: one tar sample for each row, decoded by WebDataset, corrupted row by
-row.
+Both layouts hold the same rows of 568 tokens in WebDataset tars and give T5's inputs and targets. Training uses blocks.
+The usual layout has one tar sample (key) per row, decoded by WebDataset and corrupted row by row.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""How long does training stand still for a checkpoint, and how long does it take to be on disk?
+"""How long does a checkpoint pause training, and how long until it is on disk?
 
     python benchmarks/saving.py [--ranks 2] [--precision bf16]
 
-T5 v1.1 base (248 million parameters, AdamW) on the shipped text, at each ZeRO stage: three steps of one row on each
-rank, a checkpoint after each. On CPU ranks a copy to host memory is one within it. Needs 12 GB of memory, 9 GB of disk.
+Trains T5 v1.1 base (248 million parameters, AdamW) on the shipped text at each ZeRO stage: three steps of one row on
+each rank, with a checkpoint after each step. On CPU ranks, the copy to host memory is a copy within host memory. Needs
+12 GB of memory and 9 GB of disk.
 """
 
 import argparse

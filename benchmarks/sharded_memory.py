@@ -1,9 +1,9 @@
-"""How much memory a rank needs to build a model under ZeRO-3, and to train one at each stage: measured and reckoned.
+"""How much memory a rank needs to build a model under ZeRO-3, and to train one at each stage: measured and computed.
 
     python benchmarks/sharded_memory.py                   T5 3B built by 4 ranks; T5 v1.1 small trained by 2, in bf16
     python benchmarks/sharded_memory.py --train-only
 
-On CPU, of what is resident in each rank's process. The weights of all ranks of 3B take 5.7 GB.
+Runs on CPU and measures the resident memory of each rank's process. The weights of 3B take 5.7 GB over all ranks.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LARGE, SMALL = (ROOT / f"configs/models/{name}.yaml" for name in ("t5-v1.0-3b", 
 
 
 def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
-    """A run of `model` in bf16 without a corpus, one row on each rank."""
+    """The config of a run of `model` in bf16 without a corpus, with one row on each rank."""
     values = {
         **OmegaConf.to_container(OmegaConf.load(model)),  # type: ignore[dict-item]
         "run": {"name": "memory", "directory": "none", "max_steps": 1},
@@ -53,7 +53,7 @@ def setup_of(model: Path, stage: int) -> Setup:
 
 
 def built(model: Path) -> dict[str, float]:
-    """Bytes of a rank that builds `model` under ZeRO-3, above what its process held before."""
+    """The bytes that a rank needs to build `model` under ZeRO-3, beyond what its process held before."""
     from pretrain.zero.construction import construct
 
     setup, made = setup_of(model, 3), []
@@ -62,7 +62,7 @@ def built(model: Path) -> dict[str, float]:
     peak = peak_resident(lambda: made.append(construct(setup.config, setup.model, setup.cut))) - before
     shapes = [whole_shape(parameter).numel() for parameter in made[0].parameters()]
     share = 2 * sum(shapes) / dist.get_world_size()
-    # the largest parameter whole: as made by nn.Linear in fp32, then bf16, and the fp32 values drawn for it
+    # the largest parameter, whole: nn.Linear's in fp32, its bf16 copy, and the fp32 values drawn for it
     return {
         "parameters": sum(shapes),
         "peak": peak,
@@ -74,7 +74,7 @@ def built(model: Path) -> dict[str, float]:
 
 
 def trained(model: Path, stage: int) -> dict[str, float]:
-    """Bytes of this rank after one step, by what takes them, above what its process held before."""
+    """The bytes of this rank after one step, by kind, beyond what its process held before."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
@@ -97,7 +97,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
 
 
 def _by_kind(engine: Any) -> dict[str, float]:
-    """Resident bytes of all tensors there are, each storage once."""
+    """The resident bytes of all existing tensors; each storage counts once."""
     from pretrain.zero.internals import fragments
 
     optimizer = engine.deepspeed.optimizer.optimizer
@@ -105,7 +105,7 @@ def _by_kind(engine: Any) -> dict[str, float]:
         "weights": [getattr(p, "ds_tensor", p) for p in engine.deepspeed.module.parameters()],
         "masters": [one.flat for one in fragments(engine.deepspeed)],
         "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
-        "gradients": [found for found in gc.get_objects() if isinstance(found, torch.Tensor)],  # and buckets: what else
+        "gradients": [found for found in gc.get_objects() if isinstance(found, torch.Tensor)],  # and all other tensors
     }
     counted: set[int] = set()
     bytes_of: dict[str, float] = {}
@@ -117,9 +117,9 @@ def _by_kind(engine: Any) -> dict[str, float]:
 
 
 def _in_memory(address: int, size: int) -> int:
-    """Bytes of the pages there that were ever touched, and so are in memory (man mincore)."""
+    """The bytes of the pages that were ever touched and therefore are in memory (man mincore)."""
     page = mmap.PAGESIZE
-    if size < page or not address:  # a meta tensor's has none
+    if size < page or not address:  # a meta tensor has no address
         return size if address else 0
     first = address // page * page
     pages = (ctypes.c_ubyte * -((first - address - size) // page))()
@@ -129,9 +129,9 @@ def _in_memory(address: int, size: int) -> int:
 
 
 def on_ranks(ranks: int, function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """The largest of what `function` returns on each rank, key by key, of so many gloo processes."""
+    """Runs `function` in `ranks` gloo processes; returns the maximum over the ranks for each key."""
     port = free_port()
-    with ProcessPoolExecutor(ranks, mp.get_context("spawn")) as pool:  # breaks where a rank dies
+    with ProcessPoolExecutor(ranks, mp.get_context("spawn")) as pool:  # breaks if a rank dies
         started = [pool.submit(_rank, rank, ranks, port, function, arguments) for rank in range(ranks)]
         found = [rank.result() for rank in started]
     return {key: max(one[key] for one in found) for key in found[0]}
@@ -142,7 +142,7 @@ def _rank(
 ) -> dict[str, float]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    import pretrain.zero.engine  # noqa: F401  what imports take isn't what is measured
+    import pretrain.zero.engine  # noqa: F401  keeps the memory of imports out of the measurement
     from pretrain.zero.ranks import joined
 
     with joined(cpu_threads=1, seconds=600):
@@ -152,8 +152,8 @@ def _rank(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--model", type=Path, default=LARGE, help="the model that is built")
-    parser.add_argument("--ranks", type=int, default=4, help="that build it")
+    parser.add_argument("--model", type=Path, default=LARGE, help="the model to build")
+    parser.add_argument("--ranks", type=int, default=4, help="how many ranks build it")
     options = parser.parse_args()
     if not options.train_only:
         found = on_ranks(options.ranks, built, options.model)
@@ -163,7 +163,7 @@ def main() -> None:
     with torch.device("meta"):
         parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
     # with 2 ranks a share is half: masters and moments at every stage, gradients from 2 on, weights at 3
-    print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; reckoned in brackets")
+    print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; computed in brackets")
     print("stage" + "".join(f"{kind:>14}" for kind in KINDS) + "    freed    rest  resident    peak")
     for stage in (1, 2, 3):
         found = on_ranks(2, trained, SMALL, stage)

@@ -10,7 +10,7 @@ HOOKS: dict[str, Callable[[Engine, Setup], dict[str, float]]] = {"validation_los
 
 
 def run_hooks(engine: Engine, setup: Setup, step: int, last: bool) -> dict[str, float]:
-    """Metrics of the hooks that are due after `step` steps, each run once; every hook is due after the last."""
+    """Runs each hook that is due after `step` steps and returns the metrics. After the last step, every hook is due."""
     metrics: dict[str, float] = {}
     for hook in dict.fromkeys(entry.hook for entry in setup.config.evaluation if last or step % entry.every_steps == 0):
         metrics |= HOOKS[hook](engine, setup)

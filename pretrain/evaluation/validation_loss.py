@@ -20,15 +20,15 @@ _METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
 def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
-    """For each corpus, in nats per token, not a number where there is none:
+    """Returns these metrics for each corpus, in nats per token; NaN if there are no such tokens:
 
-    validation/NAME/loss: mean over all target tokens.
-    validation/NAME/text_loss: over text tokens alone. Sentinels and end marks stand where they always stand and are
-    learnt at once, so they flatter the mean.
-    validation/NAME/unigram_entropy: of the same text tokens, the least that word counts alone can reach.
-    validation/NAME/damaged_rows: rows of damaged blocks, which are left out; only where there are any.
+    validation/NAME/loss: the mean over all target tokens.
+    validation/NAME/text_loss: the mean over text tokens only. Sentinels and end marks are predictable and learnt
+    quickly, so they lower the overall mean.
+    validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that word counts alone reach.
+    validation/NAME/damaged_rows: the number of rows in damaged blocks, which are left out; absent if there are none.
 
-    With next-sentence prediction also validation/NAME/next_sentence_loss, in nats per row, and next_sentence_accuracy.
+    With next-sentence prediction, also validation/NAME/next_sentence_loss, in nats per row, and next_sentence_accuracy.
     """
     return {
         f"validation/{name}/{metric}": value
@@ -38,7 +38,7 @@ def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
 
 
 def describe(corpora: dict[str, Corpus], metrics: dict[str, float]) -> Iterator[str]:
-    """One line for each corpus that `metrics` tell of: its loss on text beside what knows no context."""
+    """A line for each corpus in `metrics`, comparing its loss on text with that of predictions without context."""
     for name, corpus in corpora.items():
         if f"validation/{name}/loss" in metrics:
             loss, text, entropy = (metrics[f"validation/{name}/{metric}"] for metric in _METRICS)
@@ -71,9 +71,9 @@ def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, floa
         counts += torch.bincount(labels[text], minlength=vocabulary.size)
         if "next_sentence_labels" in batch:
             losses = every["next_sentence_labels"].double()
-            told = batch["next_sentence_labels"].to(engine.device) != IGNORED
-            right = told & (losses < math.log(2))  # of two classes, the likelier one has a loss below ln 2
-            next_sentence += torch.stack([losses.sum(), told.sum(), right.sum()])
+            labelled = batch["next_sentence_labels"].to(engine.device) != IGNORED
+            right = labelled & (losses < math.log(2))  # with two classes, the likelier one has a loss below ln 2
+            next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
     for sum_ in (sums, next_sentence, counts):
         dist.all_reduce(sum_)
     loss, targets, text_loss, text_targets, whole_rows = sums.tolist()
@@ -93,7 +93,7 @@ def _mean(total: float, count: float) -> float:
 
 
 def _is_text(labels: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-    """Where a label stands for text, be it unknown."""
+    """Where a label is a text token, including unknown ones."""
     first, end = vocabulary.text
     text = (labels >= first) & (labels < end)
     return text if vocabulary.unk is None else text | (labels == vocabulary.unk)

@@ -1,1 +1,1 @@
-"""Text out of a model: greedy, by beam search or sampled, the same way for every family."""
+"""Text generation: greedy, beam search or sampling, the same for every family."""

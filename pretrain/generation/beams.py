@@ -12,9 +12,9 @@ from pretrain.models.config import ModelConfig
 def beam_search(decoder: Decoder, config: ModelConfig, settings: GenerationSettings, stop_early: bool) -> Tensor:
     """The best finished hypothesis of each row, (batch, longest): it ends with eos or is `max_new_tokens` long.
 
-    Each row keeps `num_beams` running hypotheses, the likeliest that haven't ended, and the `num_beams` best that have.
-    At each step its 2 · `num_beams` likeliest continuations are looked at, so that enough are left to go on if half of
-    them end; but only those that end among the first `num_beams` are finished hypotheses. Scores are fp32.
+    Each row keeps its `num_beams` likeliest running hypotheses and its `num_beams` best finished ones. Each step
+    considers the 2 · `num_beams` likeliest continuations of a row, so that enough remain if half of them end. Only
+    those that end among the first `num_beams` become finished hypotheses. Scores are fp32.
     """
     assert config.vocab_size is not None
     vocabulary, beams, most, penalty = (
@@ -72,5 +72,5 @@ def beam_search(decoder: Decoder, config: ModelConfig, settings: GenerationSetti
 
 
 def _rows(hypotheses: Tensor, chosen: Tensor) -> Tensor:
-    """Of hypotheses (batch, n, length) those `chosen` (batch, k) of each row: (batch, k, length)."""
+    """Selects from hypotheses (batch, n, length) those `chosen` (batch, k) in each row: (batch, k, length)."""
     return hypotheses.gather(1, chosen[..., None].expand(-1, -1, hypotheses.size(2)))

@@ -1,4 +1,4 @@
-"""`pretrain generate`: where texts come from, how answers are shown."""
+"""`pretrain generate`: reads texts and shows answers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
-    """The texts given as arguments, or the lines of `file` or of `piped`. Raises UserError for several or none."""
+    """The texts given as arguments, or the lines of `file` or `piped`. Raises UserError unless there is one source."""
     if arguments and file:
         raise UserError("give texts as arguments or with --file, not both")
     if arguments:
@@ -34,9 +34,9 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
 def show(written: "Iterator[Written]", originals: Sequence[str | None], jsonl: bool, out: TextIO) -> None:
     """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
 
-    `originals`: the texts before they were blanked out, where that is known; shown beside the answers.
+    `originals`: the texts before words were blanked out, if known; shown beside the answers.
     """
-    if not out.isatty():  # rich sends what is written to sys.stdout to the bar's terminal: `out` must be another name
+    if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
     for one, original in zip(written, originals, strict=True):
         out.write(_as_json(one, original) if jsonl else _as_text(one, original))
@@ -44,7 +44,7 @@ def show(written: "Iterator[Written]", originals: Sequence[str | None], jsonl: b
 
 
 def new_file(path: Path) -> TextIO:
-    """Raises UserError where there is one, or none can be."""
+    """Creates the file. Raises UserError if it exists or can't be created."""
     try:
         return path.open("x", encoding="utf-8")
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What decoding asks of a model, whatever its family."""
+"""The interface between decoding and the models of every family."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -12,12 +12,12 @@ from pretrain.models.model import Model
 
 NO_TOKEN = -1  # in a history: padding before a prompt
 
-Caches = Any  # key-value caches in lists and tuples, as a family likes
+Caches = Any  # key-value caches, in each family's own lists and tuples
 
 
 @runtime_checkable
 class EncoderDecoderModel(Protocol):
-    """T5, BART, … The decoder begins with `config.decoder_start_id`."""
+    """T5, BART, … The decoder starts from `config.decoder_start_id`."""
 
     config: Any
 
@@ -36,7 +36,7 @@ class EncoderDecoderModel(Protocol):
 
 @runtime_checkable
 class CausalModel(Protocol):
-    """GPT-2, … With a cache, ids follow what it holds; the mask (batch, held + length) is of all ids so far."""
+    """GPT-2, … With a cache, ids follow its tokens, and the mask (batch, held + length) covers both."""
 
     config: Any
 
@@ -48,27 +48,27 @@ class CausalModel(Protocol):
 
 
 class Decoder(Protocol):
-    """A batch of rows while it is being decoded.
+    """The decoding state of a batch of rows.
 
-    `prompt` (rows, length): what to begin with, the same width for all rows. `history`: the same, NO_TOKEN at padding.
+    `prompt` (rows, length): the tokens to start from, padded to one length. `history`: the same, NO_TOKEN at padding.
     """
 
     prompt: Tensor
     history: Tensor
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) of the token after `tokens` (rows, new), which follow all tokens before."""
+        """Appends `tokens` (rows, new) and returns the logits (rows, vocabulary) of the next token."""
         ...
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these `rows` (n,), in this order; a row may be taken several times."""
+        """Keeps only these `rows` (n,), in this order; a row may be repeated."""
         ...
 
 
 def start(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> Decoder:
-    """A decoder of inputs (rows, length), for a causal model prompts, padded on the left.
+    """Starts decoding inputs (rows, length); a causal model's inputs are prompts, padded on the left.
 
-    `attention_mask`, of the same shape, is nonzero at real tokens; None: all are. Raises UserError where the family
+    `attention_mask`, of the same shape, is nonzero at real tokens (None: all). Raises UserError for a family that
     doesn't generate.
     """
     if isinstance(model, EncoderDecoderModel):
@@ -89,7 +89,7 @@ class _EncoderDecoder:
         return self.model.decode(tokens, self.states, self.mask, self.cache)[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Beams of one example change places at each step; what they know of its input need not be moved."""
+        """Moves the encoded input only if a row changes to another example: beams of one example share it."""
         examples = self.examples[rows]
         moved = not torch.equal(examples, self.examples)
         for cache in _caches(self.cache):

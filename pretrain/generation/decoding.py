@@ -1,4 +1,4 @@
-"""Decoding with a key-value cache: token by token, each the likeliest or sampled, or by beam search."""
+"""Decoding with a key-value cache: greedy, sampling or beam search."""
 
 from collections.abc import Sequence
 
@@ -26,12 +26,12 @@ def generate(
     numbers: Sequence[int] | None = None,
     stop_early: bool = True,
 ) -> Tensor:
-    """Ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
+    """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
 
-    Inputs are an encoder's, or the prompts of a causal model, padded on the left; `attention_mask`, of the same shape,
-    is nonzero at real tokens. `numbers` of the rows, by default from 0, decide with the seed what is sampled: a row's
-    draws are the same in any batch. `stop_early=False` always runs `max_new_tokens` steps: ranks that decode together
-    under ZeRO-3 must take the same number. Raises UserError for what the model can't do.
+    Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
+    is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
+    batch. `stop_early=False` always runs `max_new_tokens` steps: ranks that decode together under ZeRO-3 must take the
+    same number of steps. Raises UserError for settings that the model doesn't support.
     """
     settings = settings or GenerationSettings()
     was_training = model.training
@@ -52,7 +52,7 @@ def generate(
 def _token_by_token(
     decoder: Decoder, config: ModelConfig, settings: GenerationSettings, draws: Tensor | None, stop_early: bool
 ) -> Tensor:
-    """The likeliest tokens or, with `draws` (batch, max_new_tokens), those on which they fall."""
+    """Picks the likeliest tokens or, with `draws` (batch, max_new_tokens), samples them."""
     tokens, history = decoder.prompt, decoder.history
     finished = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
     generated = []
@@ -73,18 +73,18 @@ def _token_by_token(
 
 
 def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:
-    """(rows, max_new_tokens) fp32 in [0, 1), each row's by the seed and its own number alone."""
+    """(rows, max_new_tokens) fp32 in [0, 1). A row depends only on the seed and its own number."""
     keys = row_keys(settings.seed, "generation", 0, np.asarray(numbers))
     bits = random_bits(keys, 0, settings.max_new_tokens)
     return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
 
 
 def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
-    """`logits` (batch, vocabulary) over the temperature, −∞ at tokens that `top_k` and then `top_p` leave out.
+    """Divides `logits` (batch, vocabulary) by the temperature; sets tokens that `top_k`, then `top_p`, exclude to −∞.
 
-    The rules are those of transformers' warpers, in its order. `top_k` keeps all tokens that are as likely as the last
-    of the k likeliest. `top_p` is nucleus sampling (Holtzman et al. 2020): of the tokens that `top_k` left, with their
-    probabilities made to sum to 1, it keeps the likeliest up to and with the one that reaches it.
+    Rules and order are those of transformers' warpers. `top_k` keeps the k likeliest tokens and ties with the last of
+    them. `top_p` is nucleus sampling (Holtzman et al. 2020): it renormalises what `top_k` kept and keeps the likeliest
+    tokens, up to and including the one at which their total reaches `top_p`.
     """
     logits = logits / settings.temperature
     if settings.top_k is not None:
@@ -99,11 +99,11 @@ def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def sample(logits: Tensor, draw: Tensor) -> Tensor:
-    """One id (batch, 1) per row of logits (batch, vocabulary), where `draw` (batch, 1), uniform in [0, 1), falls."""
+    """Samples one id (batch, 1) per row of logits (batch, vocabulary); `draw` (batch, 1) is uniform in [0, 1)."""
     probabilities, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
     mass = probabilities.cumsum(dim=-1)
     rank = torch.searchsorted(mass, draw * mass[:, -1:], right=True)
-    last = (probabilities > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may put a draw at the very end of the mass
+    last = (probabilities > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may place a draw beyond the total probability
     return ids.gather(-1, torch.minimum(rank, last))
 
 

@@ -1,4 +1,4 @@
-"""Blanks in sentences, and what a model fills them with: a look at what it has learnt."""
+"""Blanks out words of held-out sentences and lets a model fill them, to show what it has learnt."""
 
 import re
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ _WORDS = range(10, 25)
 
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
-    """(sentence with <extra_id_k> for each blank, sentence) of the first `number` held-out documents that have one."""
+    """Pairs (sentence with <extra_id_k> for blanks, sentence) from the first `number` suitable held-out documents."""
     if not tokenizer.sentinels:
-        raise UserError("--corpus: blanks are sentinels, and the model's tokenizer has none")
+        raise UserError("--corpus: blanks need sentinels, but the model's tokenizer has none")
     found: list[tuple[str, str]] = []
     blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
     for position, sentence in enumerate(_held_out_sentences(corpus)):
@@ -40,7 +40,7 @@ def fill(trained: TrainedModel, blanks: str, settings: GenerationSettings | None
 
 
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
-    """The first sentence of middling length of each held-out document."""
+    """The first sentence of medium length in each held-out document."""
     for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
         for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "split"]):
             if document["split"] != "validation":

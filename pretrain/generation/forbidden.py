@@ -1,4 +1,4 @@
-"""Tokens that settings forbid at a place."""
+"""Tokens that the settings forbid."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from pretrain.generation.settings import GenerationSettings
 
 
 def without_forbidden(scores: Tensor, history: Tensor, step: int, settings: GenerationSettings, eos: int) -> Tensor:
-    """`scores` (rows, vocabulary) of the token after `history` (rows, length) and `step` generated tokens, −∞ at
-    those that must not come."""
+    """Returns `scores` (rows, vocabulary) with forbidden tokens set to −∞. They are scores of the token after `history`
+    (rows, length), which ends with `step` generated tokens."""
     if step < settings.min_new_tokens:
         scores = scores.index_fill(1, torch.tensor([eos], device=scores.device), -torch.inf)
     if settings.no_repeat_ngram_size:
@@ -17,7 +17,7 @@ def without_forbidden(scores: Tensor, history: Tensor, step: int, settings: Gene
 
 
 def repeating(history: Tensor, size: int, vocab_size: int) -> Tensor:
-    """(rows, vocabulary) bool: tokens that after `history` (rows, length) would end an n-gram of `size` that it has.
+    """(rows, vocabulary) bool: the tokens that would repeat an n-gram of `size` tokens of `history` (rows, length).
 
     5 6 7 5 6, size 3    →    7
     """
@@ -28,6 +28,6 @@ def repeating(history: Tensor, size: int, vocab_size: int) -> Tensor:
     ngrams = history.unfold(1, size, 1)
     begin, end = ngrams[..., :-1], ngrams[..., -1]
     last = history[:, None, length - size + 1 :]
-    again = (begin == last).all(dim=-1) & (end >= 0)  # padding before a prompt is no token
+    again = (begin == last).all(dim=-1) & (end >= 0)  # ignores padding before a prompt
     counts.scatter_add_(1, end.clamp(min=0), again.int())
     return counts > 0

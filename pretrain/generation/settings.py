@@ -8,16 +8,17 @@ from data_pipeline.foundation.config_file import Section
 
 
 class GenerationSettings(Section):
-    """Greedy by default. Names and meanings are those of Hugging Face transformers.
+    """Decoding is greedy by default. Names and meanings are those of Hugging Face transformers.
 
-    Generated tokens alone are counted: its `min_length` counts what the decoder starts from too.
+    All lengths count generated tokens only; transformers' `min_length` also counts the decoder's start.
 
-    `num_beams`: more than one: beam search. A hypothesis is worth its log probability / length^`length_penalty`: above
-    0 favours long ones. `early_stopping`: a row is through once it has `num_beams` hypotheses (true), once no running
-    one would be better if it ended now (false), or could be at any length ("never").
-    `no_repeat_ngram_size`: no n-gram of so many tokens occurs twice, a prompt's included; 0: any may.
-    `temperature`: above 0: tokens are sampled, among the `top_k` likeliest, and of these among the fewest that hold
-    `top_p` of their probability; `seed` and a row's number decide.
+    - `num_beams`: above 1: beam search. The score of a hypothesis is its log probability / length^`length_penalty`, so
+      a penalty above 0 favours long hypotheses.
+    - `early_stopping`: a row is finished once it has `num_beams` hypotheses (true), once no running one would be better
+      if it ended now (false), or once none could become better at any length ("never").
+    - `no_repeat_ngram_size`: no n-gram of this size occurs twice, counting the prompt's; 0: no limit.
+    - `temperature`: above 0: samples tokens from the `top_k` likeliest, and of these from the smallest set that holds
+      `top_p` of their probability. `seed` and a row's number determine the samples.
     """
 
     max_new_tokens: PositiveInt = 128
@@ -41,11 +42,11 @@ class GenerationSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(f"min_new_tokens: {self.min_new_tokens} exceed max_new_tokens, {self.max_new_tokens}")
+            raise ValueError(f"min_new_tokens: {self.min_new_tokens} exceeds max_new_tokens, {self.max_new_tokens}")
         if self.num_beams > 1 and self.temperature > 0:
             raise ValueError("num_beams: beam search takes the likeliest tokens; temperature must be 0")
         if self.num_beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
-            raise ValueError("length_penalty and early_stopping are of beam search; num_beams must exceed 1")
+            raise ValueError("length_penalty and early_stopping are for beam search; num_beams must exceed 1")
         if self.temperature == 0 and (self.top_k is not None or self.top_p < 1.0):
-            raise ValueError("top_k and top_p are of sampling; temperature must exceed 0")
+            raise ValueError("top_k and top_p are for sampling; temperature must exceed 0")
         return self

@@ -1,4 +1,4 @@
-"""Generated spans, and where they were masked."""
+"""Generated spans, and putting them back where they were masked."""
 
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -11,8 +11,8 @@ def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, 
 
         targets:  <x> for inviting <y> last </s>    →    {<x>: for inviting, <y>: last}
 
-    A model's output may be malformed: tokens before the first sentinel are dropped, and a repeated sentinel's later
-    spans too.
+    A model's output may be malformed: tokens before the first sentinel are dropped, and so are the later spans of a
+    repeated sentinel.
     """
     spans: dict[int, list[int]] = {}
     span: list[int] = []
@@ -26,7 +26,7 @@ def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, 
 
 
 def fill_in(input_ids: Iterable[int], spans: Mapping[int, list[int]], vocabulary: Vocabulary) -> list[int]:
-    """The whole text: inputs with every sentinel replaced by its span (by nothing where there is none).
+    """The inputs with every sentinel replaced by its span, or removed if it has none.
 
     inputs:  Thank you <x> me to your party <y> week </s>    →    Thank you for inviting me to your party last week
     """

@@ -19,8 +19,8 @@ from pretrain.models import FAMILIES, Family
 
 @dataclass(frozen=True)
 class Written:
-    """`text` as it was given, what the model `generated`, and the `whole`: the text continued, or with its blanks
-    filled in brackets where it has any; else what was generated."""
+    """The given `text`, the `generated` answer, and the `whole`: the continued text, or the text with its blanks filled
+    in brackets; for a text without blanks, the answer."""
 
     text: str
     generated: str
@@ -31,10 +31,10 @@ class Written:
 def write(
     trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
 ) -> Iterator[Written]:
-    """What the model makes of each text, in order, `batch_size` of them at a time.
+    """Generates an answer to each text, in order, `batch_size` texts at a time.
 
-    An encoder-decoder reads the text and answers, a causal model goes on with it. The number of a text decides with the
-    seed what is sampled. Raises UserError at once for what the model can't do, such as texts longer than it takes.
+    An encoder-decoder reads a text and answers; a causal model continues it. The seed and a text's number determine its
+    samples. Raises UserError at once for what the model doesn't support, for example a text that is too long.
     """
     model, tokenizer = trained.model, trained.tokenizer
     family = FAMILIES[model.config.family]
@@ -74,7 +74,7 @@ def _written(
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor | None]:
-    """(rows, longest) ids with `pad` after each row, or before it, and their mask; None where nothing is padded."""
+    """Ids (rows, longest), padded with `pad` on the right or left, and their mask (None if nothing is padded)."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad)
     mask = torch.zeros_like(ids)
@@ -92,7 +92,7 @@ def _input(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
 
 
 def _prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The mark between documents stands for a text that is empty."""
+    """The ids of a prompt; for an empty text, the mark between documents."""
     return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
 
 

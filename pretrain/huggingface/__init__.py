@@ -1,7 +1,7 @@
-"""Models for Hugging Face transformers, and back; one file for each family.
+"""Export of models to Hugging Face transformers, and import; one module per family.
 
-A family is added as a module with its `INTERCHANGE`, which its entry in `pretrain.models.families` names. All that is
-the same for every family (files, shards, tokenizers, checks) stands beside them.
+To add a family, write a module with an `INTERCHANGE` and name the module in the family's entry in
+`pretrain.models.families`. The other modules here are shared by all families: files, shards, tokenizers, checks.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pretrain.models import FAMILIES, ModelConfig
 
 
 def interchange_of(family: str) -> Interchange:
-    """Raises UserError where transformers has no such model."""
+    """Raises UserError if transformers has no such model."""
     module = FAMILIES[family].interchange
     if module is None:
         exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)
@@ -34,11 +34,11 @@ def export(
     out: Path,
     shard_bytes: int = directory.SHARD_BYTES,
 ) -> str:
-    """Writes a directory for `from_pretrained(out)`, and returns in words how it is loaded.
+    """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
-    `state_dict` has the names of the model's `state_dict()`, whole tensors in fp32. `out` must not exist or be empty;
-    it appears when it is whole. Weights of more than `shard_bytes` are cut into several files. Raises UserError for
-    what doesn't fit together.
+    `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
+    appears only once it is complete. Weights above `shard_bytes` are split into several files. Raises UserError if
+    weights, config and tokenizer don't fit together.
     """
     interchange = interchange_of(config.family)
     directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
@@ -46,28 +46,28 @@ def export(
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Config and weights of a model that transformers saved; the weights have the names of our `state_dict()`, in fp32.
+    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
 
-    `vocab_size` counts the rows of the embedding matrix: the files don't say how many of them are padding.
+    `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
     interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
     return directory.read(interchanges, path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
-    """Writes a checkpoint of step 0 with the model and the tokenizer that transformers saved in the directory `path`.
+    """Writes a checkpoint of step 0 with the model and tokenizer that transformers saved in the directory `path`.
 
-    Its config is that of a run file over a corpus with this tokenizer: `vocab_size` counts the tokenizer's ids, and
-    rows of the matrix above them pad it. Raises UserError for what our model or our tokenizers can't say.
+    A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
+    of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
     """
     config, state = load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
-    for key, said, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
-        if said != has:
-            raise UserError(f"{path}: {key}_token_id is {said} in config.json, but the tokenizer's is {has}")
+    for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
+        if configured != has:
+            raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
     config = config.model_copy(
         update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
     )
@@ -76,7 +76,7 @@ def import_(path: Path, out: Path) -> ModelConfig:
 
 
 def _unit(rows: int, ids: int) -> int:
-    """What to pad to a multiple of so that so many ids get so many rows: 128 where it does, else the least."""
+    """The `pad_vocab_to_multiple_of` that gives `ids` ids `rows` rows: 128 if it does, else the smallest."""
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 

@@ -1,7 +1,8 @@
-"""The autoregressive encoder-decoder in transformers, which lacks it: the directory carries its own modelling files.
+"""The autoregressive encoder-decoder in transformers, which lacks it: an exported directory holds modelling files.
 
-`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`; `AutoTokenizer` wants the same leave. The
-weights keep our names; those of the embedding loss lie with them, for training on, and are passed over there.
+Load it with `AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`; `AutoTokenizer` needs the same
+argument. The weights keep our names. They include those of the embedding loss, for further training; transformers
+ignores these.
 """
 
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: AutoregressiveConf
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig, State]:
-    """What transformers saved again has lost the weights of the embedding loss: the config is then without it."""
+    """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
     config = AutoregressiveConfig(
         vocab_size=saved["vocab_size"],
         pad_id=saved["pad_token_id"],

@@ -64,7 +64,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exp
         "activation_dropout": config.activation_dropout_rate,
         "scale_embedding": config.scale_embedding,
         "tie_word_embeddings": True,
-        "forced_eos_token_id": None,  # by default 2 would end a text that reaches its longest length
+        "forced_eos_token_id": None,  # the default, 2, would end every text of the maximum length
         **ids,
     }
     return Exported(tensors, saved, ids)
@@ -119,7 +119,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def _refuse_unlike_stacks(saved: Json) -> None:
-    """Raises UserError where encoder and decoder differ in what is one setting here."""
+    """Raises UserError if encoder and decoder differ in settings that are shared here."""
     problems = [
         f"encoder_{key} is {saved[f'encoder_{key}']} and decoder_{key} is {saved[f'decoder_{key}']}"
         for key in ("attention_heads", "ffn_dim")

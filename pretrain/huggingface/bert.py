@@ -31,7 +31,7 @@ PARTS = {
     "feed_forward.wo": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-# What transformers' BERT may be beside ours, and the setting at which it is not.
+# Settings of transformers' BERT that ours lacks, each with the value at which both compute the same.
 FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -71,13 +71,13 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig)
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
-    """Whether next sentences are predicted is seen in the tensors. The dropout rate is that of hidden states."""
+    """The tensors show whether next sentences are predicted. The dropout rate is that of hidden states."""
     tensors = {_published(name): tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
     drop_copies(tensors, "bert.embeddings.word_embeddings.weight", ["cls.predictions.decoder.weight"])
     drop_copies(tensors, "cls.predictions.bias", ["cls.predictions.decoder.bias"])
     next_sentence = "cls.seq_relationship.weight" in tensors
     if not next_sentence:
-        for kind in ("weight", "bias"):  # without the classifier nothing reads what it pools
+        for kind in ("weight", "bias"):  # without the classifier nothing uses the pooler
             tensors.pop(f"bert.pooler.dense.{kind}", None)
     eos = saved["eos_token_id"]
     config = EncoderOnlyConfig(
@@ -117,7 +117,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def _published(name: str) -> str:
-    """Today's name of a tensor: the files that BERT was published in have the gains and shifts of norms as Greek."""
+    """Today's name of a tensor: BERT's published files call the weights and biases of norms gamma and beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

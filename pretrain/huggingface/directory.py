@@ -1,4 +1,4 @@
-"""The directories that transformers' `from_pretrained` reads: written whole or not at all, and read without pickles."""
+"""Directories for transformers' `from_pretrained`: written completely or not at all, read without pickles."""
 
 import shutil
 import uuid
@@ -23,7 +23,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 ADAPTER = "adapter_config.json"
 SHARD_BYTES = 5_000_000_000
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-# What config.json may say of any model: that its weights are packed, in another file, or not alike in all layers.
+# Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 
 
@@ -35,7 +35,7 @@ def write(
     out: Path,
     shard_bytes: int,
 ) -> None:
-    """Writes `out`, which appears when it is whole; weights of more than `shard_bytes` in several files."""
+    """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; choose another directory for the export")
     check(shapes(config), state_dict, "the weights don't fit the model")
@@ -68,10 +68,9 @@ def write(
 
 
 def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelConfig, State]:
-    """Config and fp32 weights, under our names, of the model in `directory`; its `model_type` says which family's.
+    """Reads the model in `directory`: its config, and fp32 weights under our names. `model_type` selects the family.
 
-    Raises UserError for what our model can't be, with the setting or the tensor that is in the way; FailedError where
-    a file is damaged.
+    Raises UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is damaged.
     """
     path = directory / CONFIG
     saved = json_files.read(path)
@@ -84,7 +83,7 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
     _refuse_others(interchange.fixed, settings, path)
     for key in ("pad_token_id", "eos_token_id"):
         if isinstance(ids := settings.get(key), list):
-            raise UserError(f"{path}: {key} is {ids}: our models have one such id")
+            raise UserError(f"{path}: {key} is {ids}, but our models have only one such id")
     tensors = _read_tensors(directory)
     try:
         config, state = interchange.from_hugging_face(settings, tensors)
@@ -97,8 +96,8 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         raise UserError(f"{directory}: {error}") from None
     if interchange.encoder_decoder:
         generation = directory / GENERATION
-        for file, said in ((path, settings), (generation, json_files.read_if_there(generation))):
-            start = said.get("decoder_start_token_id")
+        for file, values in ((path, settings), (generation, json_files.read_if_there(generation))):
+            start = values.get("decoder_start_token_id")
             if start not in (None, config.decoder_start_id):
                 raise UserError(
                     f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from "
@@ -109,18 +108,18 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
 
 
 def _as_transformers_reads(saved: Json, path: Path) -> Json:
-    """All settings of config.json, with transformers' defaults and what it derives from other settings."""
+    """All settings of config.json, with transformers' defaults and the settings that it derives from others."""
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
     try:
         read_ = CONFIG_MAPPING[saved["model_type"]].from_dict(saved).to_dict()
     except Exception as error:  # wrong types and values, by exceptions of several libraries
-        raise UserError(f"{path}: transformers doesn't take it: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: transformers rejects it: {' '.join(str(error).split())}") from None
     return {**saved, **read_}
 
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
-    """Raises UserError that names settings at which our model would compute something else."""
+    """Raises UserError that names the settings with which our model would compute something else."""
     if problems := [f"{key} is {settings[key]!r}" for key, ours in fixed.items() if settings.get(key, ours) != ours]:
         raise UserError(f"{path}: models here don't support this: {'; '.join(problems)}")
 
@@ -148,19 +147,21 @@ def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
 
 
 def _read_tensors(directory: Path) -> State:
-    """The tensors that transformers loads, in fp32: of model.safetensors or, without it, of the shards of its index.
+    """The tensors that transformers loads, in fp32: from model.safetensors or else from the shards in its index.
 
-    Other files are passed over: model.ema.safetensors, for example, is a variant of the model.
+    Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
     """
     if (directory / ADAPTER).exists():
-        raise UserError(f"{directory / ADAPTER}: the weights lie in an adapter beside the model; merge them first")
+        raise UserError(
+            f"{directory / ADAPTER}: weights in an adapter can't be imported; merge it into the model first"
+        )
     if (directory / WEIGHTS).exists():
         return _read_file(directory / WEIGHTS)
     if not (directory / INDEX).exists():
         found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
-            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. A variant is "
-            f"imported once it is called {WEIGHTS}; other formats may run code when they are read: save them again "
+            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
+            f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
             "with transformers' save_pretrained"
         )
     tensors: State = {}
@@ -175,7 +176,7 @@ def _read_tensors(directory: Path) -> State:
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
-    """The names of the tensors in each file that `index` names. Raises FailedError where one is not beside it."""
+    """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
     weight_map = json_files.read(index).get("weight_map")
     shards: dict[str, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():

@@ -1,6 +1,6 @@
 """The decoder-only model in transformers: `GPT2LMHeadModel`.
 
-Its matrices are transposed (`Conv1D`), and those of queries, keys and values are one: c_attn.
+Its matrices are transposed (`Conv1D`), and queries, keys and values share one matrix: c_attn.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ MATRICES = {
     "mlp.c_fc": ["feed_forward.wi"],
     "mlp.c_proj": ["feed_forward.wo"],
 }
-# What transformers' GPT-2 may be beside ours, and the setting at which it is not.
+# Settings of transformers' GPT-2 that ours lacks, each with the value at which both compute the same.
 FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -74,7 +74,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig)
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
     """The dropout rate is that of residual branches."""
-    # files of a GPT2Model, as the published ones: no prefix, and causal masks beside the weights
+    # The published files are of a GPT2Model: no prefix, and causal masks beside the weights.
     tensors = {
         name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
         for name, tensor in tensors.items()

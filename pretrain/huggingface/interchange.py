@@ -1,4 +1,4 @@
-"""What a family says of its form in transformers, and the checks that all families share."""
+"""A family's description of its form in transformers, and the checks that all families share."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as transformers has it: `tensors` by its names, config.json, generation_config.json (None: no such file).
+    """A model in transformers' form: tensors under its names, config.json and generation_config.json (None: no file).
 
-    `files`: name and content of others, as a modelling file.
+    `files`: names and contents of further files, such as modelling files.
     """
 
     tensors: State
@@ -29,15 +29,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class Interchange:
-    """A family in transformers: its `model_type` in config.json, its class, and the way there and back.
+    """A family in transformers: its `model_type` in config.json, its class, and the conversions in both directions.
 
-    `to_hugging_face(state_dict, config)`: our names and whole tensors, checked already. `from_hugging_face(config.json,
-    tensors)`: config and weights under our names; raises UserError for what our model can't say. That config.json has
-    all settings, as transformers reads them.
-    `fixed`: settings that change what transformers computes, each with the value that our model stands for.
-    `encoder_decoder`: whether `decoder_start_token_id` says what a decoder starts from.
-    `remote_code`: whether that class is in files that the directory carries, which transformers asks leave to run.
-    `begins`, `ends`: whether a text as the model reads it stands between bos and eos, which the tokenizer puts there.
+    - `to_hugging_face(state_dict, config)`: takes our names and whole tensors, already checked.
+    - `from_hugging_face(config.json, tensors)`: returns config and weights under our names. config.json has all
+      settings, as transformers reads them. Raises UserError for what our model doesn't support.
+    - `fixed`: settings that change what transformers computes, each with the only value that our model supports.
+    - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
+    - `remote_code`: whether the class is in files of the directory, which transformers runs only with permission.
+    - `begins`, `ends`: whether the tokenizer puts bos before a text, and eos after it.
     """
 
     model_type: str
@@ -52,13 +52,13 @@ class Interchange:
 
     @property
     def usage(self) -> str:
-        """How transformers loads the directory."""
-        leave = ", both with trust_remote_code=True" if self.remote_code else ""
-        return f"{self.class_name}.from_pretrained and AutoTokenizer.from_pretrained load it{leave}"
+        """How to load the directory in transformers."""
+        permission = ", both with trust_remote_code=True" if self.remote_code else ""
+        return f"{self.class_name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of all tensors of the model's `state_dict()`, tied ones under each of their names."""
+    """The shapes of all tensors of the model's `state_dict()`; tied ones appear under each of their names."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
 
@@ -66,7 +66,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def check(
     expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], what: str = "the weights don't fit"
 ) -> None:
-    """Raises UserError that names tensors that are missing, not of the model, misshapen or not of floats."""
+    """Raises UserError that names tensors that are missing, unexpected, of the wrong shape or not floating-point."""
     problems = [
         *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),
         *(f"{name} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
@@ -90,9 +90,9 @@ _SHOWN = 8
 
 
 def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -> State:
-    """The weights of the model of `config` under our names; `theirs` gives transformers' name for one of ours.
+    """The weights of the model of `config` under our names; `theirs` maps one of our names to transformers'.
 
-    Raises UserError that names, as transformers does, what is missing, left over or of another shape.
+    Raises UserError that lists, under transformers' names, tensors that are missing, unexpected or of another shape.
     """
     ours = shapes(config)
     check({theirs(name): shape for name, shape in ours.items()}, tensors)
@@ -100,18 +100,18 @@ def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -
 
 
 def one_of(settings: Json, key: str, ours: Mapping[str, str]) -> str:
-    """Our word for the setting `key`. Raises UserError where our model has nothing like it."""
+    """Our value for the setting `key`. Raises UserError if our model has no equivalent."""
     if settings[key] not in ours:
         raise UserError(f"{key} is {settings[key]!r}, not one of {', '.join(ours)}")
     return ours[settings[key]]
 
 
 def drop_copies(tensors: State, original: str, copies: Iterable[str]) -> None:
-    """Keeps, of one matrix that a file may hold under several names, the one called `original`.
+    """Drops the copies of the matrix `original` that a file may hold under other names.
 
-    Raises UserError where two of them differ.
+    Raises UserError if a copy differs.
     """
     for name in [name for name in copies if name in tensors]:
         copy = tensors.pop(name)
         if not torch.equal(copy, tensors.setdefault(original, copy)):
-            raise UserError(f"{name} is not the same matrix as {original}, as it is in our model")
+            raise UserError(f"{name} differs from {original}, but in our model they are one matrix")

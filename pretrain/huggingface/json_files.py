@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def read(path: Path) -> Json:
-    """The object in the file. Raises UserError where there is no file, FailedError where it holds no JSON object."""
+    """The object in the file. Raises UserError if there is no file, FailedError if it holds no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -23,7 +23,7 @@ def read(path: Path) -> Json:
 
 
 def read_if_there(path: Path) -> Json:
-    """The same; an empty object where there is no file."""
+    """Like `read`, but returns an empty object if there is no file."""
     return read(path) if path.exists() else {}
 
 

@@ -20,9 +20,9 @@ CLASS_NAMES = {
     "cross_attention": "EncDecAttention",
     "feed_forward": "DenseReluDense",
 }
-# By what transformers makes of `feed_forward_proj`; its own word for the second is gated-gelu.
+# The keys are what transformers derives from `feed_forward_proj`; its own name for the second is gated-gelu.
 FEED_FORWARDS = {"relu": "relu", "gated-gelu_new": "gated-gelu"}
-# Cross-attention has no relative positions; the first T5s were saved with a table for it all the same.
+# Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
 SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -39,10 +39,10 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Expor
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[T5Config, State]:
-    """Whether embedding and output are one matrix is seen in the tensors, as transformers 5 sees it.
+    """The tensors show whether embedding and output share a matrix; transformers 5 looks at them too.
 
-    Its `tie_word_embeddings` says nothing of that: `scale_decoder_outputs`, read from it in older files, is whether
-    outputs are scaled.
+    Its `tie_word_embeddings` doesn't show that. `scale_decoder_outputs`, which older files store as
+    `tie_word_embeddings`, says whether outputs are scaled.
     """
     drop_copies(tensors, SHARED, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
     tensors.pop(UNUSED, None)

@@ -1,4 +1,4 @@
-"""Tokenizers as transformers' `AutoTokenizer` loads them, and back."""
+"""Export of tokenizers for transformers' `AutoTokenizer`, and import."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ ROLES = ("bos", "eos", "unk", "pad", "mask")
 def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> None:
     """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
 
-    A text gets the ids that it gets here, within the marks of the family's texts. A special token or sentinel that a
-    text spells is that token, as sentinels are in `Tokenizer.encode_with_sentinels`.
+    A text gets the same ids as here, within the family's begin and end marks. A special token or sentinel spelled out
+    in a text becomes that token, as sentinels do in `Tokenizer.encode_with_sentinels`.
     """
     model = tokenizer.model
     if isinstance(model, SentencePiece):
@@ -49,7 +49,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     own = [name for _, name in sorted(model.names.items())]
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
     names = [*own, *tokenizer.special_tokens, *sentinels]
-    # what stands for words of a text takes the white space before it, as those words did
+    # tokens that replace words of a text absorb the white space before them, as those words did
     fills = {*sentinels, "<mask>"}
     backend.add_special_tokens(
         [AddedToken(name, special=True, normalized=False, lstrip=name in fills) for name in names]
@@ -64,11 +64,11 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
 
 
 def read(directory: Path) -> Tokenizer:
-    """The tokenizer in `directory`: sentencepiece as T5's, or byte-level BPE as GPT-2's and BART's.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, or byte-level BPE like GPT-2's and BART's.
 
-    Where there is a tokenizer.json, it decides, as in transformers; a spiece.model with the same pieces is taken as it
-    is. Raises UserError for any other tokenizer, and where ids above the model's own are not special
-    tokens and then sentinels; FailedError where a file is damaged.
+    As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
+    UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
+    sentinels; FailedError if a file is damaged.
     """
     saved = tokenizer_json.read(directory / TOKENIZER)
     config = json_files.read_if_there(directory / CONFIG)
@@ -100,36 +100,34 @@ def _model(saved: Json, directory: Path) -> TextModel:
         model = SentencePiece.read(directory / MODEL)
         pieces = [line.split("\t")[0] for line in model.files[LISTING].decode().split("\n")[:-1]]
         if pieces != [piece for piece, _ in tokenizer_json.text_pieces(saved)]:
-            raise UserError(
-                f"{directory}: {MODEL} and {TOKENIZER} are two tokenizers; remove the one that is not meant"
-            )
+            raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
         return tokenizer_json.byte_level_bpe(saved, path)
     if kind:
-        raise UserError(f"{path}: a tokenizer of kind {kind}; those known here are sentencepiece's and byte-level BPE")
+        raise UserError(f"{path}: a tokenizer of kind {kind}; supported are sentencepiece's and byte-level BPE")
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
     if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
         return ByteLevelBPE.read(directory)
     raise UserError(
-        f"{directory}: no tokenizer that is known here: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {TOKENIZER}"
+        f"{directory}: no supported tokenizer: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {TOKENIZER}"
     )
 
 
 def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
-    """`names`: of the ids above the model's own: special tokens, then sentinels, <extra_id_0> the last."""
+    """`names` are those of the ids above the model's own: special tokens, then sentinels with <extra_id_0> last."""
     sentinels = 0
     while sentinels < len(names) and names[len(names) - 1 - sentinels] == f"<extra_id_{sentinels}>":
         sentinels += 1
     special = names[: len(names) - sentinels]
     if strange := [name for name in special if name.startswith("<extra_id_")]:
-        raise UserError(f"{directory}: {strange[0]} is not where sentinels are: at the end, <extra_id_0> the last")
+        raise UserError(f"{directory}: {strange[0]} is out of place: sentinels come last, ending with <extra_id_0>")
     return Tokenizer(model, special, sentinels)
 
 
 def _marks(vocabulary: Vocabulary, roles: dict[str, str], interchange: Interchange) -> processors.TemplateProcessing:
-    """What stands around a text, and around two: bos A eos, bos A eos B eos."""
+    """The marks around one text and around two: bos A eos, bos A eos B eos."""
     begin = [roles["bos_token"]] if interchange.begins and "bos_token" in roles else []
     end = [roles["eos_token"]] if interchange.ends else []
     ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}

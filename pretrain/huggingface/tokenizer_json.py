@@ -1,4 +1,4 @@
-"""The model of text in a tokenizer.json, which transformers 5 writes without any other file of the tokenizer."""
+"""Reads the tokenizer model from a tokenizer.json: transformers 5 writes no other file of the tokenizer."""
 
 import base64
 import json
@@ -16,12 +16,12 @@ from pretrain.huggingface.json_files import Json
 
 SENTINEL = "<extra_id_"
 END_MARKS = {"<|endoftext|>", "</s>"}
-# What text is cut at before T5's pieces are looked up in it: white space, which becomes the mark of a word's beginning.
+# Before T5's pieces are looked up, text is split at white space, which becomes the mark of a word's beginning.
 _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
-# What BPE in a tokenizer.json may do beside merging.
+# Options of BPE in a tokenizer.json besides merging.
 _PLAIN_BPE: Json = {
     "dropout": None,
     "continuing_subword_prefix": None,
@@ -32,9 +32,9 @@ _PLAIN_BPE: Json = {
 
 
 def read(path: Path) -> Json:
-    """The content of tokenizer.json as the `tokenizers` library writes it today, or nothing where there is no file.
+    """The content of tokenizer.json as the `tokenizers` library writes it today, or empty if there is no file.
 
-    Raises FailedError where the library can't read it.
+    Raises FailedError if the library can't read it.
     """
     if not path.exists():
         return {}
@@ -47,7 +47,7 @@ def read(path: Path) -> Json:
 
 
 def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
-    """Raises UserError where text is encoded in another way than ours is, with a space put in front for example."""
+    """Raises UserError if it encodes text differently from ours, for example with a space put in front."""
     splits = saved["pre_tokenizer"] or {}
     model, vocabulary = saved["model"], saved["model"]["vocab"]
     _refuse(
@@ -70,10 +70,10 @@ def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
 
 
 def sentencepiece(saved: Json, path: Path) -> SentencePiece:
-    """The sentencepiece model of the same pieces, scores and normalization; sentinels are no pieces.
+    """The sentencepiece model with the same pieces, scores and normalization; sentinels are not pieces.
 
-    The ids of a text are those of the model that T5Tokenizer was made from, but the bytes of the file are others: a
-    tokenizer.json doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
+    A text gets the same ids as from T5Tokenizer's original model, but the bytes of the file differ: a tokenizer.json
+    doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
     """
     from sentencepiece import sentencepiece_model_pb2 as protocol
 
@@ -103,7 +103,7 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
 
 
 def text_pieces(saved: Json) -> list[tuple[str, float]]:
-    """Pieces and scores of a Unigram model, without the sentinels that T5Tokenizer puts after them."""
+    """Pieces and scores of a Unigram model, without the sentinels that T5Tokenizer appends."""
     pieces = [(piece, score) for piece, score in saved["model"]["vocab"]]
     while pieces and pieces[-1][0].startswith(SENTINEL):
         pieces.pop()

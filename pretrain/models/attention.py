@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2) with an additive bias, and what decoding keeps of it."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2) with an additive bias, and its key-value caches."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 class KeyValueCache:
-    """Keys and values of one attention layer, each (batch, heads, length, d_kv), to which each decoding step adds."""
+    """Keys and values of one attention layer, each (batch, heads, length, d_kv). Each decoding step appends to them."""
 
     def __init__(self) -> None:
         self.held: KeysAndValues | None = None
@@ -23,7 +23,7 @@ class KeyValueCache:
         return self.held[0].size(2) if self.held else 0
 
     def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
-        """All keys and values: those held and the new ones that `project` gives."""
+        """Appends the keys and values that `project` computes; returns all of them."""
         new = project()
         if self.held:
             new = torch.cat([self.held[0], new[0]], dim=2), torch.cat([self.held[1], new[1]], dim=2)
@@ -31,13 +31,13 @@ class KeyValueCache:
         return new
 
     def select(self, rows: Tensor) -> None:
-        """Keeps these `rows` (n,) of the batch, in this order: what a beam search goes on with."""
+        """Keeps only these `rows` (n,) of the batch, in this order; beam search reorders hypotheses this way."""
         if self.held:
             self.held = self.held[0].index_select(0, rows), self.held[1].index_select(0, rows)
 
 
 class MemoryCache(KeyValueCache):
-    """Keys and values of an encoder's whole output, projected once."""
+    """Keys and values of an encoder's output, projected once."""
 
     def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         if self.held is None:
@@ -48,10 +48,10 @@ class MemoryCache(KeyValueCache):
 class Attention(nn.Module):
     """Self-attention, or cross-attention when `memory` is given.
 
-    `scaled=False` is T5's: logits are not divided by √d_kv, the initialisation of `q` carries that factor instead.
-    `std` is that of all four projections, `out_std` of `o`; None: T5's, after their fan-in.
-    The four projections stay separate matrices: `q` has a scale of its own, which optimizers that measure a
-    parameter's RMS (Adafactor, AdamWScale) must see.
+    `scaled=False` is T5's form: logits are not divided by √d_kv; the initialisation of `q` carries that factor instead.
+    `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
+    The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
+    parameter's RMS (Adafactor, AdamWScale) must see it.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """`x` (batch, queries, d_model) attends to `memory` (batch, keys, d_model), by default to itself.
 
-        `bias` is added to the attention logits and broadcasts to (batch, heads, queries, keys); masks are part of it.
-        `causal`, in place of a bias, lets the fastest kernels run. With a `cache`, `x` and `memory` are what is new.
-        Rotations are those of the positions of `x` and of `memory` (of `x` where there is none).
+        `bias` is added to the attention logits, includes all masks, and broadcasts to (batch, heads, queries, keys).
+        `causal` instead of a bias lets the fastest kernels run. With a `cache`, `x` and `memory` hold new tokens only.
+        `rotation` is for the positions of `x`, `memory_rotation` for those of `memory`.
         """
         x = one_use(x)
         queries = self._heads(self.q(x))

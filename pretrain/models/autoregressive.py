@@ -1,11 +1,11 @@
 """The autoregressive encoder-decoder: Yan, "Auto-regressive Encoder-Decoder Transformer" (2024).
 
-Encoder and decoder read the same tokens, and both are causal: the encoder understands what was said so far, the decoder
-starts from a linear map of that, attends to it again and predicts the next token. Two optional parts: the position of
-the predicted token is subtracted before the output layer, and the encoder's output is drawn to the mean of the
-embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
+Encoder and decoder read the same tokens, and both are causal. The encoder represents the text so far; the decoder
+starts from a linear map of the encoder's output, attends to that output again and predicts the next token. Two parts
+are optional: the position embedding of the predicted token is subtracted before the output layer, and a loss pulls the
+encoder's output towards the mean of the embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
 
-Attention has no dropout outside of training; the author's code left it on in evaluation.
+Unlike in the author's code, attention has no dropout in evaluation.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,19 @@ from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
-STD = 0.02  # of all matrices and tables but those that end a residual branch
+STD = 0.02  # for all matrices and tables except those that end a residual branch
 
-# Of each layer, encoder's first: its self-attention and, in the decoder, its cross-attention. All grow alike.
+# One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
+# have the same length.
 Cache = list[tuple[KeyValueCache, ...]]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a query sees: as all three attentions join a sequence to itself causally, the same in each of them.
+    """What a query sees. It is the same in all three attentions, since each joins the sequence to itself causally.
 
-    `bias` broadcasts to (batch, heads, queries, keys); `causal` takes its place where nothing else is hidden. The
-    rotations are for the heads of self- and of cross-attention, which differ in width.
+    `bias` broadcasts to (batch, heads, queries, keys); `causal` replaces it where only the future is hidden.
+    Self- and cross-attention have heads of different widths, hence two rotations.
     """
 
     bias: Tensor | None
@@ -77,7 +78,7 @@ def _feed_forward(config: AutoregressiveConfig, out_std: float) -> FeedForward:
 
 
 def _residual_std(num_layers: int) -> float:
-    """Of the matrices that end a residual branch; a stack counts its own layers (the author's are equally deep)."""
+    """The std of matrices that end a residual branch. A stack counts its own layers (the author's are equally deep)."""
     return STD * (2 * num_layers) ** -0.5
 
 
@@ -104,7 +105,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The encoder's output has a norm in each layer and none before: the encoder ends without one."""
+    """Each decoder layer normalises the encoder's output itself: the encoder has no final norm."""
 
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
@@ -151,7 +152,7 @@ class DecoderLayer(nn.Module):
 
 
 class Bridge(nn.Module):
-    """What the decoder starts from: a linear map of the encoder's output."""
+    """The decoder's input: a linear map of the encoder's output."""
 
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
@@ -163,9 +164,9 @@ class Bridge(nn.Module):
 
 
 class EmbeddingLoss(nn.Module):
-    """How far the encoder's output is, at each position, from the mean of the embeddings up to there.
+    """The distance of the encoder's output, at each position, from the mean of the embeddings up to that position.
 
-    The two norms have biases whatever the model has.
+    The two norms always have biases, even in a model without.
     """
 
     def __init__(self, config: EmbeddingLossConfig, d_model: int):
@@ -175,7 +176,7 @@ class EmbeddingLoss(nn.Module):
         self.encoder_norm = LayerNorm(d_model) if config.encoder_norm else nn.Identity()
 
     def forward(self, embeddings: Tensor, encoder_out: Tensor, segments: Tensor | None) -> Tensor:
-        """(batch, length), fp32 or more, before the coefficient; both inputs are (batch, length, d_model)."""
+        """Distances (batch, length), at least fp32, without the coefficient; inputs are (batch, length, d_model)."""
         if self.config.detach == "embedding":
             embeddings = embeddings.detach()
         elif self.config.detach == "encoder_out":
@@ -193,9 +194,10 @@ class EmbeddingLoss(nn.Module):
 
 
 def running_mean(x: Tensor, segments: Tensor | None = None) -> Tensor:
-    """The mean of `x` (batch, length, d_model) up to and with each position, anew in each of `segments`.
+    """The mean of `x` (batch, length, d_model) up to and including each position, restarted in each of `segments`.
 
-    One product with a triangle: differences of sums would let the examples of a row leak into each other by rounding.
+    Computed as a product with a triangular matrix: with differences of cumulative sums, rounding would leak from one
+    example of a row into the next.
     """
     length = x.size(1)
     seen = visible(length, length, x.device, causal=True, query_segments=segments, key_segments=segments)
@@ -210,7 +212,7 @@ def _precise(x: Tensor) -> Tensor:
 
 
 class Autoregressive(Model):
-    """`forward` gives the loss of each token from those before it; `decode` gives logits, with a cache step by step."""
+    """`forward` returns the loss of each token given those before it; `decode` returns logits, optionally cached."""
 
     config: AutoregressiveConfig
 
@@ -229,7 +231,7 @@ class Autoregressive(Model):
         self.final_norm = _norm(config)
         self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
         self.lm_head = Linear(d_model, rows, STD)
-        # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+        # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
         self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None
 
@@ -243,11 +245,12 @@ class Autoregressive(Model):
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
     ) -> Losses:
-        """{"labels": cross-entropy of each label, "embedding_loss": in training, its coefficient applied}.
+        """Returns {"labels": cross-entropy of each label, "embedding_loss": in training, times its coefficient}.
 
-        Both (batch, length), fp32, 0 where the label is -100; `encoder_input_ids` (batch, length) are the labels moved
-        one to the right, so what is known of the decoder's side says nothing new. `encoder_attention_mask`, nonzero at
-        real tokens (None: all), and segments hide tokens from each other everywhere, in the mean of the embeddings too.
+        Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
+        shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
+        `encoder_attention_mask`, nonzero at real tokens (None: all), and segments apply everywhere, also to the mean of
+        the embeddings.
         """
         segments = encoder_attention_mask if encoder_segment_ids is None else encoder_segment_ids
         embeddings, encoder_out, logits = self._run(encoder_input_ids, segments, encoder_positions, None)
@@ -259,10 +262,10 @@ class Autoregressive(Model):
         return losses
 
     def decode(self, input_ids: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, length) ids to logits (batch, length, padded_vocab_size).
+        """Maps ids (batch, length) to logits (batch, length, padded_vocab_size).
 
-        With a cache the ids follow those it has seen; `attention_mask` (batch, seen + length) tells of all of them, and
-        prompts of different lengths are padded on the left. Positions count from the first real token.
+        With a cache, the ids follow those it has seen, and `attention_mask` (batch, seen + length) covers both. Prompts
+        of different lengths are padded on the left. Positions count from the first real token.
         """
         return self._run(input_ids, attention_mask, None, cache)[2]
 
@@ -274,7 +277,7 @@ class Autoregressive(Model):
     def _run(
         self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings after dropout, the encoder's output, logits. `segments` (batch, keys) are 0 at padding."""
+        """Returns embeddings after dropout, the encoder's output and logits; `segments` (batch, keys): 0 at padding."""
         length, device = input_ids.size(1), input_ids.device
         held = cache[0][0].length if cache else 0
         own = None if segments is None else segments[:, held:]
@@ -283,7 +286,7 @@ class Autoregressive(Model):
             seen = visible(length, held + length, device, causal=True, query_segments=own, key_segments=segments)
         if positions is None:
             self._check_length(held + length)
-            if segments is not None and seen is not None:  # as many tokens as it sees before itself
+            if segments is not None and seen is not None:  # the number of tokens that it sees before itself
                 positions = seen.sum(dim=-1)[:, 0] - 1
         positions = positions_from(held, length, device, positions)
         embeddings = self.embedding(input_ids)
@@ -308,7 +311,7 @@ class Autoregressive(Model):
     def _check_length(self, length: int) -> None:
         most = self.config.max_positions
         if most is not None and length > most:
-            raise ValueError(f"{length} tokens are more than the model's {most} learned positions")
+            raise ValueError(f"{length} tokens exceed the model's {most} learned positions")
 
     def _sight(self, seen: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Sight:
         bias, causal = masked(None, seen, dtype), seen is None
@@ -323,9 +326,9 @@ class Autoregressive(Model):
         return self.position_embedding(positions + 1)
 
     def flops(self, sizes: Sizes) -> float:
-        """All weights meet each token once; all three kinds of attention join the sequence to itself.
+        """Every weight is used once per token; all three kinds of attention join the sequence to itself.
 
-        The mean of the embeddings, of the embedding loss, is a running sum: it needs no product.
+        The mean in the embedding loss counts nothing: a running sum would do.
         """
         config = self.config
         stacks = (self.encoder, self.bridge, self.decoder)

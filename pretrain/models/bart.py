@@ -1,7 +1,7 @@
 """BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
 
-The original Transformer with learned positions, a norm of the embeddings in both stacks, GELU layers, and all weights
-drawn from N(0, 0.02²) (section 2.1). What the paper leaves open is as in fairseq.
+The original Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights
+drawn from N(0, 0.02²) (section 2.1). Where the paper leaves something open, this follows fairseq.
 """
 
 import math
@@ -16,11 +16,11 @@ from pretrain.models.positions import LearnedPositions
 from pretrain.models.vanilla import Transformer
 
 STD = 0.02
-POSITION_OFFSET = 2  # fairseq counts positions from the row after that of padding, which is 1
+POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
 
 
 class NormedInputs(nn.Module):
-    """Token vectors and learned positions, normed, then dropped out."""
+    """Token vectors plus learned positions, then layer norm, then dropout."""
 
     def __init__(self, config: BartConfig):
         super().__init__()
@@ -34,7 +34,7 @@ class NormedInputs(nn.Module):
 
 
 class LogitsHead(Linear):
-    """The output matrix, with a bias that nobody trains: zeros, where other files than ours have no others."""
+    """The output matrix, with a bias that is not trained: all zeros unless a file holds another one."""
 
     final_logits_bias: Tensor
 
@@ -47,13 +47,13 @@ class LogitsHead(Linear):
 
 
 class Bart(Transformer):
-    """Padding's row is zero and learns nothing as an input; as an output it learns like any other, as in fairseq."""
+    """As in fairseq, padding's row starts at zero and gets no gradient as an input; as an output it learns normally."""
 
     config: BartConfig
 
     def __init__(self, config: BartConfig):
         rows, d_model = config.padded_vocab_size, config.d_model
-        # where the end mark pads too, as in GPT-2's vocabulary, its row is one to learn
+        # Where the end mark is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         super().__init__(
             config,

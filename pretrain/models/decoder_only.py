@@ -32,7 +32,7 @@ def _norm(config: DecoderOnlyConfig) -> LayerNorm:
 class Layer(nn.Module):
     def __init__(self, config: DecoderOnlyConfig):
         super().__init__()
-        # the sum of 2 · num_layers branches then begins with the deviation of one (Radford et al. 2019, section 2.3)
+        # The sum of 2 · num_layers branches then starts with the std of one (Radford et al. 2019, section 2.3).
         out_std = STD / (2 * config.num_layers) ** 0.5
         self.attention_norm = _norm(config)
         self.attention = Attention(
@@ -83,9 +83,9 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: list[KeyValueCache] | None = None,
     ) -> Tensor:
-        """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds.
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens.
 
-        `attention_mask` (batch, held + length).
+        `attention_mask` (batch, held + length) covers the cached tokens too.
         """
         queries, held = x.size(1), cache[0].length if cache else 0
         if positions is None and attention_mask is not None:
@@ -99,17 +99,17 @@ class Decoder(nn.Module):
         return self.final_norm(x)
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """`x` with the vectors of its positions, where positions are vectors."""
+        """Adds position vectors to `x`, for the kinds of positions that have them."""
         if self.positions is not None:
             return x + self.positions(positions)
-        if self.config.positions == "sinusoidal":  # of the deviation that learned positions begin with
+        if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
             return x + STD * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype)
         return x
 
     def _bias(
         self, x: Tensor, keys: int, attention_mask: Tensor | None, segments: Tensor | None
     ) -> tuple[Tensor | None, bool]:
-        """What is added to attention logits, and whether nothing but causality would be."""
+        """Returns the bias of attention logits, and whether it would hide the future only."""
         queries = x.size(1)
         if self.linear_bias is None and attention_mask is None and segments is None:
             if queries == 1:
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
 
 
 class DecoderOnly(Model):
-    """`forward` gives the loss of every target token, `decode` the logits of the next."""
+    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
 
     config: DecoderOnlyConfig
 
@@ -141,7 +141,7 @@ class DecoderOnly(Model):
         self.embedding = Embedding(rows, config.d_model, STD)
         self.decoder = Decoder(config)
         self.lm_head = Linear(config.d_model, rows, STD)
-        self.lm_head.weight = self.embedding.weight  # in two modules, each of which uses it only in its own forward
+        self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
     def forward(
         self,
@@ -153,10 +153,10 @@ class DecoderOnly(Model):
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
     ) -> Losses:
-        """{"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
+        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
-        labels[t] is the token after encoder_input_ids[t]. Segments and positions of labels are those of the inputs.
-        Segments keep the examples of a packed row apart. The z-loss is part of training only.
+        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs.
+        Segments keep the examples of a packed row apart. The z-loss applies in training only.
         """
         x = self.decoder(
             self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
@@ -166,10 +166,10 @@ class DecoderOnly(Model):
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """(batch, length) ids to logits (batch, length, padded_vocab_size); with a cache, ids follow what it holds.
+        """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). With a cache, ids follow its tokens.
 
-        `attention_mask`, nonzero at real tokens, is of all ids so far: (batch, held + length). Where padding stands
-        before a prompt, positions count from its first real token.
+        `attention_mask` (batch, held + length), nonzero at real tokens, covers the cached tokens too. Positions count
+        from the first real token of a prompt padded on the left.
         """
         return self.lm_head(self.decoder(self.embedding(input_ids), attention_mask, cache=cache))
 
@@ -178,7 +178,7 @@ class DecoderOnly(Model):
         return [KeyValueCache() for _ in self.decoder.layers]
 
     def flops(self, sizes: Sizes) -> float:
-        """All weights meet all tokens."""
+        """Every weight is used once per token."""
         config = self.config
         weights = matrix_weights(self.decoder.layers) + config.padded_vocab_size * config.d_model
         return 6 * weights * sizes.inputs + 12 * config.d_model * config.num_layers * sizes.input_pairs

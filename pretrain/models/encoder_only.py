@@ -1,7 +1,7 @@
 """An encoder alone: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
 
-Post-norm, with learned positions, token types and GELU. Masked tokens are predicted through a transformation of their
-own and the embedding's matrix; whether the second text follows the first, through the pooled first token.
+Post-norm, with learned positions, token types and GELU. One head predicts masked tokens, with the embedding matrix as
+its output matrix. The other predicts from the first token whether the second text follows the first.
 """
 
 import torch
@@ -15,7 +15,7 @@ from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
 
-STD = 0.02  # of every matrix; the authors also cut what is beyond two deviations
+STD = 0.02  # for every matrix; the authors also truncate beyond two standard deviations
 
 
 def _norm(config: EncoderOnlyConfig) -> LayerNorm:
@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions and token types, added to embeddings, and the layers."""
+    """Adds positions and token types to embeddings, then applies the layers."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (batch, length, d_model) to states of the same shape; without types, all tokens are of type 0."""
+        """Maps embeddings (batch, length, d_model) to states of the same shape; token types are 0 by default."""
         length = x.size(1)
         x = x + self.positions(positions_from(0, length, x.device, positions))
         if self.token_types is not None:
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """All of the output but its matrix: what stands before it."""
+    """The layers before the output matrix."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
@@ -85,12 +85,12 @@ class MaskedLMHead(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, d_model) to the same."""
+        """Maps (…, d_model) to the same shape."""
         return self.norm(self.activation(self.transform(x)))
 
 
 class NextSentenceHead(nn.Module):
-    """The pooler, tanh of a linear map of the first token, and a classifier of what it gives."""
+    """The pooler (tanh of a linear map of the first token) and a classifier."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
@@ -98,12 +98,12 @@ class NextSentenceHead(nn.Module):
         self.classifier = Linear(config.d_model, 2, STD, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, d_model) to logits (batch, 2): the second text follows the first; it doesn't."""
+        """Maps (batch, length, d_model) to logits (batch, 2); class 0: the second text follows the first."""
         return self.classifier(torch.tanh(self.pooler(x[:, 0])))
 
 
 class EncoderOnly(Model):
-    """`forward` gives the losses of masked tokens and of texts that follow; `encode` the states they are read from."""
+    """`forward` returns the losses of masked tokens and of next sentences; `encode` returns the states behind them."""
 
     config: EncoderOnlyConfig
 
@@ -115,7 +115,7 @@ class EncoderOnly(Model):
         self.encoder = Encoder(config)
         self.masked_lm = MaskedLMHead(config)
         self.lm_head = Linear(config.d_model, rows, STD, bias=True)
-        self.lm_head.weight = self.embedding.weight  # in two modules, each of which uses it only in its own forward
+        self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
 
     def forward(
@@ -130,12 +130,11 @@ class EncoderOnly(Model):
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
     ) -> Losses:
-        """{"labels": (batch, length), "next_sentence_labels": (batch,)}: cross-entropies, fp32, 0 at labels of -100.
+        """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
 
-        `labels` (batch, length) stand where `encoder_input_ids` do, `next_sentence_labels` (batch,) are 1 where the
-        second text follows. Segments and positions of labels are those of the inputs; segments keep the examples of a
-        packed row apart. Only tokens whose label counts go through the output matrix. The z-loss is part of training
-        only.
+        `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
+        second text follows. Labels share segments and positions with the inputs. Segments keep the examples of a packed
+        row apart. Only tokens whose label counts go through the output matrix. The z-loss applies in training only.
         """
         states = self.encode(
             encoder_input_ids, encoder_attention_mask, token_type_ids, encoder_segment_ids, encoder_positions
@@ -146,7 +145,7 @@ class EncoderOnly(Model):
         )
         losses = {"labels": predicted.new_zeros(labels.shape).masked_scatter(counted, predicted)}
         if self.next_sentence is not None:
-            if next_sentence_labels is None:  # a batch of damaged rows alone: other ranks wait for the head's gradients
+            if next_sentence_labels is None:  # only damaged rows; other ranks still wait for the head's gradients
                 next_sentence_labels = labels.new_full((labels.size(0),), IGNORED)
             # in BERT's release class 0 says that the text follows
             classes = torch.where(next_sentence_labels == IGNORED, IGNORED, 1 - next_sentence_labels)
@@ -161,15 +160,15 @@ class EncoderOnly(Model):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """(batch, length) ids to states (batch, length, d_model)."""
+        """Maps ids (batch, length) to states (batch, length, d_model)."""
         return self.encoder(self.embedding(input_ids), attention_mask, token_type_ids, segments, positions)
 
     def masked_lm_logits(self, states: Tensor) -> Tensor:
-        """(…, d_model) to (…, padded_vocab_size)."""
+        """Maps (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
 
     def flops(self, sizes: Sizes) -> float:
-        """The layers meet all tokens, the head those that are predicted, the next-sentence head one of each example."""
+        """Layers process every token, the head predicted tokens, the next-sentence head one token per example."""
         config = self.config
         head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
         weights = matrix_weights(self.encoder.layers) * sizes.inputs + head * sizes.targets

@@ -1,6 +1,6 @@
-"""The families of models: one entry has all that the rest of the project asks about a family.
+"""The model families. One entry holds everything that the rest of the project needs to know about a family.
 
-Classes and modules are named here and imported where they are needed, so that a run file is checked without torch.
+Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,13 @@ _ENCODER_DECODER = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", 
 
 @dataclass(frozen=True)
 class Family:
-    """`config`: its settings. `model`: the class of the model.
+    """A model family.
 
-    `objectives`: those whose batches the model takes. `generates`: answers to an input, continuations of it, or None.
-    `interchange`: the module that translates it to transformers and back, None where transformers has no such model.
-    `inputs_begin_with_bos`: whether an encoder's input stands between bos and eos, rather than before eos.
+    - `config`: the class of its settings. `model`: the class of the model.
+    - `objectives`: the objectives whose batches the model accepts.
+    - `generates`: answers to an input, continuations of it, or None.
+    - `interchange`: the module that converts it to transformers and back; None if transformers has no such model.
+    - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
     """
 
     config: type[ModelConfig]
@@ -84,15 +86,15 @@ else:
     AnyModelConfig = Annotated[
         reduce(or_, (family.config for family in FAMILIES.values())), Field(discriminator="family")
     ]
-    """What a run file may say under `model:`; `family` chooses."""
+    """The `model:` section of a run file; `family` selects the class."""
 
 
 def parse(values: dict[str, Any]) -> ModelConfig:
-    """The config in `values`, whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
+    """Parses a config whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
     return FAMILIES[values["family"]].config.model_validate(values)
 
 
 def build(config: ModelConfig) -> "Model":
-    """The freshly initialised model that `config` describes; torch's generator decides the weights."""
+    """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
     return getattr(import_module(module), name)(config)

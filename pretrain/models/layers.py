@@ -1,4 +1,4 @@
-"""The small layers of all models, each initialised where it is made (so that ZeRO-3 may partition it at once)."""
+"""The small layers of all models. Constructors initialise the weights, so that ZeRO-3 can partition them at once."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 def one_use(x: Tensor) -> Tensor:
-    """`x` as one node of the graph for all that a module does with it.
+    """Makes `x` one node of the graph for all its uses in a module.
 
-    Its gradients are then summed here before they meet those of other users of `x`: in the order in which the hooks of
-    ZeRO-3 sum them too, so that every stage gives the same bits.
+    The gradients of these uses are then summed before those of other users of `x` are added. The hooks of ZeRO-3 sum
+    in the same order, so every ZeRO stage gives the same bits.
     """
     return x.view_as(x)
 
@@ -19,8 +19,8 @@ def one_use(x: Tensor) -> Tensor:
 def draw_normal(weight: Tensor, std: float) -> None:
     """Fills `weight` from N(0, std²).
 
-    Drawn in fp32 on the CPU, whatever `weight` is: a model of ZeRO-3, made in bf16 on its device, starts with the same
-    values as one that is made first and moved there.
+    Always drawn in fp32 on the CPU: a model built under ZeRO-3, in bf16 on its device, starts with the same values as a
+    model that is built first and then moved.
     """
     if not weight.is_meta:
         with torch.no_grad():
@@ -28,7 +28,7 @@ def draw_normal(weight: Tensor, std: float) -> None:
 
 
 class Linear(nn.Linear):
-    """A matrix drawn from N(0, std²), without a bias vector or with one of zeros."""
+    """A matrix drawn from N(0, std²), optionally with a bias vector that starts at zero."""
 
     def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False):
         self.std = std  # nn.Linear's constructor calls reset_parameters
@@ -41,7 +41,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors drawn from N(0, std²); that of `padding_idx` is zero, and stays so where it is looked up."""
+    """A table of vectors drawn from N(0, std²). The row `padding_idx` is zero and gets no gradient from look-ups."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, std: float, padding_idx: int | None = None):
         self.std = std
@@ -62,18 +62,18 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, d_model) to the same; `F.rms_norm` computes in fp32 whatever the dtype of `x`."""
+        """Keeps the shape (batch, length, d_model); `F.rms_norm` computes in fp32 whatever the dtype of `x`."""
         return F.rms_norm(one_use(x), self.weight.shape, self.weight, self.epsilon)
 
 
 class LayerNorm(nn.LayerNorm):
-    """Ba et al. 2016, with a bias vector or without."""
+    """Layer normalisation (Ba et al. 2016), optionally without a bias vector."""
 
     def __init__(self, d_model: int, epsilon: float = 1e-5, bias: bool = True):
         super().__init__(d_model, epsilon, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, d_model) to the same; the statistics are in fp32 whatever the dtype of `x`."""
+        """Keeps the shape (batch, length, d_model); the statistics are in fp32 whatever the dtype of `x`."""
         return super().forward(one_use(x))
 
 
@@ -85,7 +85,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3). `std`s: None is T5's, after their fan-in."""
+    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3). A `std` of None is T5's, from the fan-in."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """wo(gelu(wi_0 x) · (wi_1 x)): GEGLU (Shazeer 2020), gelu by its tanh approximation as T5 v1.1 has it."""
+    """wo(gelu(wi_0 x) · (wi_1 x)): GEGLU (Shazeer 2020), with the tanh approximation of gelu as in T5 v1.1."""
 
     def __init__(self, d_model: int, d_ff: int, dropout_rate: float = 0.0):
         super().__init__()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pretrain.models.config import ModelConfig
 
-# Losses by what they are about: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is the
-# sum of their means over the labels that count; of any other name, over those of "labels".
+# Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
+# the sum of their means over the labels that count. A loss of any other name is averaged over "labels".
 Losses = dict[str, Tensor]
 IGNORED = -100  # the label of a position without a target: padding, or a row of weight zero
 
@@ -16,8 +16,8 @@ IGNORED = -100  # the label of a position without a target: padding, or a row of
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
     """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
 
-    What is ignored becomes `pad_id`, by default `start_id`, as in T5, where padding starts the decoder.
-    Each example of a packed row starts anew: [5, 1, 6, 1] of segments [1, 1, 2, 2] → [0, 5, 0, 6].
+    Ignored labels become `pad_id`, by default `start_id`, as in T5, where padding starts the decoder.
+    Each example of a packed row has its own start: [5, 1, 6, 1] with segments [1, 1, 2, 2] → [0, 5, 0, 6].
     """
     pad_id = start_id if pad_id is None else pad_id
     start = labels.new_full((labels.size(0), 1), start_id)
@@ -28,19 +28,19 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
 
 
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
-    """`token_losses`, in training with the z-loss and label smoothing that `config` asks for."""
+    """`token_losses`, with the z-loss and label smoothing of `config` in training."""
     return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))
 
 
 def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy in nats, fp32: logits (batch, length, vocabulary), labels (batch, length) → (batch, length).
 
-    A label of -100 costs 0. `z_loss` · (log Z)² is added where it is positive: it keeps the softmax's normaliser
-    near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` takes that share of each target's mass and spreads it over
-    all ids (Szegedy et al. 2016).
+    The loss of a label of -100 is 0. A positive `z_loss` adds `z_loss` · (log Z)², which keeps the softmax's normaliser
+    near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` spreads that share of each target's mass over all ids
+    (Szegedy et al. 2016).
 
-    The softmax is in fp32, also of bf16 logits, but is never held for more than `_ROWS` targets: besides
-    the logits only their gradient takes memory.
+    The softmax is computed in fp32, also for bf16 logits, for at most `_ROWS` targets at a time: besides the logits,
+    only their gradient takes memory.
     """
     flat, targets = logits.flatten(0, -2), labels.flatten()
     return _TokenLosses.apply(flat, targets, z_loss, label_smoothing).view(labels.shape)
@@ -50,7 +50,7 @@ _ROWS = 1024
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Of logits (n, vocabulary) and labels (n,), a few rows at a time."""
+    """Losses of logits (n, vocabulary) and labels (n,), computed a few rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:

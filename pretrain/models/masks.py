@@ -1,9 +1,9 @@
-"""Who may look at whom: one boolean mask of everything that forbids it."""
+"""Attention masks: one boolean mask combines causality, padding and segments."""
 
 import torch
 from torch import Tensor
 
-# Finite, so that a row whose keys are all masked gives a mean of values and not NaN; exact zero after softmax.
+# Exactly zero after softmax, yet finite: a row whose keys are all masked gives a mean of values instead of NaN.
 MASKED = -1e9
 
 
@@ -17,10 +17,10 @@ def visible(
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
 ) -> Tensor | None:
-    """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None where all see all.
+    """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if every query sees every key.
 
-    `causal`: no key of the query's future, the last query standing at the last key. `key_mask` (batch, keys): nonzero
-    at real keys. Segments (batch, queries) and (batch, keys): the examples of a packed row see only themselves.
+    With `causal`, a query sees no future key; the last query is aligned with the last key. `key_mask` (batch, keys) is
+    nonzero at real keys. With segments (batch, queries) and (batch, keys), an example of a packed row sees only itself.
     """
     masks = []
     if causal:
@@ -38,7 +38,7 @@ def visible(
 
 
 def masked(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What to add to attention logits: `bias`, if any, and so much at keys outside `mask` that they vanish."""
+    """The bias to add to attention logits: `bias`, if any, and MASKED at keys outside `mask`."""
     if mask is None:
         return bias
     if bias is None:

@@ -1,4 +1,4 @@
-"""What every family is, whatever its layers."""
+"""The base class of all families."""
 
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -10,10 +10,10 @@ from pretrain.models.loss import Losses
 
 
 class Sizes(NamedTuple):
-    """What decides the arithmetic of some examples, summed over them; padding and ignored labels don't count.
+    """The sizes that determine the FLOPs of some examples, summed over them, without padding and ignored labels.
 
-    `inputs`, `targets`: tokens. `input_pairs`, `target_pairs`, `cross_pairs`: pairs of tokens of one example: inputs
-    with inputs, targets with targets, inputs with targets.
+    `inputs` and `targets` count tokens. `input_pairs`, `target_pairs` and `cross_pairs` count pairs of tokens of one
+    example: inputs with inputs, targets with targets, inputs with targets.
     """
 
     examples: int
@@ -25,15 +25,15 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of_example(cls, inputs: int, targets: int) -> "Sizes":
-        """Of one example of that many inputs and targets."""
+        """The sizes of one example."""
         return cls(1, inputs, targets, inputs**2, targets**2, inputs * targets)
 
 
 class Model(nn.Module):
-    """`forward` takes the tensors of a batch by name and gives the loss of everything that is predicted.
+    """`forward` takes the tensors of a batch by name and returns the loss of every prediction.
 
-    Names of tensors are those of `data_pipeline.loading.batches.as_batch`. `decoder_reads_targets`: whether a decoder
-    reads the targets, rather than all layers the inputs.
+    Tensors are named as in `data_pipeline.loading.batches.as_batch`. `decoder_reads_targets`: whether a decoder reads
+    the targets; otherwise all layers read the inputs.
     """
 
     config: ModelConfig
@@ -42,24 +42,24 @@ class Model(nn.Module):
     forward: Callable[..., Losses]
 
     def num_parameters(self) -> int:
-        """Scalars to train, a tied matrix counted once. Build on the meta device to count without memory."""
+        """The number of trained scalars; a tied matrix counts once. On the meta device, counting needs no memory."""
         return sum(whole_shape(parameter).numel() for parameter in self.parameters())
 
     def flops(self, sizes: Sizes) -> float:
-        """Floating-point operations that a training step needs for examples of these sizes, forward and backward.
+        """Floating-point operations of a training step, forward and backward, for examples of these sizes.
 
-        6 for each weight of a matrix and token that meets it, and 12 for each pair of query and key and unit of width,
-        also of pairs that causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups cost nothing.
+        Counts 6 per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that
+        causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups don't count.
         """
         raise NotImplementedError
 
 
 def matrix_weights(module: nn.Module) -> int:
-    """Weights of all matrices in `module`, also while ZeRO-3 has them sharded."""
+    """The number of weights of all matrices in `module`, also while ZeRO-3 has sharded them."""
     shapes = [whole_shape(weight) for weight in module.parameters()]
     return sum(shape.numel() for shape in shapes if len(shape) > 1)
 
 
 def whole_shape(parameter: Tensor) -> Size:
-    """The shape of a parameter, also while ZeRO-3 has it sharded, when its own is (0,)."""
+    """The shape of a whole parameter, also while ZeRO-3 has sharded it and its own shape is (0,)."""
     return getattr(parameter, "ds_shape", parameter.shape)

@@ -14,9 +14,9 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (bat
 def relative_position_bucket(
     relative_position: Tensor, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
-    """Buckets of `key position − query position`: exact while near, growing with the logarithm when further.
+    """The buckets of `key position − query position`: exact for small distances, logarithmic for larger ones.
 
-    Bidirectional, half of the buckets are for keys after the query; otherwise such keys share bucket 0.
+    If bidirectional, half of the buckets are for keys after the query; otherwise all those keys share bucket 0.
 
         bidirectional, 32 buckets, 128:   -200 → 15   -9 → 8   -1 → 1   0 → 0   1 → 17   200 → 31
         unidirectional:                   -200 → 31   -17 → 16   -1 → 1   0 → 0   1 → 0
@@ -29,14 +29,14 @@ def relative_position_bucket(
         offset = torch.zeros_like(relative_position)
         distance = (-relative_position).clamp(min=0)
     num_exact = num_buckets // 2
-    # fp32 whatever the model's dtype: bf16 would move the edges of the buckets
+    # always fp32: bf16 would shift the bucket boundaries
     growth = torch.log(distance.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)
     far = num_exact + (growth * (num_buckets - num_exact)).long()
     return offset + torch.where(distance < num_exact, distance, far.clamp(max=num_buckets - 1))
 
 
 class RelativePositionBias(nn.Module):
-    """T5's (Raffel et al. 2020, section 2.1): one learned scalar per head and bucket of distances, for all layers."""
+    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__()
@@ -45,9 +45,9 @@ class RelativePositionBias(nn.Module):
         draw_normal(self.weight, std)
 
     def forward(self, queries: int, keys: int) -> Tensor:
-        """(1, heads, queries, keys); the last query stands at the last key, as it does for a growing decoder.
+        """Returns (1, heads, queries, keys). The last query is aligned with the last key, as in a growing decoder.
 
-        The bias depends on the distance alone: each of the queries + keys − 1 diagonals is looked up once, and
+        The bias depends only on the distance: each of the queries + keys − 1 diagonals is looked up once, and
         the row of a query is a window over them.
         """
         distances = torch.arange(1 - keys, queries, device=self.weight.device)
@@ -59,8 +59,8 @@ class RelativePositionBias(nn.Module):
 class LinearBias(nn.Module):
     """ALiBi (Press et al. 2022): each head subtracts its slope times the distance; nothing is learned.
 
-    The paper's are decoders, whose distances are all to the past. Bidirectional, a head's slope for keys after the
-    query is steeper, half-way to the next head's: with the same one an encoder couldn't tell a text from its reverse.
+    The paper has decoders only, which look only back. If bidirectional, a head's slope for keys after the query is
+    steeper, half-way to the next head's: with equal slopes an encoder couldn't distinguish a text from its reverse.
     """
 
     def __init__(self, num_heads: int, bidirectional: bool = False):
@@ -68,7 +68,7 @@ class LinearBias(nn.Module):
         self.num_heads, self.bidirectional = num_heads, bidirectional
 
     def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """(1, heads, queries, keys); the last query stands at the last key."""
+        """Returns (1, heads, queries, keys); the last query is aligned with the last key."""
         slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)[:, None, None]
         at = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
         after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
@@ -76,7 +76,8 @@ class LinearBias(nn.Module):
 
 
 def linear_bias_slopes(num_heads: int) -> list[float]:
-    """2^(−8/n), 2^(−16/n), … for n heads; where n is no power of two, every other slope of twice as many fills up.
+    """2^(−8/n), 2^(−16/n), … for n heads. If n is not a power of two: the slopes of the power below n, then every other
+    slope of twice that power.
 
     4 heads → 1/4, 1/16, 1/64, 1/256
     """
@@ -87,14 +88,14 @@ def linear_bias_slopes(num_heads: int) -> list[float]:
 
 
 def _power_of_two(number: int) -> int:
-    """The greatest that is not above `number`."""
+    """The greatest power of two up to `number`."""
     return 1 << (number.bit_length() - 1)
 
 
 def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotation:
-    """Of rotary positions (Su et al. 2021), for `positions` (length,) or (batch, length); angles in fp32.
+    """The rotations of rotary positions (Su et al. 2021), for `positions` (length,) or (batch, length); angles in fp32.
 
-    Dimension i turns with dimension i + d_kv / 2 by position · base^(−2i / d_kv).
+    Dimensions i and i + d_kv / 2 are rotated together by position · base^(−2i / d_kv).
     """
     frequencies = base ** (-torch.arange(0, d_kv, 2, device=positions.device, dtype=torch.float32) / d_kv)
     angles = positions[..., None].float() * frequencies
@@ -105,14 +106,14 @@ def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """`x` (batch, heads, length, d_kv) turned."""
+    """Rotates `x` (batch, heads, length, d_kv)."""
     cosines, sines = by
     one, other = x.chunk(2, dim=-1)
     return x * cosines + torch.cat([-other, one], dim=-1) * sines
 
 
 def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
-    """(…, d_model) for `positions` (…): sine and cosine by turns (Vaswani et al. 2017, section 3.5)."""
+    """(…, d_model) for `positions` (…): sines and cosines alternate (Vaswani et al. 2017, section 3.5)."""
     frequencies = 10_000.0 ** (-torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32) / d_model)
     angles = positions[..., None].float() * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model].to(dtype)
@@ -131,10 +132,10 @@ class LearnedPositions(Embedding):
 
 
 def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
-    """(length,) positions from `start` on, or those (batch, length) `given` for packed examples."""
+    """Positions (length,) from `start` on, or the positions (batch, length) `given` for packed examples."""
     return torch.arange(start, start + length, device=device) if given is None else given
 
 
 def real_positions(mask: Tensor) -> Tensor:
-    """(batch, length) positions that count real tokens alone: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
+    """Positions (batch, length) that count only real tokens: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
     return (mask.bool().cumsum(dim=1) - 1).clamp(min=0)

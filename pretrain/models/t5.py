@@ -1,8 +1,8 @@
 """T5: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
 
 A pre-norm encoder-decoder without any bias vector, with relative positions. Version 1.0 has ReLU layers and one
-matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own. Other positions
-than relative ones are options, none of T5's.
+matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own. Other kinds of
+positions are options that T5 didn't have.
 """
 
 from collections.abc import Iterable
@@ -105,9 +105,9 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers between dropout, a norm at their end, and positions as `config` has them.
+    """Dropout, the layers, a final norm, dropout; positions as in `config`.
 
-    Relative positions belong to the stack: their bias is computed once and added in each layer.
+    The stack owns the relative positions: their bias is computed once and added in each layer.
     """
 
     def __init__(self, config: T5Config, layers: Iterable[nn.Module], bidirectional: bool):
@@ -125,13 +125,13 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def bias(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """What positions add to the logits of self-attention, for the last `queries` of so many keys."""
+        """The positions' bias of self-attention logits, for the last `queries` of `keys`."""
         if self.positions == "relative":
             return self.relative_attention_bias(queries, keys)
         return self.linear_bias(queries, keys, x.device, x.dtype) if self.positions == "alibi" else None
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings (batch, length, d_model) with the vectors of `positions` (length,) or (batch, length) added."""
+        """Adds the vectors of `positions` (length,) or (batch, length) to embeddings (batch, length, d_model)."""
         if self.positions == "sinusoidal":
             return x + sinusoids(positions, x.size(-1), x.dtype)
         return x + self.learned_positions(positions) if self.positions == "learned" else x
@@ -152,7 +152,7 @@ class Encoder(Stack):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (batch, length, d_model) to states of the same shape."""
+        """Maps embeddings (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
         positions = positions_from(0, length, x.device, positions)
         seen = visible(
@@ -167,7 +167,7 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Causal self-attention with positions of its own; none in cross-attention."""
+    """Self-attention is causal and has positions of its own; cross-attention has none."""
 
     def __init__(self, config: T5Config):
         layers = (DecoderLayer(config) for _ in range(config.num_decoder_layers))
@@ -183,7 +183,7 @@ class Decoder(Stack):
         encoder_segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds."""
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
         queries = x.size(1)
         held = cache[0][0].length if cache else 0
         keys = held + queries
@@ -207,7 +207,7 @@ class Decoder(Stack):
 
 
 class T5(Model):
-    """`forward` gives the loss of every target token; `encode` and `decode` are its two halves."""
+    """`forward` returns the loss of every target token; `encode` and `decode` are its two halves."""
 
     config: T5Config
     decoder_reads_targets = True
@@ -222,7 +222,7 @@ class T5(Model):
         self.lm_head = Linear(d_model, rows, std=_output_std(config))
         if (
             config.tie_embeddings
-        ):  # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+        ):  # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
             self.lm_head.weight = self.embedding.weight
 
     def forward(
@@ -236,13 +236,13 @@ class T5(Model):
         encoder_positions: Tensor | None = None,
         decoder_positions: Tensor | None = None,
     ) -> Losses:
-        """{"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
+        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
-        tokens (None: all). `decoder_input_ids` are by default the labels moved one to the right. Padding after the
-        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart, positions are
-        those in them; relative ones need none, since distances inside an example are what they are. The z-loss is part
-        of training only.
+        tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
+        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
+        within an example; relative positions don't need them, since packing keeps distances inside an example. The
+        z-loss applies in training only.
         """
         if decoder_input_ids is None:
             decoder_input_ids = shift_right(labels, self.config.decoder_start_id, decoder_segment_ids)
@@ -264,7 +264,7 @@ class T5(Model):
         encoder_segment_ids: Tensor | None = None,
         encoder_positions: Tensor | None = None,
     ) -> Tensor:
-        """(batch, input_length) ids to states (batch, input_length, d_model)."""
+        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
         x = self.embedding(encoder_input_ids)
         return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
 
@@ -275,7 +275,7 @@ class T5(Model):
         encoder_attention_mask: Tensor | None = None,
         cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
     ) -> Tensor:
-        """(batch, target_length) ids to logits (batch, target_length, padded_vocab_size)."""
+        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
         x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
         return self._logits(x)
 
@@ -287,7 +287,7 @@ class T5(Model):
         return self.lm_head(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
 
     def flops(self, sizes: Sizes) -> float:
-        """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""
+        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
         width = config.num_heads * config.d_kv
         cross = config.num_decoder_layers * 2 * config.d_model * width

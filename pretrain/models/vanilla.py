@@ -23,7 +23,7 @@ from pretrain.models.positions import positions_from, sinusoids
 OUTPUT_STD = 0.5
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]
-# Gives a stack its way from token vectors (batch, length, d_model) and positions to what its first layer reads.
+# Makes the module that turns token vectors (batch, length, d_model) and positions into the input of the first layer.
 NewInputs = Callable[[], nn.Module]
 
 
@@ -51,7 +51,7 @@ def _feed_forward(config: TransformerConfig, std: float | None) -> FeedForward:
 
 
 class EncoderLayer(nn.Module):
-    """`std`: of all its matrices; None: Glorot's, √(2 / (inputs + outputs)), as in the authors' code."""
+    """`std` initialises all matrices; None: Glorot's √(2 / (inputs + outputs)), as in the authors' code."""
 
     def __init__(self, config: TransformerConfig, std: float | None):
         super().__init__()
@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Token vectors (batch, length, d_model) to states of the same shape."""
+        """Maps token vectors (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
         seen = visible(
             length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
@@ -137,9 +137,9 @@ class Decoder(nn.Module):
         encoder_segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Token vectors (batch, length, d_model) to states of the same shape; with a cache, `x` follows what it holds.
+        """Maps token vectors (batch, length, d_model) to states of the same shape. With a cache, `x` follows it.
 
-        Without cache and segments the kernel is told that attention is causal, and needs no mask.
+        Without cache and segments, the kernel's causal flag replaces the mask.
         """
         held, queries = cache[0][0].length if cache else 0, x.size(1)
         causal = not held and segments is None
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
 
 
 class Transformer(Model):
-    """What the Transformer and BART have in common; `forward` gives the loss of every target token."""
+    """The base of the Transformer and BART. `forward` returns the loss of every target token."""
 
     config: TransformerConfig
     decoder_reads_targets = True
@@ -187,7 +187,7 @@ class Transformer(Model):
         self.encoder = Encoder(config, new_inputs(), std)
         self.decoder = Decoder(config, new_inputs(), std)
         self.lm_head = lm_head
-        # one parameter in two modules, each of which uses it only in its own forward: ZeRO-3 gathers it
+        # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
 
     def forward(
@@ -201,12 +201,12 @@ class Transformer(Model):
         encoder_positions: Tensor | None = None,
         decoder_positions: Tensor | None = None,
     ) -> Losses:
-        """{"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
+        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
-        tokens (None: all). `decoder_input_ids` are by default the labels moved one to the right. Padding after the
-        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart, and positions
-        are counted in each. Label smoothing and z-loss are part of training only.
+        tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
+        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart; positions count
+        within an example. Label smoothing and z-loss apply in training only.
         """
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
@@ -229,7 +229,7 @@ class Transformer(Model):
         encoder_segment_ids: Tensor | None = None,
         encoder_positions: Tensor | None = None,
     ) -> Tensor:
-        """(batch, input_length) ids to states (batch, input_length, d_model)."""
+        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
         x = self.embedding(encoder_input_ids)
         return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
 
@@ -240,7 +240,7 @@ class Transformer(Model):
         encoder_attention_mask: Tensor | None = None,
         cache: Caches | None = None,
     ) -> Tensor:
-        """(batch, target_length) ids to logits (batch, target_length, padded_vocab_size)."""
+        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
         x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
         return self.lm_head(x)
 
@@ -249,7 +249,7 @@ class Transformer(Model):
         return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
 
     def flops(self, sizes: Sizes) -> float:
-        """Encoder weights meet the inputs, decoder weights the targets, keys and values of cross-attention both."""
+        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
         cross = config.num_decoder_layers * 2 * config.d_model**2
         decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
@@ -260,7 +260,7 @@ class Transformer(Model):
 
 
 class SinusoidalInputs(nn.Module):
-    """Token vectors times √d_model, and sinusoids (sections 3.4 and 3.5)."""
+    """Token vectors times √d_model, plus sinusoids (sections 3.4 and 3.5)."""
 
     def __init__(self, config: VanillaConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimizers, schedules, and the map from parameters to the flat slices that ZeRO hands them.
+"""Optimizers, schedules, and the map from parameters to the flat tensors that ZeRO gives to optimizers.
 
 Nothing here imports torch before an optimizer is built: a run file is validated in milliseconds.
 """
@@ -24,7 +24,7 @@ _OPTIMIZERS = {
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer that `config` describes, for `deepspeed.initialize`. Raises UserError for groups of nothing."""
+    """Builds the optimizer for `deepspeed.initialize`. Raises UserError for groups that match no parameter."""
     from pretrain.optimizers.groups import parameter_groups
 
     module, name = _OPTIMIZERS[config.name].rsplit(".", 1)

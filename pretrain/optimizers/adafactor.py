@@ -13,13 +13,13 @@ from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, su
 
 
 class Adafactor(Sharded):
-    """Step t with gradient g, for each tensor p, all means being those of the whole tensor (algorithms 4 and 5):
+    """Step t with gradient g, for each tensor p; all means are over the whole tensor (algorithms 4 and 5):
 
-        V ← V + t^−decay_rate · (g² + ε₁ − V), of a matrix only the means of its rows R and of its columns C
-        U = g / √V, where V of a matrix is taken to be R Cᵀ / mean(R)
+        V ← V + t^−decay_rate · (g² + ε₁ − V); for a matrix, only the means of its rows R and of its columns C
+        U = g / √V; for a matrix, V is approximated by R Cᵀ / mean(R)
         p ← (1 − rate · decay) p − rate · max(ε₂, RMS(p)) · U / max(1, RMS(U) / clipping_threshold)
 
-    Every rank has the means of all tensors in its flats: they are small.
+    Every rank holds the means of all tensors in its flats: they are small.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
@@ -66,14 +66,14 @@ class Adafactor(Sharded):
 
 
 class _SecondMoments:
-    """Second moments of a flat's parameters, as parts of one vector: the means of a matrix's rows and of its columns,
-    or all elements of another parameter."""
+    """Second moments of a flat's parameters, concatenated in one vector: the means of a matrix's rows and columns, or
+    all elements of another parameter."""
 
     def __init__(self, flat: Flat, min_dim_size_to_factor: int):
         self._flat = flat
         self._names: list[list[str]] = []
         sizes: list[int] = []
-        counts: list[int] = []  # of the elements that each is a mean over
+        counts: list[int] = []  # how many elements each mean is over
         for fragment in flat.fragments:
             if len(fragment.shape) == 2 and min(fragment.shape) >= min_dim_size_to_factor:
                 rows, columns = fragment.shape
@@ -96,7 +96,7 @@ class _SecondMoments:
         }
 
     def sums(self, gradient: Tensor) -> Tensor:
-        """Of the squares that this rank has, laid out as the vector."""
+        """This rank's sums of squares, laid out like the vector."""
         squares, sums = gradient.square(), torch.zeros_like(self._vector)
         for fragment, parts in zip(self._flat.fragments, self._parts(sums), strict=True):
             if ROWS in parts:
@@ -108,11 +108,11 @@ class _SecondMoments:
         return sums
 
     def add(self, sums: Tensor, weight: Tensor, least: float) -> None:
-        """Moves the moments by `weight` towards those of `sums` over all ranks."""
+        """Sums `sums` over all ranks and moves the moments towards the result by `weight`."""
         self._vector.lerp_((sums / self._counts).add_(least), weight.to(self._vector.dtype))
 
     def normalized(self, gradient: Tensor) -> Tensor:
-        """g / √V, laid out as the flat."""
+        """g / √V, laid out like the flat."""
         out = gradient.clone()
         for fragment, parts in zip(self._flat.fragments, self._parts(self._vector), strict=True):
             if ROWS in parts and fragment.size:
@@ -125,7 +125,7 @@ class _SecondMoments:
         return out
 
     def _parts(self, vector: Tensor) -> list[dict[str, Tensor]]:
-        """Of each parameter, by name."""
+        """The parts of `vector` that belong to each parameter, by name."""
         pieces = iter(vector.split(self._sizes))
         return [dict(zip(names, itertools.islice(pieces, len(names)), strict=True)) for names in self._names]
 

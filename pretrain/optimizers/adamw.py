@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019): each element by itself, so torch's own needs to know nothing of ZeRO."""
+"""AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's own works under ZeRO."""
 
 from typing import Any
 

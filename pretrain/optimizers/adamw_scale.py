@@ -15,7 +15,7 @@ class AdamWScale(Sharded):
 
         p ← (1 − rate · decay) (p − rate · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · max(least_rms, RMS(p)) · m / (√v + ε))
 
-    Weight decay is not times the root mean square.
+    Weight decay is not scaled by the RMS.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: AdamWScaleConfig):
@@ -32,7 +32,7 @@ class AdamWScale(Sharded):
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         update = state["exp_avg_sq"].sqrt().add_(self.config.eps)
         torch.div(state["exp_avg"], update, out=update)
-        step = state["step"].double()  # 1 − 0.999ᵗ has few digits in fp32
+        step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
         rate = group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)
         sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, values)))
         subtract(flat, values, update, rate * sizes.clamp(min=self.config.least_rms))

@@ -1,4 +1,4 @@
-"""What a run file may say under `optimizer:` and `schedule:`, a class for each kind. No torch here."""
+"""The `optimizer:` and `schedule:` sections of a run file: one class per kind. Nothing here imports torch."""
 
 from typing import Annotated, Literal, Self
 
@@ -19,9 +19,9 @@ Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]
 
 
 class ParameterGroup(Section):
-    """Settings of its own for parameters whose kind or name is in `match`; names may have wildcards, as
-    "decoder.layers.*.feed_forward.*". Kinds: norms, biases, embeddings (of tokens, positions and token types, biases of
-    relative positions; an output matrix tied to them), output (one of its own), matrices (all others)."""
+    """Overrides settings for the parameters whose kind or name matches an entry of `match`. Names may have wildcards:
+    "decoder.layers.*.feed_forward.*". Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of
+    relative positions; a tied output matrix), output (an untied output matrix), matrices (all others)."""
 
     match: Annotated[list[str], Field(min_length=1)]
     learning_rate: PositiveFloat | None = None
@@ -30,7 +30,7 @@ class ParameterGroup(Section):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.learning_rate is None and self.weight_decay is None:
-            raise ValueError("gives neither learning_rate nor weight_decay")
+            raise ValueError("sets neither learning_rate nor weight_decay")
         return self
 
 
@@ -38,9 +38,9 @@ NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0
 
 
 class OptimizerConfig(Section):
-    """`learning_rate`: the schedule's peak. `weight_decay` is decoupled: a step takes rate · decay · parameter.
-    `gradient_clipping`: largest L2 norm of the whole gradient; 0: none. A parameter belongs to the first of `groups`
-    that matches it; what none matches has the values here."""
+    """`learning_rate` is the schedule's peak. `weight_decay` is decoupled: a step subtracts rate · decay · parameter.
+    `gradient_clipping` is the largest L2 norm of the whole gradient; 0: no clipping. A parameter belongs to the first
+    of `groups` that matches it; parameters without a match use the values here."""
 
     name: str
     learning_rate: PositiveFloat
@@ -49,11 +49,11 @@ class OptimizerConfig(Section):
     groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
 
     def algorithm(self, kind: Kind) -> str:
-        """What updates the parameters of a kind."""
+        """The algorithm that updates parameters of this kind."""
         return self.name
 
     def rate(self, kind: Kind) -> float:
-        """The peak of the learning rate of a kind that no group gives another."""
+        """The peak learning rate of this kind, unless a group sets another."""
         return self.learning_rate
 
 
@@ -66,7 +66,8 @@ class AdamWConfig(OptimizerConfig):
 
 
 class AdamWScaleConfig(OptimizerConfig):
-    """nanoT5's (Nawrot 2023): AdamW whose step is times the root mean square of each tensor, at least `least_rms`."""
+    """nanoT5's optimizer (Nawrot 2023): AdamW with steps scaled by each tensor's RMS, which counts as `least_rms` at
+    least."""
 
     name: Literal["adamw_scale"] = "adamw_scale"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -75,10 +76,10 @@ class AdamWScaleConfig(OptimizerConfig):
 
 
 class AdafactorConfig(OptimizerConfig):
-    """Shazeer and Stern 2018, as T5 has it: no momentum. Second moments decay by 1 − t^−`decay_rate`; an update's root
-    mean square is at most `clipping_threshold` (null: any). `eps`: least squared gradient, and least root mean square
-    of a parameter, by which steps are multiplied (`multiply_by_parameter_scale`). A matrix with fewer rows or columns
-    than `min_dim_size_to_factor` keeps the second moment of each element."""
+    """Shazeer and Stern 2018, as in T5: without momentum. Second moments decay by 1 − t^−`decay_rate`. An update's RMS
+    is clipped to `clipping_threshold` (null: no clipping). With `multiply_by_parameter_scale`, steps are scaled by the
+    parameter's RMS. `eps` is the smallest squared gradient and the smallest RMS of a parameter. A matrix with fewer
+    rows or columns than `min_dim_size_to_factor` keeps the second moment of each element."""
 
     name: Literal["adafactor"] = "adafactor"
     decay_rate: PositiveFloat = 0.8
@@ -91,9 +92,9 @@ class AdafactorConfig(OptimizerConfig):
 class MuonConfig(OptimizerConfig):
     """Jordan et al. 2024, for matrices; AdamW for every other kind, with `betas`, `eps` and `adamw_learning_rate`.
 
-    `adjust_lr_fn`: match_rms_adamw takes 0.2 · √(larger dimension) of an orthogonal update (Liu et al. 2025), so that
-    one learning rate suits both (`adamw_learning_rate: null`); original takes √(rows / columns) where that exceeds 1.
-    `newton_schulz_dtype`: in which an update is made orthogonal.
+    `adjust_lr_fn`: match_rms_adamw scales an orthogonal update by 0.2 · √(larger dimension) (Liu et al. 2025), so that
+    one learning rate suits both (`adamw_learning_rate: null`); original scales it by √(rows / columns) if that exceeds
+    1. `newton_schulz_dtype`: the dtype in which an update is made orthogonal.
     """
 
     name: Literal["muon"] = "muon"
@@ -109,7 +110,7 @@ class MuonConfig(OptimizerConfig):
     @model_validator(mode="after")
     def _rates_suit(self) -> Self:
         if self.adjust_lr_fn == "original" and self.adamw_learning_rate is None:
-            raise ValueError("adjust_lr_fn: original needs an adamw_learning_rate: Muon's suits matrices alone")
+            raise ValueError("adjust_lr_fn: original needs an adamw_learning_rate: learning_rate suits matrices only")
         return self
 
     def algorithm(self, kind: Kind) -> str:
@@ -120,18 +121,18 @@ class MuonConfig(OptimizerConfig):
 
 
 class Schedule(Section):
-    """Formulas in pretrain/optimizers/schedules.py."""
+    """The formulas are in pretrain/optimizers/schedules.py."""
 
     name: str
     warmup_steps: NonNegativeInt = 0
 
     def problems(self, max_steps: int) -> list[str]:
-        """What doesn't fit into a run of so many steps."""
+        """What doesn't fit into a run of `max_steps`."""
         return []
 
 
 class DecaySchedule(Schedule):
-    """Down to `final_learning_rate` at `until_step` (null: run.max_steps), where it stays if the run goes on."""
+    """Decays to `final_learning_rate` at `until_step` (null: run.max_steps) and stays there."""
 
     final_learning_rate: NonNegativeFloat = 0.0
     until_step: PositiveInt | None = None
@@ -151,7 +152,7 @@ class LinearSchedule(DecaySchedule):
 
 
 class WarmupStableDecaySchedule(Schedule):
-    """Flat until `decay_steps` before the end (Hu et al. 2024), then down along a line or, with
+    """Constant until `decay_steps` before the end (Hu et al. 2024), then decays linearly or, with
     `decay_shape: one_minus_sqrt`, by 1 − √progress (Hägele et al. 2024)."""
 
     name: Literal["warmup_stable_decay"] = "warmup_stable_decay"
@@ -166,7 +167,7 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 class InverseSquareRootSchedule(Schedule):
-    """`warmup`: constant, as T5's, or linear, as the Transformer's and Adafactor's with warmup_init."""
+    """`warmup`: constant, as in T5, or linear, as in the Transformer and in Adafactor with warmup_init."""
 
     name: Literal["inverse_square_root"] = "inverse_square_root"
     warmup: Literal["constant", "linear"] = "constant"
@@ -177,7 +178,7 @@ class ConstantSchedule(Schedule):
 
 
 def _called(name: str) -> BeforeValidator:
-    """Gives a section without a name this one."""
+    """Uses `name` for a section without a name."""
     return BeforeValidator(lambda given: {"name": name, **given} if isinstance(given, dict) else given)
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer under ZeRO steps: flat fp32 tensors, and the fragments of parameters that lie in them."""
+"""The flat fp32 tensors that an optimizer updates under ZeRO, and the fragments of parameters in them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class Fragment:
     offset: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """This fragment (size,) of a tensor laid out as `flat`: the fp32 parameters or an optimizer state."""
+        """This fragment (size,) of a tensor laid out like `flat`: the fp32 parameters or an optimizer state."""
         return flat.narrow(0, self.offset, self.size)
 
     def blocks(self, flat: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
-        """The same of a matrix as rectangles, three at most, with the rows and columns where each lies.
+        """The fragment of a matrix as at most three rectangles, each with its rows and columns.
 
         Elements 2 … 8 of a matrix (4, 3) → (1, 1) at [0:1, 2:3], (2, 3) at [1:3, 0:3]
         """
@@ -41,7 +41,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Flat:
-    """A tensor that an optimizer steps, and the fragments of parameters in it.
+    """A tensor that an optimizer updates, and the fragments of parameters in it.
 
     There is one fragment for each parameter of the group, in the same order on every rank. Its size is 0 on a rank that
     holds none of the parameter.
@@ -52,10 +52,10 @@ class Flat:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(parameters,) elements of each whole parameter."""
+        """(parameters,) The number of elements of each whole parameter."""
         sizes = [torch.Size(fragment.shape).numel() for fragment in self.fragments]
         return torch.tensor(sizes, device=self.tensor.device)
 
     def pieces(self, values: Tensor) -> list[Tensor]:
-        """(size,) of each parameter, of `values` laid out as the tensor."""
+        """Splits `values`, laid out like the tensor, into one piece (size,) per parameter."""
         return [fragment.of(values) for fragment in self.fragments]

@@ -1,7 +1,6 @@
-"""Which parameters share which settings.
+"""Parameter groups: which parameters share which settings.
 
-Kinds follow from the modules that parameters belong to, never from their dimensions: a parameter that ZeRO-3 has
-partitioned has none.
+The kind of a parameter follows from its module, never from its dimensions: ZeRO-3's partitioned parameters have none.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     of_modules = {
         id(parameter): _kind(path, module, own)
-        for path, module in reversed(list(model.named_modules()))  # where two share one, the first has the last word
+        for path, module in reversed(list(model.named_modules()))  # if two share a parameter, the first decides
         for own, parameter in module.named_parameters(recurse=False)
     }
     return {name: of_modules[parameter] for parameter, name in names.items()}
@@ -44,11 +43,11 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups for an optimizer: named `params`, `lr`, `base_rate` (the schedule's peak for them), `weight_decay`, and
-    the `algorithm` that updates them. Raises UserError with every problem of `config.groups`, one line each.
+    """The optimizer's groups: named `params`, `lr`, `base_rate` (their peak learning rate), `weight_decay`, and the
+    `algorithm` that updates them. Raises UserError with every problem of `config.groups`, one line each.
 
-    Equal settings make one group, since each group costs collectives. First comes the one with the settings of
-    `config` itself.
+    Parameters with equal settings share one group, since each group costs collectives. The first group has the settings
+    of `config` itself.
     """
     if found := problems(model, config):
         raise UserError("\n".join(found))
@@ -67,9 +66,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
-    """A line for each part of `config.groups` that no parameter of `model` falls under; it may be on the meta device.
+    """A line for each pattern of `config.groups` that matches no parameter. `model` may be on the meta device.
 
-    The default may match nothing: T5 has no biases.
+    Patterns of the default groups may match nothing: T5 has no biases.
     """
     if config.groups == [NO_DECAY_OF_VECTORS]:
         return []
@@ -80,8 +79,8 @@ def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
         for place, pattern in enumerate(rule.match):
             matched = {name for name, kind in left.items() if _matches(pattern, name, kind)}
             if not matched:
-                told = f"{pattern!r} matches no parameter that is left; kinds are {', '.join(get_args(Kind))}"
-                found.append(f"optimizer.groups.{number}.match.{place}: {told}")
+                message = f"{pattern!r} matches no remaining parameter; kinds are {', '.join(get_args(Kind))}"
+                found.append(f"optimizer.groups.{number}.match.{place}: {message}")
             taken |= matched
         left = {name: kind for name, kind in left.items() if name not in taken}
     return found

@@ -22,10 +22,10 @@ class Muon(Sharded):
         m ← m + (1 − momentum) (g − m)
         p ← (1 − rate · decay) p − rate · size · orthogonal(m, or with Nesterov g + momentum (m − g))
 
-    where `size` makes up for the matrix's shape (`adjust_lr_fn`). AdamW steps what is no hidden matrix.
+    where `size` compensates for the matrix's shape (`adjust_lr_fn`). AdamW updates all other parameters.
 
-    Momentum is sharded like the parameters. Each matrix is made orthogonal once, by a rank that gets its fragments and
-    sends back those of the result; matrices are dealt out over the ranks by their cost.
+    Momentum is sharded like the parameters. One rank makes each matrix orthogonal: it receives the fragments of the
+    matrix and sends back those of the result. The matrices are distributed over the ranks by cost.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig):
@@ -74,7 +74,7 @@ class Muon(Sharded):
         )
 
     def _orthogonal(self, flat: Flat, direction: Tensor) -> list[Tensor]:
-        """(size,) of each fragment of the matrices in `direction` (size,), once each matrix is made orthogonal."""
+        """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""
         deal = self._deal(flat)
         dtype = _DTYPES[self.config.newton_schulz_dtype]
         pieces = [piece.to(device=self._device, dtype=dtype) for piece in flat.pieces(direction)]
@@ -92,7 +92,7 @@ class Muon(Sharded):
         return [result for _, result in sorted(zip(deal.order, results, strict=True), key=lambda pair: pair[0])]
 
     def _exchange(self, sent: Tensor, to_ranks: list[int], from_ranks: list[int]) -> Tensor:
-        """So many elements go to each rank, so many come from each, in the order of the ranks."""
+        """Sends `to_ranks[r]` elements to rank r and returns those received: `from_ranks[r]` from rank r, in order."""
         if self._process_group is None:
             return sent
         received = sent.new_empty(sum(from_ranks))
@@ -105,7 +105,7 @@ class Muon(Sharded):
         return self._deals[id(flat.tensor)]
 
     def _sizes(self, flat: Flat) -> list[list[int]]:
-        """How many elements of each parameter each rank has."""
+        """The number of elements of each parameter on each rank."""
         own = torch.tensor([fragment.size for fragment in flat.fragments], device=self._device)
         if self._process_group is None:
             return own[:, None].tolist()
@@ -119,8 +119,8 @@ class Muon(Sharded):
 
 
 class _Deal:
-    """Which rank makes which matrix of a flat orthogonal. `own`: this one's. `order`: all, by their rank. `sizes`: how
-    many elements of each matrix each rank has."""
+    """Which rank makes which matrix of a flat orthogonal. `own`: this rank's matrices. `order`: all matrices, by rank.
+    `sizes`: the number of elements of each matrix on each rank."""
 
     def __init__(self, flat: Flat, sizes: list[list[int]], rank: int):
         self.sizes, self.ranks = sizes, len(sizes[0])
@@ -132,7 +132,7 @@ class _Deal:
 
 
 def dealt(costs: list[float], hands: int) -> list[list[int]]:
-    """Positions in `costs` for each hand: the costliest first, each to the hand with the least so far."""
+    """Positions in `costs` for each rank (hand): the costliest first, each to the rank with the lowest total so far."""
     owned: list[list[int]] = [[] for _ in range(hands)]
     loads = [0.0] * hands
     for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
@@ -161,7 +161,7 @@ def orthogonal(matrix: Tensor, steps: int) -> Tensor:
 
 
 def size_of_update(shape: tuple[int, ...], adjust_lr_fn: str) -> float:
-    """What an orthogonal update of this shape is times, see `MuonConfig`."""
+    """The factor of an orthogonal update of this shape, see `MuonConfig`."""
     rows, columns = shape
     if adjust_lr_fn == "original":
         return math.sqrt(max(1.0, rows / columns))

@@ -13,12 +13,15 @@ from pretrain.optimizers.config import (
 
 
 def learning_rate(optimizer: OptimizerConfig, schedule: AnySchedule, max_steps: int, step: int) -> float:
-    """The rate of step `step` (from 0), of parameters to which no group gives another.
+    """The learning rate of step `step` (from 0), for parameters without a rate of their own.
 
-    All rise linearly from 0 over the warm-up but inverse_square_root with `warmup: constant`, which begins at its peak:
-    T5's rule (Raffel et al. 2020, section 3.1.2). inverse_square_root: then ∝ 1/√step, with `warmup: linear` the rule
-    of Vaswani et al. 2017, section 5.3. constant: then flat. cosine, linear: then down to `final_learning_rate` at
-    `until_step`, along half a cosine or a line. warmup_stable_decay: flat, then down over the last `decay_steps`.
+    During warm-up every schedule rises linearly from 0, except inverse_square_root with `warmup: constant`, which
+    starts at its peak: T5's rule (Raffel et al. 2020, section 3.1.2). After warm-up:
+
+    - inverse_square_root: ∝ 1/√step; with `warmup: linear`, the rule of Vaswani et al. 2017, section 5.3
+    - constant: constant
+    - cosine, linear: decays to `final_learning_rate` at `until_step`, along half a cosine or a line
+    - warmup_stable_decay: constant, then decays over the last `decay_steps`
     """
     peak, count = optimizer.learning_rate, step + 1
     warmup = schedule.warmup_steps

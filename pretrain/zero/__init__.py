@@ -1,1 +1,1 @@
-"""All that touches DeepSpeed: the engine, its config, sharded construction, where parameters lie."""
+"""Everything that uses DeepSpeed: the engine, its config, sharded construction, the layout of parameters."""

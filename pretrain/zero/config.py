@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: the run file's `deepspeed` section with all that the rest of the run file decides."""
+"""DeepSpeed's config: the run file's `deepspeed` section, plus what the rest of the run file determines."""
 
 import logging
 import warnings
@@ -9,10 +9,10 @@ from pretrain.config import RunConfig
 
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
-    """The config of `deepspeed.initialize`.
+    """The config for `deepspeed.initialize`.
 
-    DeepSpeed believes in one micro-batch a step: the engine itself says which is a step's last, since a ramp-up makes
-    their number vary.
+    It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
+    varies during a batch-size ramp-up.
     """
     decided: dict[str, Any] = {
         "train_batch_size": cut.ranks * cut.micro_batch,
@@ -28,13 +28,13 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         decided["bf16"] = {"enabled": True}
         decided["data_types"] = {
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
-            "keep_in_fp32_modules": ["*"],  # all buffers; unset, stage 3 alone would have them in bf16
+            "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
     return {**config.deepspeed, **decided}
 
 
 def quiet_deepspeed() -> None:
-    """Leaves DeepSpeed's warnings and errors, not its narration."""
+    """Silences DeepSpeed except for warnings and errors."""
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)

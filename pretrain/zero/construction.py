@@ -18,9 +18,9 @@ from pretrain.zero.memory import freed_at_once
 
 
 def construct(config: RunConfig, model_config: ModelConfig, cut: Cut) -> Model:
-    """The model with new weights; what a checkpoint has comes later.
+    """Builds the model with new weights; a checkpoint is loaded later.
 
-    At ZeRO stage 3 each parameter is cut up as soon as it is made: no rank ever holds the whole model.
+    At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
     with _sharded(config, cut) if config.zero_stage == 3 else contextlib.nullcontext():
@@ -38,6 +38,6 @@ def _sharded(config: RunConfig, cut: Cut) -> Iterator[None]:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Gives all ranks the buffers of rank 0: DeepSpeed does so with parameters only."""
+    """Copies rank 0's buffers to all ranks: DeepSpeed broadcasts only parameters."""
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)

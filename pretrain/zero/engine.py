@@ -1,6 +1,6 @@
 """The DeepSpeed engine: one optimizer step over a global batch.
 
-The loss of a step is the mean over the valid target tokens of the whole global batch, however that is cut: DeepSpeed
+The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split. DeepSpeed
 averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
 """
 
@@ -31,9 +31,9 @@ _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # o
 class Outcome(NamedTuple):
     """The outcome of a step, the same on all ranks.
 
-    `loss` is the mean over the valid targets of the global batch, in nats, that the gradient was taken of. `applied` is
-    False where the gradient was not finite and the step was skipped. `requests` says of each request whether any rank
-    made it.
+    - `loss`: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
+    - `applied`: False if the gradient was not finite and the step was skipped.
+    - `requests`: for each request, whether any rank made it.
     """
 
     loss: float
@@ -42,11 +42,11 @@ class Outcome(NamedTuple):
 
 
 class Engine:
-    """A model under DeepSpeed. `step` trains on one global batch; `losses` gives losses without gradients."""
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients."""
 
     def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
         self.config, self.cut = config, cut
-        with contextlib.redirect_stdout(io.StringIO()):  # where stage 1 tells of its memory in bf16
+        with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizers.build(model, config.optimizer),
@@ -63,8 +63,8 @@ class Engine:
     def step(self, step: int, position: int, batches: list[Batch], requests: tuple[bool, ...] = ()) -> Outcome:
         """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
 
-        Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same, and so does
-        one whose micro-batches lie on other ranks.
+        Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
+        its micro-batches on other ranks.
         """
         counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
         agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
@@ -102,7 +102,7 @@ class Engine:
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The model's losses, fp32, without dropout; all ranks must call it together."""
+        """The model's losses, fp32, without dropout. All ranks must call this together."""
         self.deepspeed.eval()
         try:
             return self.deepspeed(**self._to_device(batch))
@@ -112,9 +112,10 @@ class Engine:
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call.
 
-        train/loss: mean per target token, nats, over the steps that weren't skipped; not a number if all were.
-        train/NAME_loss: what a family adds to it, as the gradient has it ("embedding_loss", "next_sentence_loss").
-        train/gradient_norm: L2 norm of the last step's gradient before clipping, infinite if that step was skipped.
+        train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
+        train/NAME_loss: a family's additional loss, as the gradient includes it ("embedding_loss",
+        "next_sentence_loss").
+        train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
         """
         names = sorted(self._sums) or ["labels"]
         means = {name: self._sums[name] / self._counts[name] if self._counts[name] else math.nan for name in names}
@@ -128,7 +129,7 @@ class Engine:
         return metrics
 
     def close(self) -> None:
-        """Ends DeepSpeed's threads and hooks, once all ranks are through."""
+        """Stops DeepSpeed's threads and removes its hooks, once all ranks have finished."""
         dist.barrier()
         self.deepspeed.destroy()
 
@@ -137,13 +138,13 @@ class Engine:
 
 
 def _counts(batch: Batch) -> torch.Tensor:
-    """(labels,) of each kind that count in a micro-batch."""
+    """(labels,) How many labels of each kind count in a micro-batch."""
     none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
     return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
 
 
 def _count(counted: dict[str, int], name: str) -> int:
-    """How many a loss is the mean of: the labels of its name, or else the targets."""
+    """The number of labels that a loss is averaged over: those of its name, or else the targets."""
     return counted.get(name, counted["labels"])
 
 

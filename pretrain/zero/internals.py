@@ -1,9 +1,9 @@
-"""DeepSpeed's private names: all that this project relies on beyond its documented interface stands in this module.
+"""DeepSpeed's private names: only this module relies on more than its documented interface.
 
-Which piece of which parameter lies where in the flat fp32 tensors that ZeRO gives an optimizer on this rank: stages 1
-and 2 hand the optimizer one flat tensor for each parameter group, cut evenly over the ranks, so that a parameter may
-straddle ranks or be absent from one. Stage 3 cuts each parameter by itself. Either way a rank holds at most one
-contiguous fragment of a parameter. `check` holds that against the engine at hand when a run starts.
+It finds the fragments of parameters in the flat fp32 tensors that ZeRO gives an optimizer on this rank. Stages 1 and 2
+give the optimizer one flat tensor per parameter group, cut evenly over the ranks, so a parameter may straddle ranks or
+be absent from one. Stage 3 cuts each parameter by itself. Either way a rank holds at most one contiguous fragment of a
+parameter. When a run starts, `check` verifies this for its engine.
 """
 
 from collections.abc import Iterator
@@ -27,28 +27,28 @@ _ENDS = 1000  # elements at each end of a fragment that are compared at the star
 
 
 def check_version() -> None:
-    """Raises UserError for a DeepSpeed that was not tested: private names change without notice."""
+    """Raises UserError for an untested version of DeepSpeed: private names change without notice."""
     if deepspeed.__version__ != TESTED_VERSION:
         raise UserError(
-            f"deepspeed {deepspeed.__version__} is installed, and {TESTED_VERSION} is what was tested: install that "
+            f"deepspeed {deepspeed.__version__} is installed, but only {TESTED_VERSION} was tested: install that one "
             f"(constraints.txt), or run python -m pytest {_TESTS} and set TESTED_VERSION in pretrain/zero/internals.py"
         )
 
 
 def leave_shared_memory() -> None:
-    """Keeps DeepSpeed from an extension for inference, which takes 69 MB a rank in /dev/shm."""
+    """Keeps DeepSpeed from loading an inference extension that takes 69 MB per rank in /dev/shm."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def check(engine: DeepSpeedEngine) -> None:
-    """Raises FailedError where fragments are not as this module takes them to be; all ranks call it together.
+    """Raises FailedError if the fragments differ from what this module expects. All ranks call this together.
 
-    Over all ranks the fragments of a parameter must be each of its elements once, and the fp32 elements, in the
-    precision of the model, must be those that it computes with. Of a long fragment the ends are compared.
+    Over all ranks, the fragments of a parameter must cover each of its elements once. The fp32 elements, cast to the
+    model's precision, must equal the weights that the model computes with. Only the ends of fragments are compared.
     """
     named = dict(engine.module.named_parameters())
     places = {name: place for place, name in enumerate(named)}
-    # how many elements, and the sum of their positions, say together whether each is there once
+    # The number of elements and the sum of their positions together show whether each is there once.
     found = torch.zeros(2, len(named), dtype=torch.int64, device=engine.device)
     wrong = 0
     for owned in in_memory(engine):
@@ -73,21 +73,21 @@ _REPORT = "please report this, with environment.json and the run file"
 
 
 def _equals_live(fragment: Fragment, parameter: Tensor) -> bool:
-    """Whether a fragment of the fp32 weights is what the model computes with, at its ends."""
+    """Whether a fragment of the fp32 weights equals, at its ends, the weights that the model computes with."""
     sharded: Any = getattr(parameter, "ds_tensor", None)  # at stage 3
     if sharded is None:
         live = parameter.data.view(-1).narrow(0, fragment.start, fragment.size)
     elif sharded.status.name == "AVAILABLE":
         live = sharded.data.narrow(0, 0, fragment.size)
     else:
-        return True  # it lies on NVMe
+        return True  # it is on NVMe
     master = fragment.of(fragment.flat.data)
     ends = (slice(None, _ENDS), slice(-_ENDS, None))
     return all(torch.equal(master[end].to(live.device, live.dtype), live[end]) for end in ends)
 
 
 def flats(engine: DeepSpeedEngine) -> list[Flat]:
-    """What the engine's optimizer steps on this rank, in the order of its steps."""
+    """The flats that the engine's optimizer updates on this rank, in this order."""
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -98,12 +98,12 @@ def flats(engine: DeepSpeedEngine) -> list[Flat]:
 
 
 def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
-    """All that this rank has."""
+    """All fragments on this rank."""
     return [fragment for flat in flats(engine) for fragment in flat.fragments if fragment.size]
 
 
 def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
-    """All that this rank has, one flat after the other; what lies on NVMe is in memory, with its state, in its turn."""
+    """The fragments on this rank, one flat at a time. A flat on NVMe is loaded, with its state, while it is yielded."""
     optimizer = engine.optimizer
     for number, flat in enumerate(flats(engine)):
         swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
@@ -120,12 +120,12 @@ def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
-    """Makes the parameters that the model computes with follow the fp32 ones; all ranks call it together."""
+    """Updates the parameters that the model computes with from the fp32 ones. All ranks call this together."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         optimizer.update_lp_params()
         return
-    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps: theirs is shared out too
+    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
     for group, _ in enumerate(in_memory(engine)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     optimizer.checkpoint_event_epilogue()
@@ -157,10 +157,11 @@ def _stage_3(optimizer: DeepSpeedZeroOptimizer_Stage3, names: dict[int, str]) ->
 
 
 def forget_gradients(optimizer: Any) -> None:
-    """Makes ZeRO's gradients zero, before a step. DeepSpeed writes over those of parameters that the step uses, and
-    parameters that it doesn't use would learn from an older one.
+    """Zeroes ZeRO's gradients before a step. DeepSpeed overwrites only those of parameters that the step uses; the
+    other parameters would learn from an old gradient.
 
-    At stage 3 always, and at every stage where the optimizer is offloaded: there they lie with the fp32 parameters.
+    Stage 3 always needs this. So does every stage with an offloaded optimizer: its gradients are with the fp32
+    parameters.
     """
     if isinstance(optimizer, BF16_Optimizer):
         return

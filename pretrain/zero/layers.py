@@ -1,4 +1,4 @@
-"""What is done to each layer of a model in training: its activations computed again, its arithmetic compiled."""
+"""Activation checkpointing and compilation of each layer of a model in training."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,16 +13,16 @@ from pretrain.run import watchdog
 Forward = Callable[..., Tensor]
 
 BACKEND = "inductor"
-# Of one layer's code: rows with padding or without, of one width or of any, aligned for the fastest kernels or not.
-# Past PyTorch's 8 it would run as it is, and say so only in a warning.
+# Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
+# not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
 _GRAPHS = 32
 
 
 def prepare_layers(model: nn.Module, config: RunConfig) -> None:
-    """Makes the layers of `model` do in training what `config.compute` says; before DeepSpeed sees it.
+    """Applies `config.compute` to the layers of `model` in training. Call this before DeepSpeed gets the model.
 
-    Names of parameters stay as they are. In evaluation layers run as they are: what decoding gives them grows with
-    every token. ZeRO-3 gathers a compiled layer as one: its hooks on each module inside would break the graph there.
+    Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
+    with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
     compute = config.compute
     if compute.compile:
@@ -41,14 +41,14 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
 
 
 def layers(model: nn.Module) -> Iterator[nn.Module]:
-    """What every family repeats: the members of its lists of modules."""
+    """The repeated layers of a model: the members of its module lists."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             yield from module
 
 
 def _tell_the_watchdog() -> None:
-    from torch._dynamo.callback import on_compile_end, on_compile_start  # 120 MB, which other runs do without
+    from torch._dynamo.callback import on_compile_end, on_compile_start  # takes 120 MB: not imported in other runs
 
     on_compile_start(lambda _: watchdog.compiling(True))
     on_compile_end(lambda _: watchdog.compiling(False))

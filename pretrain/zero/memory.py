@@ -1,4 +1,4 @@
-"""Memory of this process: what is free for it, and the most that it takes during some work."""
+"""Memory of this process: how much is free, and the peak during some work."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class DeviceMemory:
     """Memory of the device that a rank computes on, in bytes.
 
-    On a CUDA device it is what PyTorch has allocated, on a CPU what is resident in this process.
+    On a CUDA device it counts what PyTorch has allocated, on a CPU the process's resident memory.
     """
 
     def __init__(self, device: torch.device):
@@ -25,7 +25,7 @@ class DeviceMemory:
         self._held = self.held()
 
     def free(self) -> int:
-        """How much more this rank may allocate. On a CPU, the ranks of the machine have equal shares."""
+        """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
             return available() // int(os.environ.get("LOCAL_SIZE", "1"))
         cached = torch.cuda.memory_reserved(self._cuda) - torch.cuda.memory_allocated(self._cuda)
@@ -44,12 +44,12 @@ class DeviceMemory:
 
 
 def resident() -> int:
-    """Bytes of this process in memory now."""
+    """The resident memory of this process, in bytes."""
     return _status("VmRSS")
 
 
 def give_back() -> None:
-    """Makes glibc return freed memory to the system, most of which it would otherwise keep for itself."""
+    """Makes glibc return freed memory to the system; it would otherwise keep most of it."""
     getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
 
 
@@ -73,9 +73,9 @@ def freed_at_once() -> Iterator[None]:
     By default glibc keeps freed blocks of up to 32 MB. ZeRO-3 allocates lasting shards between whole parameters that
     are soon freed, and the gaps between the shards are never used again: a rank would hold twice the whole model.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)  # glibc's alone
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)  # only glibc has it
     mallopt(_M_MMAP_THRESHOLD, 2**20)
     try:
         yield
     finally:
-        mallopt(_M_MMAP_THRESHOLD, 2**25)  # where it ends up by itself
+        mallopt(_M_MMAP_THRESHOLD, 2**25)  # where glibc's own adjustment ends up

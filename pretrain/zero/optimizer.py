@@ -1,4 +1,4 @@
-"""An optimizer under DeepSpeed: what ZeRO has made of its parameters, its rates, and its state of shapes of its own."""
+"""An optimizer under DeepSpeed: ZeRO's layout of its parameters, its learning rates, and its factored state."""
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
@@ -10,16 +10,16 @@ from pretrain.zero.internals import flats
 
 
 def attach(engine: DeepSpeedEngine) -> None:
-    """Tells the engine's optimizer what ZeRO has made of its parameters; all ranks call it before the first step."""
+    """Gives ZeRO's layout of the parameters to the engine's optimizer. All ranks call this before the first step."""
     optimizer = engine.optimizer.optimizer
     if isinstance(optimizer, Sharded):
         optimizer.attach(flats(engine), engine.optimizer.dp_process_group, engine.device)
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Gives every parameter group its rate of step `step` (from 0): the schedule's, scaled to the group's own peak.
+    """Sets every parameter group's learning rate for `step` (from 0): the schedule, scaled to the group's peak.
 
-    Returns that of groups without a rate of their own.
+    Returns the rate of groups without a rate of their own.
     """
     rate = config.learning_rate(step)
     for group in optimizer.param_groups:
@@ -28,15 +28,17 @@ def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
 
 
 def factored_state(engine: DeepSpeedEngine) -> dict[str, dict[str, Tensor]]:
-    """What the optimizer keeps of a parameter that is not laid out like it, by the parameter's name and its own:
-    whole tensors, the same on every rank; not to be changed. Empty before the first step, or for an optimizer without.
+    """The optimizer state whose shape differs from its parameter's, by the names of parameter and state.
+
+    Its tensors are whole and the same on every rank; don't modify them. Empty before the first step and for optimizers
+    without such state.
     """
     optimizer = engine.optimizer.optimizer
     return optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
 
 
 def set_factored_state(engine: DeepSpeedEngine, state: dict[str, dict[str, Tensor]]) -> None:
-    """Puts back what `factored_state` gave, in an engine of any ZeRO stage and number of ranks."""
+    """Restores what `factored_state` returned, in an engine of any ZeRO stage and number of ranks."""
     optimizer = engine.optimizer.optimizer
     if isinstance(optimizer, Sharded):
         optimizer.set_factored_state(state)

@@ -1,4 +1,4 @@
-"""Joining the ranks of a run: one process alone, or all that a launcher started."""
+"""Joining the ranks of a run: a single process, or all processes that a launcher started."""
 
 import contextlib
 import os
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]:
-    """(rank, ranks) of this process, for as long as the block lasts.
+    """Joins the process group for the duration of the block; yields (rank, number of ranks).
 
-    `seconds`: the longest that the watchdog lets a rank do nothing. A collective is given longer.
+    `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that.
 
-    An error that is the user's to mend is met by every rank; rank 0 alone tells it, or each in
-    its own log. Without destroying the process group, gloo ranks may abort at exit.
+    Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
+    destroyed at the end: otherwise gloo ranks may abort at exit.
     """
     _environment_of_one_process()
     if not torch.cuda.is_available():
@@ -36,7 +36,7 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
 
     internals.check_version()
     quiet_deepspeed()
-    # longer than the watchdog takes, which knows more to say
+    # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     internals.leave_shared_memory()
     deepspeed.init_distributed(timeout=timeout)
@@ -52,21 +52,21 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
         raise SystemExit(error.exit_code) from None
     except Exception:
         rank_logs.note_failure(rank)
-        traceback.print_exc()  # now: to leave a group whose other ranks are dead may take long
+        traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
 
 
 def of_rank_0(value: T) -> T:
-    """`value` as rank 0 has it, for all ranks; they call it together. For what files say: others may look later."""
-    told = [value]
-    dist.broadcast_object_list(told)
-    return told[0]
+    """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def by_rank_0(work: Callable[[], T]) -> T:
-    """What `work` returns on rank 0, where alone it is done. What the user has to mend there is raised on all ranks."""
+    """Runs `work` on rank 0 only and returns its result on all ranks. A UserError is raised on all ranks."""
     done: T | None = None
     refused: UserError | None = None
     if dist.get_rank() == 0:
@@ -81,12 +81,14 @@ def by_rank_0(work: Callable[[], T]) -> T:
 
 
 def communication_device() -> torch.device:
-    """Where tensors must lie that ranks exchange."""
+    """The device that tensors must be on to be exchanged between ranks."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def _environment_of_one_process() -> None:
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # sums of a matrix product in one order, wherever its operands lie
+    os.environ.setdefault(
+        "MKL_CBWR", "AUTO"
+    )  # matrix products sum in the same order whatever the alignment of their operands
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return

@@ -407,7 +407,7 @@ def test_rows_of_a_cache_can_be_chosen():
 
 
 def test_more_tokens_than_positions_are_refused():
-    with pytest.raises(ValueError, match="13 tokens are more than the model's 12 learned positions"):
+    with pytest.raises(ValueError, match="13 tokens exceed the model's 12 learned positions"):
         build(tiny()).decode(ids(1, 13))
     build(tiny(positions="rotary", max_positions=None, num_cross_heads=2)).decode(ids(1, 13))
 
@@ -463,10 +463,10 @@ def test_the_graph_is_whole_for_the_compiler():
         ({"num_heads": 3}, "num_heads 3 doesn't divide d_model 8; num_cross_heads 6 doesn't divide d_model 8"),
         ({"num_heads": 8}, "num_cross_heads 16 doesn't divide d_model 8"),
         ({"max_positions": None}, "max_positions is missing"),
-        ({"positions": "rotary"}, "max_positions is the size of a table"),
-        ({"positions": "rotary", "max_positions": None, "num_heads": 4}, "num_cross_heads 8 leave each head 1"),
-        ({"positions": "rotary", "max_positions": None, "add_positions": True}, "no vectors that"),
-        ({"positions": "rotary", "max_positions": None, "subtract_positions": "with_norm"}, "no vectors that"),
+        ({"positions": "rotary"}, "max_positions is for learned positions"),
+        ({"positions": "rotary", "max_positions": None, "num_heads": 4}, "num_cross_heads 8 makes heads of 1"),
+        ({"positions": "rotary", "max_positions": None, "add_positions": True}, "need learned positions"),
+        ({"positions": "rotary", "max_positions": None, "subtract_positions": "with_norm"}, "need learned positions"),
         ({"embedding_loss": {"kind": "mse", "coefficient": 0}}, "greater than 0"),
         ({"embedding_loss": {"kind": "mae"}}, "'mse', 'cosine' or 'log_cosine'"),
         ({"order": "ALT"}, "'original' or 'alternate'"),

@@ -270,7 +270,7 @@ def test_flops_are_six_for_each_weight_and_token_that_meets_it_and_twelve_for_a_
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"num_heads": 5}, "5 heads can't share d_model: 64 evenly"),
+        ({"num_heads": 5}, "5 doesn't divide d_model 64"),
         ({"activation": "swish"}, "gelu"),
         ({"max_positions": 0}, "greater than 0"),
         ({"attention_dropout_rate": 1.0}, "less than 1"),

@@ -223,9 +223,9 @@ def test_flops_of_gpt2_small():
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"num_heads": 5}, "5 heads can't share a d_model of 32 evenly"),
-        ({"max_positions": None}, "learned positions need to know how many"),
-        ({"positions": "rotary"}, "rotary positions have no end"),
+        ({"num_heads": 5}, "5 doesn't divide d_model 32"),
+        ({"max_positions": None}, "max_positions is missing"),
+        ({"positions": "rotary"}, "rotary positions have no limit"),
         ({"positions": "rotary", "max_positions": None, "num_heads": 32}, "heads of even width"),
         ({"family": "t5"}, "decoder_only"),
         ({"n_layers": 3}, "n_layers"),

@@ -233,8 +233,8 @@ def test_bfloat16_weights_give_nearly_the_same_losses():
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"num_heads": 5}, "5 heads can't share a d_model of 32 evenly"),
-        ({"num_token_types": 1}, "two texts to tell apart"),
+        ({"num_heads": 5}, "5 doesn't divide d_model 32"),
+        ({"num_token_types": 1}, "next_sentence needs two token types"),
         ({"max_positions": 0}, "max_positions"),
         ({"biases": False}, "biases"),
     ],

@@ -372,7 +372,7 @@ def test_a_causal_model_goes_on_with_prompts_that_are_padded_on_the_left(changes
         ({"temperature": float("nan")}, "finite"),
         ({"top_p": 0.0}, "greater than 0"),
         ({"max_new_tokens": 0}, "greater than 0"),
-        ({"min_new_tokens": 21}, "21 exceed max_new_tokens, 20"),
+        ({"min_new_tokens": 21}, "21 exceeds max_new_tokens, 20"),
         ({"num_beams": 2, "temperature": 1.0}, "temperature must be 0"),
         ({"length_penalty": 2.0}, "num_beams must exceed 1"),
         ({"early_stopping": "never"}, "num_beams must exceed 1"),

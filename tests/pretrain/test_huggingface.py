@@ -278,7 +278,7 @@ def test_a_tokenizer_that_transformers_saved_is_read(spiece, byte_level_bpe, tmp
     (t5 / "spiece.model").write_bytes(spiece.read_bytes())  # as the first T5s: sentinels go without saying
     assert same(tokenizer_files.read(t5), tokenizer_of(spiece, 100))
     (t5 / "spiece.model").unlink()
-    with pytest.raises(UserError, match=r"no tokenizer that is known here: neither spiece\.model"):
+    with pytest.raises(UserError, match=r"no supported tokenizer: neither spiece\.model"):
         tokenizer_files.read(t5)
 
 
@@ -446,7 +446,7 @@ def test_other_matrices_and_biases_than_ours_are_refused(bart_tokenizer, tmp_pat
     with pytest.raises(UserError, match="final_logits_bias is not zero"):
         load_state(tmp_path / "out")
     rewrite(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": tensors["model.shared.weight"] + 1}))
-    with pytest.raises(UserError, match=r"lm_head\.weight is not the same matrix as model\.shared\.weight"):
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.shared\.weight"):
         load_state(tmp_path / "out")
 
 

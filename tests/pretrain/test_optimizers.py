@@ -280,7 +280,7 @@ def test_a_group_that_matches_nothing_is_refused():
     run = settings(groups=groups)
     with torch.device("meta"):
         found = problems(models.build(run.model), run.optimizer)
-    kinds_are = "matches no parameter that is left; kinds are norms, biases, embeddings, output, matrices"
+    kinds_are = "matches no remaining parameter; kinds are norms, biases, embeddings, output, matrices"
     assert found == [
         f"optimizer.groups.0.match.1: 'biases' {kinds_are}",
         f"optimizer.groups.1.match.0: '*.layers.7.*' {kinds_are}",
@@ -433,7 +433,7 @@ def test_the_recipe_of_t5_has_its_z_loss():
             "optimizer: adjust_lr_fn: original needs an adamw_learning_rate",
         ),
         ({"name": "adam"}, "'adam'"),
-        ({"groups": [{"match": ["norms"]}]}, "optimizer.groups.0: gives neither learning_rate nor weight_decay"),
+        ({"groups": [{"match": ["norms"]}]}, "optimizer.groups.0: sets neither learning_rate nor weight_decay"),
         (
             {"groups": [{"match": ["norms"], "weight_deca": 0}]},
             "optimizer.groups.0.weight_deca: unknown key; nearest valid key: optimizer.groups.0.weight_decay",

@@ -62,7 +62,7 @@ def test_a_group_of_no_parameters_is_refused_with_all_else(prepared):
     with pytest.raises(UserError) as error:
         prepared(DECODER, groups=groups)
     assert len(str(error.value).splitlines()) == 2  # the objective doesn't fit either
-    assert "optimizer.groups.0.match.0: 'norm' matches no parameter" in str(error.value)
+    assert "optimizer.groups.0.match.0: 'norm' matches no remaining parameter" in str(error.value)
 
 
 def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(prepared, raw_length):

@@ -411,7 +411,7 @@ def packed(examples, inputs, targets):
         ({"dropout_rate": 1.0}, "less than 1"),
         ({"relative_attention_max_distance": 16}, "must exceed half"),
         ({"positions": "absolute"}, "'relative', 'rotary', 'alibi', 'sinusoidal' or 'learned'"),
-        ({"positions": "learned"}, "learned needs max_positions"),
+        ({"positions": "learned"}, "learned positions need max_positions"),
         ({"max_positions": 512}, "for learned positions, not for relative ones"),
         ({"positions": "rotary", "d_kv": 15}, "15 is odd"),
         ({"positions": "alibi", "relative_attention_num_buckets": 16}, "for relative positions, not for alibi ones"),

@@ -1,4 +1,4 @@
-"""Models that transformers doesn't have, as files that an exported directory carries: `trust_remote_code=True`.
+"""Models that transformers lacks, as files that an exported directory includes: `trust_remote_code=True`.
 
-They depend on torch and transformers alone. transformers copies them beside each other, hence the relative imports.
+They depend only on torch and transformers. transformers copies them into one folder, hence the relative imports.
 """

@@ -4,7 +4,7 @@ from transformers import PreTrainedConfig
 
 
 class AutoregressiveConfig(PreTrainedConfig):
-    """As the model was trained. `embedding_loss` was part of training alone, and nothing here reads it."""
+    """The config with which the model was trained. `embedding_loss` is for training only; nothing here reads it."""
 
     model_type = "autoregressive_encoder_decoder"
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -38,7 +38,7 @@ class AutoregressiveConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        # of the cache, which is made after it: each decoder layer has two kinds of attention, and both grow
+        # The number of layers in the cache: each decoder layer has two attentions, and both have growing caches.
         self.num_hidden_layers = self.num_encoder_layers + 2 * self.num_decoder_layers
         kwargs.pop("num_hidden_layers", None)
         super().__post_init__(**kwargs)

@@ -1,7 +1,7 @@
-"""The autoregressive encoder-decoder (Yan 2024): scores and generates.
+"""The autoregressive encoder-decoder (Yan 2024), for scoring and generation.
 
-Encoder and decoder read the same tokens, and both are causal, as is the attention of one to the other. So all of them
-can keep their keys and values, and a token more costs one token more.
+Encoder and decoder read the same tokens, and both are causal, as is cross-attention. All three attentions can therefore
+cache keys and values, and each step processes only the new token.
 """
 
 import torch
@@ -18,7 +18,7 @@ def layer_norm(config):
 
 
 class Attention(nn.Module):
-    """`index` is that of its keys and values in the cache."""
+    """`index` is the index of its keys and values in the cache."""
 
     def __init__(self, config, num_heads, bias, index):
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=bias) for _ in range(4))
 
     def forward(self, x, memory, mask, positions, cache):
-        """`x` (batch, queries, d_model) to `memory`, the new part of it; `mask` (batch, 1, queries, keys)."""
+        """`x` (batch, queries, d_model) attends to `memory`, its new part only; `mask` (batch, 1, queries, keys)."""
         queries, keys, values = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
         if self.rotary:
             queries, keys = self.rotate(queries, positions), self.rotate(keys, positions)
@@ -112,7 +112,7 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = AutoregressiveConfig
     _supports_sdpa = True
     _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
-    _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # for those who train on
+    _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # only needed for further training
 
     def __init__(self, config):
         super().__init__(config)
@@ -154,16 +154,16 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """`input_ids` (batch, length) follow what `past_key_values` holds; `attention_mask` (batch, held + length).
+        """`input_ids` (batch, length) follow the tokens of `past_key_values`; `attention_mask` (batch, held + length).
 
-        `labels` are `input_ids`, or -100: they are shifted here. Positions count from the first real token.
+        `labels` are `input_ids` or -100; they are shifted here. Positions count from the first real token.
         """
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         cache = past_key_values if use_cache else None
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if cache is not None and cache.is_compileable:
-            raise ValueError("a static cache is not supported; take the dynamic one, which is the default")
+            raise ValueError("a static cache is not supported; use the dynamic one, which is the default")
         held, length = cache.get_seq_length() if cache is not None else 0, input_ids.size(1)
         if attention_mask is None:
             attention_mask = input_ids.new_ones(len(input_ids), held + length)

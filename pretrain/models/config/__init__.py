@@ -1,4 +1,4 @@
-"""What a run file may say under `model:`, one class for each family. No torch: the launcher reads these too."""
+"""The `model:` section of a run file: one class per family. The launcher reads these too, so torch isn't imported."""
 
 from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.base import ModelConfig

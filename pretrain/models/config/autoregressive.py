@@ -8,14 +8,16 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class EmbeddingLossConfig(BaseModel):
-    """How far the encoder's output may stray from the mean of the embeddings so far; part of training only.
+    """A loss, in training only, that pulls the encoder's output towards the mean of the embeddings so far.
 
-    `kind`: `mse`, `cosine` (1 − (cos + 1) / 2) or `log_cosine` (−log((cos + 1) / 2)). `embedding_norm`: layer norm on
-    the embeddings `before_mean` (the author's INIT), `after_mean` (AVG_CUM_SUM) or `none`. `encoder_norm`: layer norm
-    on the encoder's output. `detach`: the side that gets no gradient; the norms on both sides always learn.
+    - `kind`: `mse`, `cosine` (1 − (cos + 1) / 2) or `log_cosine` (−log((cos + 1) / 2)).
+    - `embedding_norm`: layer norm on the embeddings: `before_mean` (the author's INIT), `after_mean` (AVG_CUM_SUM) or
+      `none`.
+    - `encoder_norm`: whether the encoder's output has a layer norm.
+    - `detach`: the side that gets no gradient. The norms on both sides always learn.
 
-    With a norm that learns on each side the loss can fall without telling the encoder anything: gains shrink, or biases
-    grow, until both sides agree. That is how it is defined, and what the published 4e-9 comes from.
+    With a learned norm on each side the loss can fall without training the encoder: gains shrink, or biases grow, until
+    both sides agree. The loss is defined that way, and the published 4e-9 comes from it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,15 +30,17 @@ class EmbeddingLossConfig(BaseModel):
 
 
 class AutoregressiveConfig(ModelConfig):
-    """The autoregressive encoder-decoder (Yan 2024). What isn't set is off; the best published setting is in
+    """The autoregressive encoder-decoder (Yan 2024). Options are off by default; the best published setting is in
     configs/models/autoregressive-yan2024.yaml.
 
-    `d_ff`: by default 4 · `d_model`. `num_cross_heads`: by default 2 · `num_heads`; the width of all attention is
-    `d_model`. `max_positions`: tokens of the longest row, for learned positions; rotary ones have no table and no end.
-    `bias`: in linear layers and layer norms; `cross_attention_bias`: by default as `bias`. `order`: which attention is
-    first in a decoder layer, `original` self-attention, `alternate` cross-attention. `bridge_norm`: layer norm before
-    the linear map from encoder to decoder. `subtract_positions`: whether that of the next token is subtracted from the
-    decoder's output (the author's YES_NO_LN and YES_LN), `add_positions`: whether it is added to the decoder's input.
+    - `d_ff`: by default 4 · `d_model`.
+    - `num_cross_heads`: by default 2 · `num_heads`. All attention has the width `d_model`.
+    - `max_positions`: the length of the longest row in tokens, for learned positions. Rotary ones have no limit.
+    - `bias`: biases in linear layers and layer norms. `cross_attention_bias`: by default the same as `bias`.
+    - `order`: which attention comes first in a decoder layer: `original`: self-attention, `alternate`: cross-attention.
+    - `bridge_norm`: layer norm before the linear map from encoder to decoder.
+    - `subtract_positions`: whether the next token's position embedding is subtracted from the decoder's output (the
+      author's YES_NO_LN and YES_LN). `add_positions`: whether it is added to the decoder's input.
     """
 
     family: Literal["autoregressive"] = "autoregressive"
@@ -62,7 +66,7 @@ class AutoregressiveConfig(ModelConfig):
 
     @property
     def reads_next_position(self) -> bool:
-        """Whether the table of positions has a row for the one after the last token's."""
+        """Whether the position table needs a row for the position after the last token."""
         return self.add_positions or self.subtract_positions != "none"
 
     @model_validator(mode="after")
@@ -74,11 +78,11 @@ class AutoregressiveConfig(ModelConfig):
         ]
         if self.positions == "rotary":
             if self.reads_next_position:
-                problems.append("rotary positions have no vectors that subtract_positions or add_positions could take")
+                problems.append("subtract_positions and add_positions need learned positions, not rotary ones")
             if self.max_positions is not None:
-                problems.append("max_positions is the size of a table of learned positions; rotary ones have none")
+                problems.append("max_positions is for learned positions; rotary ones have no table")
             problems += [
-                f"rotary positions turn pairs of dimensions, but {name} {heads} leave each head {self.d_model // heads}"
+                f"rotary positions need heads of even width, but {name} {heads} makes heads of {self.d_model // heads}"
                 for name, heads in (("num_heads", self.num_heads), ("num_cross_heads", self.cross_heads))
                 if self.d_model % heads == 0 and self.d_model // heads % 2
             ]

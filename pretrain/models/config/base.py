@@ -1,4 +1,4 @@
-"""What every family's config has. No torch: the launcher reads these too."""
+"""The settings common to all families. The launcher reads these too, so torch isn't imported."""
 
 from typing import Annotated, ClassVar
 
@@ -10,16 +10,16 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ModelConfig(BaseModel):
-    """What every family has.
+    """The settings common to all families.
 
-    `vocab_size` counts pieces, special tokens and sentinels; None takes it from the corpus, as a run does with `pad_id`
-    and `eos_id`. The embedding matrix has `pad_vocab_to_multiple_of` as the unit of its rows: 128 turns T5's 32,100 ids
-    into 32,128 rows. `z_loss` and `label_smoothing` are part of training only.
+    `vocab_size` counts pieces, special tokens and sentinels. By default (None) a run takes it from the corpus, as it
+    does `pad_id` and `eos_id`. The rows of the embedding matrix are rounded up to `pad_vocab_to_multiple_of`: with 128,
+    T5's 32,100 ids get 32,128 rows. `z_loss` and `label_smoothing` apply in training only.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # settings that may be others in a run than in the weights it starts from
+    # settings in which a run may differ from the checkpoint it starts from
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
 
     family: str
@@ -33,17 +33,17 @@ class ModelConfig(BaseModel):
 
     @property
     def longest_sequence(self) -> int | None:
-        """Most tokens of an input and of a target, as learned positions have it; None: any number."""
+        """The most tokens that an input or a target may have with learned positions; None: no limit."""
         return getattr(self, "max_positions", None)
 
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding matrix."""
         if self.vocab_size is None:
-            raise ValueError("model.vocab_size is not known yet: it comes from the corpus")
+            raise ValueError("model.vocab_size is not set yet; a run takes it from the corpus")
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
     @property
     def decoder_start_id(self) -> int:
-        """What a decoder reads before the first target."""
+        """The id that a decoder reads before the first target."""
         return self.pad_id

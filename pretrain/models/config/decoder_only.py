@@ -8,10 +8,10 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class DecoderOnlyConfig(ModelConfig):
-    """A decoder alone, as GPT-2's (Radford et al. 2019).
+    """A decoder alone, like GPT-2 (Radford et al. 2019).
 
-    `positions`: learned ones end at `max_positions`, the others at nothing. `biases` are those of matrices and of
-    norms. GPT-2's GELU is the tanh approximation. The output matrix is the embedding's.
+    Learned `positions` end at `max_positions`; the others have no limit. `biases` covers linear layers and norms.
+    GPT-2's GELU is the tanh approximation. Embedding and output share one matrix.
     """
 
     family: Literal["decoder_only"] = "decoder_only"
@@ -33,13 +33,13 @@ class DecoderOnlyConfig(ModelConfig):
     @model_validator(mode="after")
     def _heads_and_positions_fit(self) -> Self:
         if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} heads can't share a d_model of {self.d_model} evenly")
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
         if self.positions == "rotary" and self.d_kv % 2:
             raise ValueError(
-                f"num_heads: rotary positions need heads of even width, d_model / num_heads is {self.d_kv}"
+                f"num_heads: rotary positions need heads of even width, but d_model / num_heads is {self.d_kv}"
             )
         if self.positions == "learned" and self.max_positions is None:
-            raise ValueError("max_positions: learned positions need to know how many there are")
+            raise ValueError("max_positions is missing: learned positions need it")
         if self.positions != "learned" and self.max_positions is not None:
-            raise ValueError(f"max_positions: {self.positions} positions have no end; leave it out")
+            raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
         return self

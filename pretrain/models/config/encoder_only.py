@@ -8,10 +8,10 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class EncoderOnlyConfig(ModelConfig):
-    """An encoder alone, as BERT's (Devlin et al. 2018).
+    """An encoder alone, like BERT (Devlin et al. 2018).
 
-    `next_sentence`: whether a second text follows the first is predicted beside masked tokens. RoBERTa does without it,
-    and without token types: `next_sentence: false`, `num_token_types: 0`.
+    With `next_sentence`, the model also predicts whether the second text follows the first. RoBERTa has neither that
+    nor token types: `next_sentence: false`, `num_token_types: 0`.
     """
 
     family: Literal["encoder_only"] = "encoder_only"
@@ -33,7 +33,7 @@ class EncoderOnlyConfig(ModelConfig):
     @model_validator(mode="after")
     def _heads_and_token_types_fit(self) -> Self:
         if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} heads can't share a d_model of {self.d_model} evenly")
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
         if self.next_sentence and self.num_token_types < 2:
-            raise ValueError("num_token_types: next_sentence has two texts to tell apart, a type for each")
+            raise ValueError("num_token_types: next_sentence needs two token types, one for each text")
         return self

@@ -8,13 +8,14 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class T5Config(ModelConfig):
-    """T5 (Raffel et al. 2020); v1.1 and v1.0 differ in `feed_forward` and `tie_embeddings` alone.
+    """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`.
 
-    `tie_embeddings`: the output matrix is the embedding's. `scale_outputs`: what it multiplies is first multiplied by
-    d_model^-½; by default where it is the embedding's, as in v1.0.
+    - `tie_embeddings`: embedding and output share one matrix.
+    - `scale_outputs`: the decoder's output is multiplied by d_model^-½ before the output matrix; by default only with
+      tied embeddings, as in v1.0.
+    - `positions`: T5's own are relative. Learned ones are a table of `max_positions` per stack, which no sequence may
+      exceed; they and sinusoids are added to the embeddings. Rotary positions and linear biases act in self-attention.
 
-    `positions`: T5's own are relative. Learned ones are a table of `max_positions` for each stack, and no sequence may
-    be longer; they and sinusoids are added to the embeddings. Rotations and linear biases are part of self-attention.
     The decoder starts from padding.
     """
 
@@ -48,7 +49,7 @@ class T5Config(ModelConfig):
     @model_validator(mode="after")
     def _positions_have_what_they_need(self) -> Self:
         if self.positions == "learned" and self.max_positions is None:
-            raise ValueError("positions: learned needs max_positions")
+            raise ValueError("positions: learned positions need max_positions")
         if self.positions != "learned" and self.max_positions is not None:
             raise ValueError(f"max_positions is for learned positions, not for {self.positions} ones")
         of_relative = ("relative_attention_num_buckets", "relative_attention_max_distance")
@@ -56,5 +57,5 @@ class T5Config(ModelConfig):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for relative positions, not for {self.positions} ones")
         if self.positions == "rotary" and self.d_kv % 2:
-            raise ValueError(f"d_kv: {self.d_kv} is odd; rotary positions turn dimensions in pairs")
+            raise ValueError(f"d_kv: {self.d_kv} is odd; rotary positions need an even d_kv")
         return self

@@ -1,4 +1,4 @@
-"""Configs of the original Transformer and of BART, which keeps its shape."""
+"""Configs of the original Transformer and of BART, which has the same layers."""
 
 from typing import Literal, Self
 
@@ -10,8 +10,8 @@ from pretrain.models.config.base import Count, ModelConfig, Probability
 class TransformerConfig(ModelConfig):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units.
 
-    `dropout_rate` is that of embeddings and of every sublayer's output; the others are those of attention weights and
-    of the units between the feed-forward layer's two matrices.
+    `dropout_rate` applies to embeddings and every sublayer's output. The other rates apply to attention weights and to
+    the hidden units of feed-forward layers.
     """
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
@@ -33,7 +33,7 @@ class TransformerConfig(ModelConfig):
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Self:
         if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} heads can't share d_model: {self.d_model} evenly")
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
         return self
 
 
@@ -47,14 +47,14 @@ class VanillaConfig(TransformerConfig):
     @model_validator(mode="after")
     def _sines_have_cosines(self) -> Self:
         if self.d_model % 2:
-            raise ValueError(f"d_model: {self.d_model} is odd; half of it are sines and half cosines of positions")
+            raise ValueError(f"d_model: {self.d_model} is odd; sinusoidal positions need as many sines as cosines")
         return self
 
 
 class BartConfig(TransformerConfig):
     """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq.
 
-    `max_positions`: the longest input and the longest target. `scale_embedding`: token vectors times √d_model.
+    `max_positions` limits the length of inputs and targets. `scale_embedding` multiplies token vectors by √d_model.
     """
 
     family: Literal["bart"] = "bart"
