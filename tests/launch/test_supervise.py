@@ -96,7 +96,7 @@ def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         f"{logs}: No space left on device: what the ranks wrote last is missing from their logs; "
-        "make room, then run the same command again",
+        "free some space, then run the same command again",
         f"rank 0 ended with exit code 3; its log: {logs}/rank-00000.log",
     ]
 

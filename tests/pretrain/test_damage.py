@@ -53,7 +53,7 @@ def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, file: str) -> st
     assert "\n" not in line
     assert "step-00000012" in line
     assert file in line
-    assert line.endswith(f"going on from {run}/checkpoints/step-00000009")
+    assert line.endswith(f"resuming from {run}/checkpoints/step-00000009")
     return line
 
 
@@ -220,14 +220,14 @@ def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog,
     latest.write_bytes(content)
     assert chosen(run) == 12
     assert f"{latest}: names no checkpoint" in caplog.text
-    assert "going on from" in caplog.text
+    assert "resuming from" in caplog.text
 
 
 def test_latest_may_be_missing_or_a_directory_or_name_another_run(run, caplog, tmp_path):
     latest = run / "checkpoints/latest"
     latest.unlink()
     assert chosen(run) == 12
-    assert f"{latest}: missing; going on from {last(run)}" in caplog.text
+    assert f"{latest}: missing; resuming from {last(run)}" in caplog.text
     latest.mkdir()
     assert chosen(run) == 12
     latest.rmdir()
