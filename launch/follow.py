@@ -15,7 +15,7 @@ _SECONDS_FOR_THE_REST = 5.0
 
 
 class Follower:
-    """Copies new content of `log` to stdout within the block, in a thread, so that a blocked terminal blocks nothing."""
+    """Copies new content of `log` to stdout within the block, in a thread: a blocked terminal blocks nothing."""
 
     def __init__(self, log: Path):
         self._log, self._shown = log, 0

@@ -1,4 +1,4 @@
-"""The command that wraps each rank, and its reports. DeepSpeed's launcher keeps neither a rank's log nor its exit code."""
+"""The wrapper of each rank and its reports. DeepSpeed's launcher keeps neither a rank's log nor its exit code."""
 
 import contextlib
 import os

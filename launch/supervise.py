@@ -70,7 +70,7 @@ def _goes_on(session: Session, deadline: float, stopping: bool) -> bool:
 
 
 class _StopRequests:
-    """Turns the first signal to this process or to the launcher into a request to stop; `signals` are this process's."""
+    """Turns the first signal to this process or the launcher into a request to stop; `signals` are this process's."""
 
     def __init__(self, run: Path):
         self.signals: list[int] = []

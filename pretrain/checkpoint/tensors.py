@@ -85,8 +85,8 @@ class StoredTensors:
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
         """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
 
-        Parameters must also be free of infinities. `share` selects among the files, sorted by name. `progress` is called
-        as they are read.
+        Parameters must also be finite. `share` selects among the files, sorted by name. `progress` is called as they
+        are read.
         """
         index.verify(self.directory, self.index, share, progress)
         if problems := _misfits(_shapes_of(self.index.model), self.shapes):
