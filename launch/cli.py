@@ -19,15 +19,15 @@ def _commands(version: Version = False) -> None:
 def local(
     config: Annotated[Path, path_argument("RUN.yaml", "The run file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each GPU, else one.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per GPU, or one.")] = None,
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
-    """Start a run on this machine through the deepspeed launcher, or go on with it.
+    """Start or resume a run on this machine through the deepspeed launcher.
 
-    A first Ctrl-C, SIGTERM or SIGUSR1 lets the run save and stop (exit code 75); a second one ends it at once.
+    The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
     from launch.local import launch_local
 

@@ -1,4 +1,4 @@
-"""Shows a log on the terminal while it grows, and says when it can't because the disk is full."""
+"""Shows a growing log on the terminal, and warns when the disk refuses more log lines."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ _SECONDS_FOR_THE_REST = 5.0
 
 
 class Follower:
-    """Writes to stdout what `log` gets within the block. By a thread: a terminal that is held up holds up nothing."""
+    """Copies new content of `log` to stdout within the block, in a thread: a blocked terminal blocks nothing."""
 
     def __init__(self, log: Path):
         self._log, self._shown = log, 0
-        self._refusal: str | None = None  # the disk's, when it was last asked
+        self._refusal: str | None = None  # the disk's latest error
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
@@ -40,7 +40,7 @@ class Follower:
                 os.write(_STDERR, warning.encode())
 
     def _show(self) -> None:
-        with contextlib.suppress(OSError), self._log.open("rb") as file:  # not there yet; or nobody reads us any more
+        with contextlib.suppress(OSError), self._log.open("rb") as file:  # not created yet, or stdout is closed
             while new := os.pread(file.fileno(), 65536, self._shown):
                 self._shown += os.write(_STDOUT, new)
 

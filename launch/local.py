@@ -20,7 +20,7 @@ def launch_local(
 ) -> int:
     """Checks the run file, starts `ranks` processes and waits for them; returns the exit code of the run.
 
-    `fresh`: begins a new run; the one in the run directory is moved aside.
+    `fresh` starts a new run and moves an existing one in the run directory aside.
     """
     gpus = count_gpus()
     if gpus and ranks and ranks > gpus:
@@ -29,14 +29,14 @@ def launch_local(
     config = load(path, overrides, RunConfig)
     run = Path(config.run.directory)
     lock.check(run)
-    # every problem is told here, once, and not by each rank
+    # reports every problem once, before each rank would
     prepare(config, 0, ranks, None if fresh else newest(run))
     if fresh and (aside := status.move_aside(run)):
-        print(f"{run}: the run there is now {aside}", flush=True)
+        print(f"{run}: moved the existing run to {aside}", flush=True)
     options = ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     command = [
         str(Path(sys.executable).with_name("deepspeed")),
-        "--num_gpus",  # which for DeepSpeed also means CPU ranks
+        "--num_gpus",  # DeepSpeed counts CPU ranks with it too
         str(ranks),
         "--master_port",
         str(free_port()),
@@ -49,7 +49,7 @@ def launch_local(
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != VISIBLE}  # ranks get it back
+    environment = {name: value for name, value in os.environ.items() if name != VISIBLE}  # with_own_gpus restores it
     if not gpus:
         environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_per_rank(ranks))}
     return environment

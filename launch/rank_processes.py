@@ -1,4 +1,4 @@
-"""What runs above each rank, and what it reports: DeepSpeed's launcher keeps neither a rank's log nor its exit code."""
+"""The wrapper of each rank and its reports. DeepSpeed's launcher keeps neither a rank's log nor its exit code."""
 
 import contextlib
 import os
@@ -16,22 +16,22 @@ _REPORT = re.compile(rf"(.*)(?:{keep.STARTED} (\d+) (\d+)|{keep.ENDED} (\d+) (\d
 
 
 def kept(command: list[str]) -> list[str]:
-    """`command` with its output in RANK's log, and its exit code reported once it has ended."""
+    """`command` wrapped so that its output goes to the rank's log and its exit code is reported."""
     return [sys.executable, "-I", "-S", keep.__file__, SUPERVISED, *command]
 
 
 def with_own_gpus(command: list[str]) -> list[str]:
-    """`command` with the GPUs that this process may use. DeepSpeed's launcher would give it the machine's first."""
+    """`command` with this process's visible GPUs. DeepSpeed's launcher would give it the first GPUs of the machine."""
     chosen = os.environ.get(VISIBLE)
     return ["env", *(["-u", VISIBLE] if chosen is None else [f"{VISIBLE}={chosen}"]), *command]
 
 
 class Reports:
-    """What comes from the launcher and from the keepers below it.
+    """Parses the output of the launcher and of the keepers below it.
 
-    `codes`: exit codes by rank in the order in which the ranks ended, negative for a signal. `above_ranks`: processes
-    that are no ranks, DeepSpeed's and the keepers. Lines of the launcher's own go to `log`, as far as the disk takes
-    them; `last_lines` has the end of them.
+    `codes` maps rank to exit code, in the order in which the ranks ended; it is negative for a signal. `above_ranks`
+    are the processes that aren't ranks: DeepSpeed's and the keepers. The launcher's own lines go to `log` if the disk
+    has room; `last_lines` keeps the last of them.
     """
 
     def __init__(self, launcher: int, log: Path):

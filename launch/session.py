@@ -1,4 +1,4 @@
-"""A launcher and all that it starts: one session of processes, none of which outlives the process that made it."""
+"""A session of processes: the launcher and everything it starts. None of them outlives the process that created it."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ class Session:
         lifeline, self._held = os.pipe()
         self._output, output = os.pipe()
         os.set_blocking(self._output, False)
-        with blocked(STOP_SIGNALS):  # DeepSpeed's launcher would die of one and leave its ranks behind, or kill them
+        with blocked(STOP_SIGNALS):  # one of them would end DeepSpeed's launcher, which leaves its ranks or kills them
             self.launcher = subprocess.Popen(
                 command, env=environment, stdin=lifeline, stdout=output, stderr=output, start_new_session=True
             )
@@ -32,7 +32,7 @@ class Session:
         os.close(output)
 
     def output(self) -> bytes:
-        """What the launcher and the shells above the ranks have written since the last call."""
+        """The output of the launcher and the keepers since the last call."""
         chunks = []
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._output, 65536):
@@ -54,7 +54,7 @@ class Session:
         self.launcher.wait()
 
     def _members(self) -> list[psutil.Process]:
-        """Those that still run: a container's first process may take its time to bury the dead."""
+        """The processes that still run. Zombies don't count: a container's init may take long to reap them."""
         members = []
         for process in psutil.process_iter():
             try:
@@ -74,10 +74,10 @@ class Session:
 
 
 def _kill_when_closed(pipe: int, group: int) -> None:
-    """Has the kernel kill the process `group` once the other end of `pipe` is closed, by whatever death.
+    """Makes the kernel kill the process `group` once the other end of `pipe` is closed, however that happens.
 
-    The group's processes share `pipe` as their stdin. Signal-driven I/O needs no thread in any of them, so it ends also
-    those that are stopped or hang in native code.
+    The group's processes share `pipe` as their stdin. Signal-driven I/O needs no thread in any of them, so it also
+    kills processes that are stopped or hang in native code.
     """
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Watches over a launcher and its ranks. DeepSpeed's launcher forwards no signals and can leave ranks behind."""
+"""Supervises a launcher and its ranks. DeepSpeed's launcher forwards no signals and can leave ranks behind."""
 
 import contextlib
 import signal
@@ -15,22 +15,22 @@ from launch.session import Session
 from pretrain.run import rank_logs, status, stop_signals
 
 _SECONDS_BETWEEN_LOOKS = 0.2
-_SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has ended well
-_LAST_LINES = 40  # a dump of stacks has the main thread last, its innermost call on top
+_SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
+_LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
 _REFUSED = 2
 _LAUNCHERS_LOG = "launcher.log"
 
 
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
-    """Runs `command` until its `ranks` have ended; returns 0 finished, 75 stopped after saving, 2 refused, 1 failed.
+    """Runs `command` until its `ranks` have ended.
 
-    The first signal becomes a request to stop, which the ranks follow after their current step. The second signal kills
-    them. When a rank has died, the others have `dead_rank_seconds` to end by themselves. No process of the run outlives
-    this one.
+    Returns 0 if the run finished, 75 if it stopped after saving, 2 if it was refused and 1 if it failed. The first
+    signal becomes a request to stop, which the ranks obey after their current step; the second signal kills them. When
+    a rank has died, the others have `dead_rank_seconds` to end by themselves. No process of the run outlives this one.
     """
     before = status.read(run)
     logs = rank_logs.new_directory(run)
-    status.clear_stop(run)  # asked of an attempt that is over
+    status.clear_stop(run)  # left from an earlier attempt
     with (
         _stop_requests(run) as requests,
         Follower(rank_logs.log_of(logs, 0)),
@@ -42,12 +42,12 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             held_back = [number for process in reports.above_ranks if (number := stop_signals.held_back(process))]
             reports.take(session.output())
-            if len(reports.codes) == ranks:  # the launcher would take seconds to see it
+            if len(reports.codes) == ranks:  # the launcher itself would take seconds to notice
                 break
             if reports.codes:
                 patience = dead_rank_seconds if any(reports.codes.values()) else _SECONDS_TO_LEAVE
                 deadline = min(deadline, time.monotonic() + patience)
-            elif held_back:  # not by DeepSpeed's launcher, which signals the other ranks and keepers when one has ended
+            elif held_back:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
                 requests.ask(held_back[0], "sent to DeepSpeed's launcher; saving and stopping")
         reports.take(session.output())
         launcher_code = session.launcher.poll()
@@ -55,22 +55,22 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     if now.attempt == rank_logs.attempt(logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
     codes = reports.codes
-    told = launcher_code == 0 or bool(codes)
-    if told and not any(codes.values()) and now == before and now.state == "finished":
-        return 0  # there was nothing left to do
+    known = launcher_code == 0 or bool(codes)
+    if known and not any(codes.values()) and now == before and now.state == "finished":
+        return 0  # the run was already finished
     if len(requests.signals) < 2:
         _tell(reports, logs)
     return _REFUSED if _REFUSED in codes.values() else 1
 
 
 def _goes_on(session: Session, deadline: float, stopping: bool) -> bool:
-    if session.launcher.poll() is not None:  # killed by someone, it leaves its ranks behind
+    if session.launcher.poll() is not None:  # a launcher that was killed leaves its ranks behind
         return stopping and session.alive
     return time.monotonic() < deadline
 
 
 class _StopRequests:
-    """The `signals` that this process got. The first, or one sent to the launcher, becomes a request to stop."""
+    """Turns the first signal to this process or the launcher into a request to stop; `signals` are this process's."""
 
     def __init__(self, run: Path):
         self.signals: list[int] = []
@@ -78,25 +78,25 @@ class _StopRequests:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signals and number == signal.SIGHUP:
-            return  # a terminal that is closed sends it more than once: by its shell, and by the kernel
+            return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
-        self.ask(number, "saving and stopping; once more ends the run at once")
+        self.ask(number, "saving and stopping; a second signal ends the run at once")
 
-    def ask(self, number: int, told: str) -> None:
+    def ask(self, number: int, message: str) -> None:
         if self._asked:
             return
         self._asked = True
-        stop_signals.tell(number, told)
+        stop_signals.tell(number, message)
         try:
             status.request_stop(self._run)
-        except OSError as error:  # no reason to end unsaved
-            failed = f"{self._run}/{status.STOP} can't be made: {error.strerror}"
+        except OSError as error:  # the run must not end unsaved because of it
+            failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
             stop_signals.tell(number, f"{failed}; signal a rank instead")
 
 
 @contextlib.contextmanager
 def _stop_requests(run: Path) -> Iterator[_StopRequests]:
-    """What asks the run to stop within the block."""
+    """Within the block, signals become requests to stop the run."""
     requests = _StopRequests(run)
     previous = {number: signal.signal(number, requests.on_signal) for number in stop_signals.heeded()}
     try:
@@ -107,9 +107,9 @@ def _stop_requests(run: Path) -> Iterator[_StopRequests]:
 
 
 def _tell(reports: Reports, logs: Path) -> None:
-    """Says on stderr which rank failed, and what it wrote last; also that this may be lost, on a full disk."""
+    """Reports on stderr which rank failed and its last output; also that a full disk may have lost output."""
     if refusal := rank_logs.refusal(logs):
-        lost = "what the ranks wrote last is missing from their logs; make room, then run the same command again"
+        lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"
         print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
     rank = _to_blame(reports.codes, logs)
     if rank is None:
@@ -119,16 +119,19 @@ def _tell(reports: Reports, logs: Path) -> None:
         return
     code = reports.codes.get(rank)
     if code == _REFUSED:
-        return  # the rank has said why, in one line
+        return  # the rank has printed the reason
     log = rank_logs.log_of(logs, rank)
     print(f"rank {rank} {_manner(code)}; its log: {log}", file=sys.stderr)
-    if rank:  # what rank 0 wrote has been shown
+    if rank:  # rank 0's output has been shown already
         for line in rank_logs.last_lines(log, _LAST_LINES):
             print(f"  {line}", file=sys.stderr)
 
 
 def _to_blame(codes: dict[int, int], logs: Path) -> int | None:
-    """The first rank to end badly, if it was killed; else the one that failed first, which may take longer to end."""
+    """The first rank to end with an error if a signal killed it, else the first to report a failure.
+
+    The latter may end later than others, whose failures follow from its own.
+    """
     first = next((rank for rank, code in codes.items() if code), None)
     if first is not None and codes[first] < 0:
         return first

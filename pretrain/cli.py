@@ -1,4 +1,4 @@
-"""The command `pretrain`: shards to a trained model."""
+"""The command `pretrain`: trains models on corpora, and generates with, exports and tracks them."""
 
 import sys
 from contextlib import nullcontext
@@ -28,7 +28,8 @@ NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 def _started_by_a_launcher(
     version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
 ) -> None:
-    """Shards to a trained model."""  # deepspeed gives each rank that option; the environment says the same
+    """Train models on corpora, and generate with, export and track them."""
+    # the deepspeed launcher passes --local_rank to each rank; the environment holds the same number
 
 
 @app.command()
@@ -38,9 +39,9 @@ def train(
     stop_at_step: Annotated[
         int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run; move the one that is there aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
-    """Train, or go on where the run directory stands. One process; `launch local` starts more."""
+    """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
     from pretrain.run import rank_logs
@@ -49,7 +50,7 @@ def train(
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)
-    # a supervisor reads RUN/status.json; the launcher between would take any other code for a crash
+    # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     raise typer.Exit(0 if rank_logs.supervised() else code)
 
 
@@ -57,28 +58,28 @@ def train(
 def generate(
     checkpoint: Checkpoint,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
-    file: Annotated[Path | None, path_option("--file", "A text in each line. Without any text, stdin.")] = None,
+    file: Annotated[Path | None, path_option("--file", "One text per line. Default without texts: stdin.")] = None,
     corpus: Annotated[
         Path | None, path_option("--corpus", "Blank out sentences of this corpus's held-out documents.")
     ] = None,
-    number: Annotated[int, typer.Option("-n", min=1, help="How many sentences of --corpus.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 16,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="An object a line: text, generated, whole.")] = False,
+    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences to take from --corpus.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts decoded together.")] = 16,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
     out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
-    min_new_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="No n-gram of so many tokens twice; 0: any.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 128,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer.")] = 0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size; 0: no limit.")] = 0,
     num_beams: Annotated[int, typer.Option(help="More than 1: beam search.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of beam search; above 0 favours long answers.")] = 1.0,
-    early_stopping: Annotated[str, typer.Option(help="Of beam search: true, false or never.")] = "false",
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
+    length_penalty: Annotated[float, typer.Option(help="For beam search; above 0 favours long answers.")] = 1.0,
+    early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false",
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; above 0: sampling.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample among the fewest that hold this share of what --top-k left.")
+        float, typer.Option(help="Sample among the fewest tokens with this total probability, after --top-k.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the blanks, and of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the blanks and of sampling.")] = 0,
 ) -> None:
-    """Fill in blanks, answer, or go on with a text, as the model does."""
+    """Fill in blanks, answer or continue a text, depending on the model."""
     from data_pipeline.foundation.config_file import check
     from pretrain.generation.settings import GenerationSettings
 
@@ -127,7 +128,7 @@ def export(
     checkpoint: Checkpoint,
     out: NewDirectory,
 ) -> None:
-    """Write a directory that Hugging Face transformers loads."""
+    """Write a directory that Hugging Face transformers can load."""
     trained = _open(checkpoint)
     from pretrain import huggingface
 
@@ -137,10 +138,10 @@ def export(
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, path_argument("HF_DIR", "What transformers saved, with its tokenizer.")],
+    directory: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
     out: NewDirectory,
 ) -> None:
-    """Make a checkpoint of a Hugging Face directory, for a run to start from."""
+    """Convert a Hugging Face directory into a checkpoint that a run can start from."""
     from pretrain.huggingface import import_ as make
 
     config = make(directory, out)
@@ -150,11 +151,13 @@ def import_(
 
 @app.command()
 def dashboard(
-    run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Open at this run's charts.")] = None,
+    run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
     uri: Annotated[
-        str, path_option("--uri", "MLflow's store, where no run is named.", paths.mlflow_uri)
+        str, path_option("--uri", "MLflow's store, if no run is given.", paths.mlflow_uri)
     ] = "sqlite:///runs/mlflow.db",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here is taken.")] = 5000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The first port to try; the next free one is used.")
+    ] = 5000,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
 ) -> None:
@@ -169,7 +172,7 @@ def sync(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
-    """Feed MLflow what it doesn't have yet of a run."""
+    """Send MLflow the metrics and files of a run that it lacks."""
     from pretrain.metrics.tracking import sync as feed
 
     print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

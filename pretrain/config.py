@@ -1,4 +1,4 @@
-"""What a run file (YAML) may say. No torch here: the launcher checks a run file before it starts anything."""
+"""The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,8 +23,11 @@ from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):
-    """`max_hours`: after this time, counted from each start, the run saves and stops. `cpu_threads`: threads of each
-    rank on a CPU (null: cores ÷ ranks). Their number decides the last bit of sums, so fix it for bit-equal runs."""
+    """Name, place, seed and length of a run.
+
+    `max_hours`: the run saves and stops when this time has passed since its latest start. `cpu_threads`: threads of
+    each rank on a CPU (null: cores ÷ ranks); sums depend on it in their last bit, so fix it for bit-equal runs.
+    """
 
     name: str
     directory: LocalPath
@@ -40,26 +43,26 @@ class TrainingCorpus(Section):
 
 
 class ValidationCorpus(Section):
-    """`name`: in the names of its metrics (null: the corpus's own)."""
+    """A held-out corpus. `name` appears in the names of its metrics (null: the corpus's own name)."""
 
     corpus: Location
     name: Annotated[str, Field(min_length=1)] | None = None
 
 
 class CacheSection(Section):
-    """Where blocks of remote corpora are kept. `directory`: one for all ranks of a machine (null: encdec-pretrain under
-    $XDG_CACHE_HOME or ~/.cache). `gigabytes`: its size."""
+    """The cache for blocks of remote corpora. All ranks of a machine share `directory` (null: encdec-pretrain under
+    $XDG_CACHE_HOME or ~/.cache). `gigabytes` is its maximum size."""
 
     directory: LocalPath | None = None
     gigabytes: PositiveFloat = 100.0
 
 
 class DataSection(Section):
-    """What is trained on. A corpus is a directory or a fsspec URL.
+    """The training and validation data. A corpus is a directory or an fsspec URL.
 
-    `objective` replaces the corpora's own, where they were built with `apply_at: load`. `workers` is the number of
-    loader processes of each rank; each prepares `prefetch` micro-batches ahead. `on_damage`: `stop` ends the run at a
-    damaged block, `skip` gives its rows weight 0.
+    `objective` replaces the corpora's own objective; they must have been built with `apply_at: load`. Each rank has
+    `workers` loader processes, and each of these prepares `prefetch` micro-batches ahead. At a damaged block
+    `on_damage: stop` ends the run, and `skip` gives its rows weight 0.
     """
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
@@ -76,23 +79,26 @@ class DataSection(Section):
     def _every_corpus_gets_rows(cls, train: list[TrainingCorpus]) -> list[TrainingCorpus]:
         weights = [entry.weight for entry in train]
         if light := mixing.too_light(weights):
-            told = ", ".join(f"{weights[number]:g} for {train[number].corpus}" for number in light)
-            raise ValueError(f"weight: {told}, of {sum(weights):g} in all, is not a row in a million: leave it out")
+            too_light = ", ".join(f"{weights[number]:g} for {train[number].corpus}" for number in light)
+            raise ValueError(
+                f"weight: {too_light}, out of {sum(weights):g} in total, gives less than one row in a million; "
+                "leave the corpus out"
+            )
         return train
 
 
 class RampUp(Section):
-    """Steps before `until_step` take `global_batch_size` rows."""
+    """Each step before `until_step` takes `global_batch_size` rows."""
 
     until_step: PositiveInt
     global_batch_size: PositiveInt
 
 
 class BatchSection(Section):
-    """Rows of a step over all ranks, and rows of one forward pass on one rank.
+    """Batch sizes in rows: `global_batch_size` per step over all ranks, `micro_batch_size` per forward pass on a rank.
 
-    `micro_batch_size`: a number, `auto` for the largest that fits into memory, null for a rank's whole share.
-    `ramp_up`: smaller global batches for the first steps, in order.
+    `micro_batch_size` may also be `auto`, the largest that fits into memory, or null, a rank's whole share.
+    `ramp_up` lists smaller global batches for the first steps, in order.
     """
 
     global_batch_size: PositiveInt
@@ -116,18 +122,19 @@ class BatchSection(Section):
 
 
 class ComputeSection(Section):
-    """`compile`: torch.compile for each layer of the model. `activation_checkpointing`: only the inputs of layers are
-    kept for the backward pass, the rest is computed again: about a third more arithmetic, far less memory."""
+    """`compile` applies torch.compile to each layer. `activation_checkpointing` keeps only the inputs of layers for the
+    backward pass and recomputes the rest: about a third more arithmetic, far less memory."""
 
     compile: bool = False
     activation_checkpointing: bool = False
 
 
 class CheckpointSection(Section):
-    """A checkpoint every so many steps and at the end; the last `keep_last` stay, and every `keep_every_steps`th.
+    """A run saves a checkpoint every `every_steps` steps and at its end.
 
-    `on_failure`: of saving one, on a full disk for instance: train on and try the next one, or stop. `init_from`: a
-    checkpoint, a run, or what `pretrain import` wrote, whose weights a new run starts from; null: new weights.
+    It keeps the last `keep_last` checkpoints and those of every `keep_every_steps` steps. When a save fails, on a full
+    disk for instance, `on_failure: go_on` trains on until the next save, and `stop` ends the run. A new run starts from
+    the weights in `init_from`: a checkpoint, a run, or the output of `pretrain import` (null: random weights).
     """
 
     every_steps: PositiveInt = 1000
@@ -138,9 +145,11 @@ class CheckpointSection(Section):
 
 
 class SpikeSection(Section):
-    """A step's loss is a spike where it exceeds the mean of the last `window` steps by more than
-    `threshold` standard deviations. `action`: only tell, or go back to the last checkpoint and on from there with the
-    rows after the offending ones, at most `max_rewinds` times in a run."""
+    """A loss is a spike if it exceeds the mean of the last `window` steps by more than `threshold` standard deviations.
+
+    `action: warn` only prints a warning. `rewind` restores the latest checkpoint and continues with the rows after
+    the spike, at most `max_rewinds` times in a run.
+    """
 
     threshold: PositiveFloat = 6.0
     window: Annotated[int, Field(ge=8)] = 128
@@ -149,9 +158,12 @@ class SpikeSection(Section):
 
 
 class FaultsSection(Section):
-    """`max_skipped_steps`: so many steps in a row without a finite gradient end the run. `spikes`: null looks for none.
-    `hang_seconds`: a rank that does nothing for so long ends the run. `start_seconds`: the same while a rank starts, up
-    to the end of its first step, or compiles. `dead_rank_seconds`: how long the other ranks live on after one has died.
+    """When a run counts as broken.
+
+    `max_skipped_steps` steps in a row without a finite gradient end the run. `spikes: null` turns the detection of
+    spikes off. A rank that makes no progress for `hang_seconds` ends the run; while it starts, up to the end of its
+    first step, or compiles, the limit is `start_seconds`. After one rank has died, the others are killed after
+    `dead_rank_seconds`.
     """
 
     max_skipped_steps: PositiveInt = 20
@@ -172,7 +184,7 @@ class MlflowSection(Section):
 
 
 class TrackingSection(Section):
-    """`mlflow: null` leaves the local metrics.jsonl alone."""
+    """Metrics always go to the run's metrics.jsonl, and to MLflow unless `mlflow` is null."""
 
     mlflow: MlflowSection | None = MlflowSection()
     log_every_steps: PositiveInt = 10
@@ -194,7 +206,7 @@ class RunConfig(Section):
     tracking: TrackingSection = TrackingSection()
 
     def learning_rate(self, step: int) -> float:
-        """The rate of step `step` (from 0), of parameters to which no group gives another."""
+        """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""
         return schedules.learning_rate(self.optimizer, self.schedule, self.run.max_steps, step)
 
     @property

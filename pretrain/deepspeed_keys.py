@@ -1,7 +1,7 @@
-"""Which of DeepSpeed's keys a run file may say under `deepspeed`. No torch, no DeepSpeed: its import takes seconds.
+"""Which of DeepSpeed's keys a run file may set under `deepspeed`.
 
-What DeepSpeed understands is passed on. Refused is what contradicts the rest of the run file, what DeepSpeed would
-take and do nothing with, and what it gets wrong.
+Keys that DeepSpeed understands are passed on. Refused are keys that contradict the rest of the run file, keys that
+DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't import DeepSpeed, which takes seconds.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from data_pipeline.foundation import paths
 
 
 def problems(given: dict[str, Any]) -> list[str]:
-    """What is wrong with a `deepspeed` section, a line each, each beginning with its key."""
+    """The problems of a `deepspeed` section, one line each, beginning with the key."""
     found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
     found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
     if given.get("log_level") not in ("debug", "info"):
@@ -22,18 +22,18 @@ def problems(given: dict[str, Any]) -> list[str]:
 
 
 def offloads_to(given: dict[str, Any], device: str) -> list[str]:
-    """Keys of the sections of a `deepspeed` section that offload to `device`."""
+    """The keys below a `deepspeed` section that offload to `device`."""
     zero = given["zero_optimization"]
     return [f"{_ZERO}.{key}" for key in OFFLOAD if (zero.get(key) or {}).get("device") == device]
 
 
 _ZERO = "zero_optimization"
-_SILENCED = "goes to DeepSpeed's log, of which only errors are shown; say log_level: info too"
-_REMOVED = "DeepSpeed has it no longer"
-_OWN_DATA = "rows and their order are data's"
-_OWN_CHECKPOINTS = "checkpoints are written as section checkpoint says, not by DeepSpeed"
-_OWN_SCALE = "a step's loss is the mean over all its tokens, which settles how gradients are scaled"
-_REPLICAS = "every rank has the whole model's layers; shard it by zero_optimization"
+_SILENCED = "goes to DeepSpeed's log, which shows only errors; set log_level: info as well"
+_REMOVED = "DeepSpeed has removed it"
+_OWN_DATA = "the section data decides the rows and their order"
+_OWN_CHECKPOINTS = "the section checkpoint decides how checkpoints are written, not DeepSpeed"
+_OWN_SCALE = "a step's loss is the mean over all its tokens, which determines how gradients are scaled"
+_REPLICAS = "every rank runs all layers of the model; shard it with zero_optimization"
 
 PASSED_ON = (
     _ZERO,
@@ -53,16 +53,16 @@ REFUSED = {
     "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
     "gradient_accumulation_steps": "follows from batch and the number of ranks",
     "managed_gradient_accumulation": "follows from batch and the number of ranks",
-    "gradient_clipping": "stands under optimizer.gradient_clipping",
-    "optimizer": "stands under optimizer",
-    "zero_allow_untested_optimizer": "is always so: the optimizers are this project's",
-    "zero_force_ds_cpu_optimizer": "is never so: the optimizers are this project's, offloaded or not",
-    "scheduler": "stands under schedule",
-    "bf16": "stands under precision",
-    "bfloat16": "stands under precision",
-    "fp16": "not supported: T5 diverges in fp16; take precision: bf16",
-    "amp": f"{_REMOVED}; take precision: bf16",
-    "torch_autocast": "stands under precision",
+    "gradient_clipping": "set optimizer.gradient_clipping instead",
+    "optimizer": "set optimizer instead",
+    "zero_allow_untested_optimizer": "is always true: the optimizers are this project's",
+    "zero_force_ds_cpu_optimizer": "is always false: the optimizers are this project's, offloaded or not",
+    "scheduler": "set schedule instead",
+    "bf16": "set precision instead",
+    "bfloat16": "set precision instead",
+    "fp16": "not supported: T5 diverges in fp16; set precision: bf16",
+    "amp": f"{_REMOVED}; set precision: bf16",
+    "torch_autocast": "set precision instead",
     "data_types": "gradients are always accumulated in fp32",
     "communication_data_type": "gradients are always reduced in fp32",
     "seq_parallel_communication_data_type": f"there is no sequence parallelism: {_REPLICAS}",
@@ -70,26 +70,26 @@ REFUSED = {
     "prescale_gradients": _OWN_SCALE,
     "gradient_predivide_factor": _OWN_SCALE,
     "gradient_allreduce_op": _OWN_SCALE,
-    "disable_allgather": "DeepSpeed takes it and does nothing with it; take zero_optimization.allgather_partitions",
-    "steps_per_print": "stands under tracking.log_every_steps",
-    "activation_checkpointing": "works for models that call DeepSpeed's own function; take "
+    "disable_allgather": "DeepSpeed accepts it but ignores it; set zero_optimization.allgather_partitions",
+    "steps_per_print": "set tracking.log_every_steps instead",
+    "activation_checkpointing": "works for models that call DeepSpeed's own function; set "
     "compute.activation_checkpointing",
-    "compile": "stands under compute.compile",
+    "compile": "set compute.compile instead",
     "checkpoint": _OWN_CHECKPOINTS,
     "datastates_ckpt": _OWN_CHECKPOINTS,
     "nebula": f"{_REMOVED}; {_OWN_CHECKPOINTS}",
     "dataloader_drop_last": _OWN_DATA,
     "data_efficiency": _OWN_DATA,
     "curriculum_learning": _OWN_DATA,
-    "elasticity": f"{_REMOVED}; the global batch stays with any number of ranks",
-    "autotuning": "starts runs of its own; take batch.micro_batch_size: auto",
+    "elasticity": f"{_REMOVED}; the global batch is the same for any number of ranks",
+    "autotuning": "starts runs of its own; set batch.micro_batch_size: auto",
     "pipeline": f"there are no pipeline stages: {_REPLICAS}",
     "tensor_parallel": f"there is no tensor parallelism: {_REPLICAS}",
     "expert_parallel": "there are no experts",
     "use_data_before_expert_parallelism": "there are no experts",
     "hybrid_engine": "is for reinforcement learning",
-    "vocabulary_size": "stands under model.vocab_size",
-    "weight_quantization": "the weights that are trained are not quantized",
+    "vocabulary_size": "set model.vocab_size instead",
+    "weight_quantization": "training doesn't quantize weights",
     "compression_training": _REMOVED,
     "eigenvalue": _REMOVED,
     "graph_harvesting": _REMOVED,
@@ -134,18 +134,18 @@ ZERO_REFUSED = {
     "pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
     "stage3_gather_16bit_weights_on_model_save": _OWN_CHECKPOINTS,
     "stage3_gather_fp16_weights_on_model_save": _OWN_CHECKPOINTS,
-    "legacy_stage1": "DeepSpeed takes it and does nothing with it",
-    "ignore_unused_parameters": "a parameter may be without a gradient in a step; it counts as zero",
+    "legacy_stage1": "DeepSpeed accepts it but ignores it",
+    "ignore_unused_parameters": "a parameter without a gradient in a step always counts as having a zero gradient",
     "compute_grad_norm": "without the norm of the gradient no step with a non-finite one would be skipped",
-    "cpu_offload": "take offload_optimizer: {device: cpu}",
-    "cpu_offload_param": "take offload_param: {device: cpu}",
-    "cpu_offload_use_pin_memory": "take pin_memory under offload_optimizer or offload_param",
+    "cpu_offload": "set offload_optimizer: {device: cpu}",
+    "cpu_offload_param": "set offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "set pin_memory under offload_optimizer or offload_param",
     "zenflow": "updates weights with an optimizer of its own",
     "save_muon_momentum_buffer_in_memory": "is for DeepSpeed's own Muon",
-    "leaf_module": "stands under compute.compile, for which each layer is gathered as one",
+    "leaf_module": "follows from compute.compile, with which each layer is gathered as one",
     "zero_quantized_gradients": "gradients are always reduced in fp32",
     "zero_quantized_nontrainable_weights": "all weights are trained",
-    "mics_shard_size": f"{_REMOVED}; take zero_hpz_partition_size",
+    "mics_shard_size": f"{_REMOVED}; set zero_hpz_partition_size",
     "mics_hierarchical_params_gather": _REMOVED,
     "zeropp_loco_param": _REMOVED,
 }
@@ -163,8 +163,8 @@ OFFLOAD = {
 }
 OFFLOAD_REFUSED = {
     "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
-    "super_offload": "works with DeepSpeed's own Adam alone",
-    "cpuadam_cores_perc": "works with DeepSpeed's own Adam alone",
+    "super_offload": "works only with DeepSpeed's own Adam",
+    "cpuadam_cores_perc": "works only with DeepSpeed's own Adam",
 }
 
 
@@ -172,8 +172,8 @@ def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
     stage = zero.get("stage")
     if stage == 0 and not isinstance(stage, bool):
         yield (
-            f"{_ZERO}.stage: 0 is refused: there DeepSpeed gives no gradient norm and doesn't skip a step "
-            "with a non-finite gradient; take 1, which costs nothing more, also on one rank"
+            f"{_ZERO}.stage: 0 is refused: with it, DeepSpeed gives no gradient norm and doesn't skip a step "
+            "with a non-finite gradient; set 1, which costs no more, even on one rank"
         )
     elif stage not in (1, 2, 3) or isinstance(stage, bool):
         yield f"{_ZERO}.stage: expected 1, 2 or 3, got {stage!r}"
@@ -197,9 +197,9 @@ def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) 
     if device != "none" and key.endswith("offload_param") and stage != 3:
         yield f"{key}: only stage 3 shards parameters; at stage {stage} DeepSpeed keeps them where they are"
     if device == "nvme" and stage != 3:
-        yield f"{key}.device: nvme is for stage 3; take cpu"
+        yield f"{key}.device: nvme needs stage 3, got stage {stage}; set cpu"
     if device == "nvme" and not section.get("nvme_path"):
-        yield f"{key}.nvme_path: missing: the directory on the NVMe drive"
+        yield f"{key}.nvme_path: missing; set a directory on the NVMe drive"
     if isinstance(path := section.get("nvme_path"), str) and path:
         try:
             section["nvme_path"] = paths.local(path)
@@ -208,7 +208,7 @@ def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) 
 
 
 def _unknown(given: Iterable[str], passed_on: Iterable[str], refused: Iterable[str], above: str) -> Iterator[str]:
-    """A line for each key that DeepSpeed doesn't know either; at the top level it passes over them in silence."""
+    """One line for each key that DeepSpeed doesn't know. At the top level DeepSpeed itself ignores them silently."""
     known = [*passed_on, *refused]
     for key in given:
         if key not in known:

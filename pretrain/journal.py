@@ -1,4 +1,4 @@
-"""What a run writes down and prints: run directory, tracker and console, on rank 0; the other ranks are silent."""
+"""Records and prints the progress of a run: run directory, tracker and console. Only rank 0 writes."""
 
 import contextlib
 import sys
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Opens the run directory and the tracker; all ranks make one together. Left by an error, the run has failed."""
+    """Opens the run directory and the tracker. All ranks create one together.
+
+    As a context manager it marks the run as failed in the tracker when an exception leaves the block.
+    """
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -39,7 +42,7 @@ class Journal:
         watchdog.alive()
 
     def _open(self) -> None:
-        with _failing_as_told(self.setup.directory):
+        with _naming_directory(self.setup.directory):
             attempt, self._lock = _open_directory(self.setup)
             self._tracker = _tracker(self.setup, attempt)
 
@@ -62,7 +65,7 @@ class Journal:
             self.warn(line)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Keeps the metrics of a step, and prints what one follows a run by."""
+        """Records the metrics of a step and prints the most important ones."""
         if self._tracker is None:
             return
         self._tracker.log(step, metrics)
@@ -87,8 +90,8 @@ class Journal:
         }
         self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
         self._print(
-            f"saved {saved.directory}: {saved.gigabytes:.3g} GB, training stood still for {saved.stall_seconds:.2f} s "
-            f"of the {saved.write_seconds:.2f} s it took"
+            f"saved {saved.directory}: {saved.gigabytes:.3g} GB in {saved.write_seconds:.2f} s; "
+            f"training paused for {saved.stall_seconds:.2f} s"
         )
         for line in saved.warnings:
             self.warn(line)
@@ -97,9 +100,9 @@ class Journal:
         self._print(f"warning: {line}", sys.stderr)
 
     def finish(self, step: int, finished: bool) -> None:
-        """Ends the run: it has `finished`, or stopped on request after `step` steps. All ranks leave together."""
+        """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
         if self._tracker is not None:
-            with _failing_as_told(self.setup.directory):
+            with _naming_directory(self.setup.directory):
                 self._end(self._tracker, step, finished)
         dist.barrier()
 
@@ -111,7 +114,7 @@ class Journal:
         if finished:
             self._print(f"finished {step} steps. Next: pretrain export {directory_of(run, step)} OUT")
         else:
-            self._print(f"stopped on request after step {step}; the same command goes on from there")
+            self._print(f"stopped on request after step {step}; to resume, run the same command again")
 
     def __enter__(self) -> "Journal":
         return self
@@ -122,13 +125,13 @@ class Journal:
 
     def _print(self, line: str, stream: TextIO | None = None) -> None:
         if self.setup.cut.rank == 0:
-            with contextlib.suppress(OSError):  # a log on a full disk ends no run
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 print(line, file=stream, flush=True)
 
 
 @contextlib.contextmanager
-def _failing_as_told(directory: Path) -> Iterator[None]:
-    """Raises FailedError for what the disk refuses."""
+def _naming_directory(directory: Path) -> Iterator[None]:
+    """Turns an OSError into a FailedError that names the run directory."""
     try:
         yield
     except OSError as error:
@@ -140,23 +143,23 @@ def _skipped(metrics: dict[str, float]) -> str:
 
 
 def _open_directory(setup: Setup) -> tuple[int, TextIO]:
-    """Makes the run directory ready; returns the number of this attempt, and the lock on the directory."""
+    """Prepares the run directory; returns the number of this attempt and the directory's lock."""
     run = setup.directory
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+        raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
     locked = lock.take(run)
     remove_leftovers(run)
     supervised = rank_logs.supervised()
-    if not supervised:  # a supervisor has done so before it took requests itself
-        status.clear_stop(run)  # asked of an attempt that is over
+    if not supervised:  # a supervisor clears it before it accepts requests itself
+        status.clear_stop(run)  # left from an earlier attempt
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
     config, resolved = run / CONFIG, setup.config.model_dump(mode="json")
     if config.exists() and (before := _settings_in(config)) != resolved:
         kept = run / f"config.before-attempt-{attempt}.yaml"
         if before is None:
-            print(f"warning: {config}: holds no settings of a run; kept as {kept.name}", flush=True)
+            print(f"warning: {config}: not a valid run file; kept as {kept.name}", flush=True)
         for change in changes(before, resolved) if before else []:
             print(f"changed since the last start: {change}", flush=True)
         config.rename(kept)
@@ -167,7 +170,7 @@ def _open_directory(setup: Setup) -> tuple[int, TextIO]:
 
 
 def _settings_in(config: Path) -> dict[str, Any] | None:
-    """The settings of the last start; None where the file holds anything else."""
+    """The settings of the last start; None if the file isn't valid."""
     try:
         settings = OmegaConf.to_container(OmegaConf.load(config))
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):

@@ -1,8 +1,8 @@
 """`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
 
-Two small micro-batches go forward and backward and their peaks of memory give a + b · rows. Nothing is tried until it
-fails. The choice is kept in the run's directory: with another one, a resumed run's losses would differ in their last
-bits.
+Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
+never runs out of memory on purpose. The choice is kept in the run directory: with another one, a resumed run's losses
+would differ in their last bits.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -23,10 +23,10 @@ from pretrain.zero.internals import fragments, optimizer_state
 from pretrain.zero.memory import DeviceMemory
 
 FILE = "micro_batch.json"
-SAFE = 0.9  # of what is free
+SAFE = 0.9  # share of the free memory to use
 PROBES = (1, 4)  # rows
-PASSES = 3  # of each: what an allocator keeps between them adds to the peak
-_MOMENTS = 8  # bytes an element: two in fp32, as many as any optimizer keeps
+PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
+_MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Choice:
 
 
 def settled(setup: Setup, engine: Engine) -> Setup:
-    """`setup`, and `engine`, with the micro-batch of this run, where the run file leaves it open.
+    """Sets the micro-batch of `engine` and of the returned setup if the run file says `auto`.
 
-    It divides a rank's share of a step, so that the global batch stays, and is the same on all ranks, which must call
-    this together, before the first step.
+    The micro-batch divides a rank's share of a step, so the global batch stays as it is, and it is the same on all
+    ranks. All ranks must call this together, before the first step.
     """
     if setup.config.batch.micro_batch_size != "auto":
         return setup
-    share = setup.cut.micro_batch  # so far: all that a rank takes of a step, or of the smallest while batches grow
+    share = setup.cut.micro_batch  # until now all rows of a rank in a step, or in the smallest step of a ramp-up
     conditions = _conditions(setup, engine)
     kept = torch.tensor(_kept(setup, conditions) if setup.cut.rank == 0 else 0, device=engine.device)
     dist.broadcast(kept, src=0)
@@ -57,7 +57,7 @@ def settled(setup: Setup, engine: Engine) -> Setup:
 
 
 def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
-    """What decides how much memory rows take, and how much there is."""
+    """Everything that decides how much memory rows need and how much there is."""
     config, cuda = setup.config, engine.device.type == "cuda"
     objective = config.data.objective or setup.training[0].objective
     settings = [config.precision, config.deepspeed, config.compute.model_dump(), config.optimizer.model_dump()]
@@ -73,7 +73,7 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
 
 
 def _kept(setup: Setup, conditions: dict[str, Any]) -> int:
-    """What was chosen under the same conditions at an earlier start; 0: nothing."""
+    """The choice of an earlier start under the same conditions; 0 if there is none."""
     kept = read_sound_json(setup.directory / FILE, Choice)
     return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
 
@@ -83,7 +83,7 @@ def _largest(setup: Setup, engine: Engine, share: int) -> int:
     rows = _full_rows(setup, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _moments_to_come(engine)
-    _pass(engine, rows)  # makes what is made once: kernels, buffers of collectives
+    _pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
@@ -98,7 +98,7 @@ def _passes(engine: Engine, batch: Batch) -> None:
 
 
 def _pass(engine: Engine, batch: Batch) -> None:
-    """A step whose gradient isn't finite: DeepSpeed discards it, and counts it, which is put back."""
+    """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
     deepspeed = engine.deepspeed
     names = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
     before = {name: getattr(deepspeed, name) for name in names}
@@ -112,7 +112,7 @@ def _pass(engine: Engine, batch: Batch) -> None:
 
 
 def _full_rows(setup: Setup, count: int) -> Batch:
-    """So many rows of the run's own, as wide as rows of their objective can be."""
+    """`count` rows of the run, padded to the greatest width that their objective allows."""
     inputs, targets = (setup.config.data.objective or setup.training[0].objective).shape
     cut = replace(setup.cut, micro_batch=count, accumulation=1)
     batch = TrainingBatches(setup.stream, cut)[0].batch
@@ -133,7 +133,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 
 def _moments_to_come(engine: Engine) -> int:
-    """Bytes of optimizer state, which is made in the first step."""
+    """Bytes of optimizer state that the first step will allocate."""
     if optimizer_state(engine.deepspeed):
         return 0
     return _MOMENTS * sum(fragment.size for fragment in fragments(engine.deepspeed))

@@ -1,4 +1,4 @@
-"""What a run file means: its corpora, the model's vocabulary, the cut of its batches; checked before all else."""
+"""Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from pretrain.run.standing import Standing, position_after
 
 @dataclass(frozen=True)
 class Setup:
-    """A run file with what it refers to. `model` has its vocabulary filled in from the corpus.
+    """A checked run file with everything it refers to.
 
-    `validation`: by the name that a corpus has in its metrics.
+    `model` has the corpus's vocabulary filled in. `validation` maps a corpus's name in metrics to the corpus.
     """
 
     config: RunConfig
@@ -42,17 +42,17 @@ class Setup:
 
     @property
     def initial_weights(self) -> Path | None:
-        """The checkpoint that the run starts, or started, from; None: from new weights."""
+        """The checkpoint whose weights the run starts, or started, from; None for random weights."""
         return checkpoint_in(Path(path)) if (path := self.config.checkpoint.init_from) else None
 
     @property
     def stream(self) -> Stream:
-        """What is trained on."""
+        """The training rows in their order."""
         return _stream(self.config, self.training)
 
     @property
     def standing(self) -> Standing:
-        """Where the run stands before this process."""
+        """The state that this process resumes from."""
         if self.resume is None:
             return Standing()
         standing = checkpoint_index.read(self.resume).standing
@@ -60,7 +60,7 @@ class Setup:
 
     @property
     def origin(self) -> Origin:
-        """What a checkpoint says of the run it is of."""
+        """What every checkpoint of this run records about it."""
         return Origin(
             run=self.directory,
             rank=self.cut.rank,
@@ -79,16 +79,16 @@ class Setup:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What may not change over the life of a run: another value here is another run."""
+        """The settings that may not change over the life of a run."""
         return identity(self.config, self.model, self.training)
 
     @property
     def warnings(self) -> list[str]:
-        """What the run can do, though it is seldom meant."""
+        """Settings that work, but are probably a mistake."""
         size = self.config.batch.global_batch_size
         return [
-            f"data.train.{number}: {corpus.directory} has {rows} rows, and a step takes {taken} "
-            "(batch.global_batch_size): some rows stand in a step more than once"
+            f"data.train.{number}: {corpus.directory} has {rows} rows, but a step takes {taken} of them "
+            "(batch.global_batch_size), so some rows appear more than once in a step"
             for number, (corpus, taken) in enumerate(
                 zip(self.training, self.stream.mixture.consumed(size), strict=True)
             )
@@ -97,7 +97,7 @@ class Setup:
 
 
 def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None) -> Setup:
-    """Opens and checks all that `config` names, and that it may go on from the checkpoint `resume`.
+    """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
 
     Raises UserError with every problem found, one line each.
     """
@@ -126,7 +126,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
     return {
         "model": model.model_dump(),
         "optimizer": config.optimizer.name,
-        # of Adafactor: it decides in which shape second moments are kept
+        # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
@@ -136,7 +136,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
 def _other_than_resumed(
     saved: checkpoint_index.Index, config: RunConfig, model: ModelConfig, training: list[Corpus]
 ) -> list[str]:
-    """What differs between the run and the one that a checkpoint is of, a line for each key."""
+    """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
         return problems
     expected = _stream(config, training).mixture.consumed(saved.position)
@@ -162,7 +162,7 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS]:
         return []
-    import torch  # the launcher checks a run file too, and does without where it can
+    import torch  # here, because the launcher also checks run files and avoids the slow import where it can
 
     from pretrain.optimizers import groups
 
@@ -175,11 +175,11 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
     sizes["batch.global_batch_size"] = batch.global_batch_size
     problems = [
-        f"{key}: {rows} rows can't be shared evenly by {ranks} ranks" for key, rows in sizes.items() if rows % ranks
+        f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in sizes.items() if rows % ranks
     ]
     if problems:
         return None, problems
-    share = math.gcd(*sizes.values()) // ranks  # of every step's rows, a rank's share is a multiple of it
+    share = math.gcd(*sizes.values()) // ranks  # a rank's rows in any step are a multiple of it
     micro = batch.micro_batch_size if isinstance(batch.micro_batch_size, int) else share
     if share % micro:
         of_ramp = " in each step of the ramp-up" if batch.ramp_up else ""
@@ -188,19 +188,19 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
 
 
 def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
-    """`model` with the size and the marks of the corpus's tokenizer, and what the run file says of them otherwise."""
+    """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
     described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
     problems = [
-        f"model.{name}: {said}, but {corpus.directory}'s tokenizer has {value}"
+        f"model.{name}: {given}, but {corpus.directory}'s tokenizer has {value}"
         for name, value in ids.items()
-        if name in model.model_fields_set and (said := getattr(model, name)) not in (None, value)
+        if name in model.model_fields_set and (given := getattr(model, name)) not in (None, value)
     ]
     return model.model_copy(update=ids), problems
 
 
 def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
-    """What differs between the model with its corpus and the one in `path`, a line for each key."""
+    """How the model and its tokenizer differ from those in `path`, one line for each key."""
     try:
         checkpoint = checkpoint_in(path)
         saved = checkpoint_index.read(checkpoint).model
@@ -221,29 +221,30 @@ _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 def _weights(model: ModelConfig) -> dict[str, Any]:
     """The settings that decide the shapes and the meaning of a model's weights.
 
-    The number of embedding rows counts, not the multiple they were padded to: several multiples give the same number.
+    They include the number of embedding rows, but not the multiple these are padded to: several multiples give the same
+    number.
     """
-    said = model.model_dump(exclude={*model.training_only, "pad_vocab_to_multiple_of"})
-    return {**said, "rows of the embedding matrix": model.padded_vocab_size}
+    settings = model.model_dump(exclude={*model.training_only, "pad_vocab_to_multiple_of"})
+    return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 
 
 def _given_twice(split: str, corpora: list[Corpus]) -> list[str]:
-    """Corpora that stand in a list again: trained on, their rows would come in the same order at the same time."""
+    """Corpora listed twice: in training, both copies would give the same rows at the same time."""
     first: dict[str, int] = {}
     return [
-        f"data.{split}.{number}: {corpus.directory} is the corpus of data.{split}.{before}: leave one out"
+        f"data.{split}.{number}: {corpus.directory} is the same corpus as data.{split}.{before}; leave one out"
         for number, corpus in enumerate(corpora)
         if (before := first.setdefault(corpus.fingerprint, number)) != number
     ]
 
 
 def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list[str]]:
-    """The name of each corpus in metrics, and what is wrong where two corpora have the same."""
+    """The name of each validation corpus in metrics, and a problem for each name that two corpora share."""
     entries = config.data.validation
     names = [entry.name or corpus.name for entry, corpus in zip(entries, validation, strict=True)]
     problems = [
-        f"data.validation.{number}: named {name!r}, as data.validation.{names.index(name)} is: "
-        f"give it another with data.validation.{number}.name"
+        f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
+        f"set another name as data.validation.{number}.name"
         for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
         if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
     ]
@@ -251,7 +252,7 @@ def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list
 
 
 def _empty(split: str, corpora: list[Corpus]) -> list[str]:
-    return [f"data.{split}: {corpus.directory} has no {split} row" for corpus in corpora if not corpus.rows(split)]
+    return [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
 
 
 def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:
@@ -265,7 +266,7 @@ def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str
 
 
 def _ids_in_words(corpus: Corpus) -> str:
-    """What decides what the ids of a corpus stand for."""
+    """A description of what the token ids of a corpus mean."""
     described = corpus.tokenizer.describe()
     words = [f"sha256 {described['sha256'][:12]}", *described["special_tokens"]]
     return ", ".join([*words, f"{described['sentinels']} sentinels"])
@@ -279,31 +280,33 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
     for corpus in training:
         rows = corpus.manifest["rows"]
         if corpus.applied_at_build:
-            problems.append(f"data.objective: {corpus.directory} was built with its noise; its objective can't change")
+            problems.append(
+                f"data.objective: {corpus.directory} was built with apply_at: build; its objective can't change"
+            )
         elif objective.raw_length != rows["raw_length"]:
-            needs = f"rows of {objective.raw_length} tokens, {corpus.directory} has {rows['raw_length']}"
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows['raw_length']}"
             problems.append(f"data.objective: needs {needs}")
         elif objective.columns and objective != corpus.objective:
-            problems.append(f"data.objective: {objective.name} needs rows that were cut for it, in these very settings")
+            problems.append(f"data.objective: {objective.name} needs rows cut for it with the same settings")
         else:
             problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
     return problems
 
 
 def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
-    """Rows that the model can't take: of another kind, or longer than its positions."""
+    """Corpora whose rows the model can't take because of their kind or length."""
     problems = []
     for corpus in corpora:
         objective = config.data.objective or corpus.objective
         fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
         if objective.name not in fitting:
-            told = f"{corpus.directory} has {objective.name}"
-            problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}; {told}")
+            found = f"{corpus.directory} has {objective.name}"
+            problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
-            told = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
-            problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, {told}")
+            found = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
         elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
-            told = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
-            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {told}")
-    return list(dict.fromkeys(problems))  # a corpus may be trained on and held out from
+            found = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
+            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
+    return list(dict.fromkeys(problems))  # without repeats: a corpus may serve both training and validation

@@ -1,4 +1,4 @@
-"""Training: build everything, loop, done."""
+"""The training loop."""
 
 import os
 import time
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
-    """Trains, or goes on where the run directory stands; returns the exit code: 0 finished, 75 stopped after saving.
+    """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
-    `fresh`: begins a new run; the one in the run directory is moved aside.
+    `fresh` starts a new run and moves an existing one in the run directory aside.
     """
-    lock.check(Path(config.run.directory))  # before anything there is read, while another run may write it
+    lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     faults = config.faults
     with (
         watching(int(os.environ.get("RANK", "0")), faults.hang_seconds, faults.start_seconds),
@@ -45,11 +45,11 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 
 
 def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
-    """`train`, by processes that have joined one another."""
+    """`train` within a process group that exists already."""
     run = Path(config.run.directory)
     setup = prepare(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
     if fresh and (aside := by_rank_0(lambda: status.move_aside(run))) and rank == 0:
-        print(f"{run}: the run there is now {aside}", flush=True)
+        print(f"{run}: moved the existing run to {aside}", flush=True)
     nothing_left = setup.standing.step >= config.run.max_steps
     if nothing_left and by_rank_0(lambda: status.read(setup.directory).state == "finished"):
         Journal.nothing_left(setup)
@@ -73,7 +73,7 @@ class End(Enum):
 
 
 class Training:
-    """A run from where it stands to its end, or to a request to stop. All ranks do the same at the same steps."""
+    """Trains from the current state to the end of the run or to a request to stop, on all ranks in step."""
 
     def __init__(self, setup: Setup, journal: Journal, stop_at_step: int | None):
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
@@ -96,7 +96,7 @@ class Training:
         self.setup = setup = settled(setup, self.engine)
         journal.announce(model.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
-        self.standing = self.sound = setup.standing  # now, and after the last step that was applied
+        self.standing = self.sound = setup.standing  # sound: after the last step that was applied
 
     def run(self) -> int:
         while (end := self._stretch()) is End.REWOUND:
@@ -108,7 +108,7 @@ class Training:
         return 0 if end is End.FINISHED else STOPPED
 
     def _stretch(self) -> End:
-        """Steps from where the run stands, as many as go in one piece."""
+        """Trains until the run finishes, stops or rewinds."""
         from pretrain.evaluation.hooks import run_hooks
 
         config, setup, stream = self.config, self.setup, self.setup.stream
@@ -117,7 +117,7 @@ class Training:
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
         self.meter.restart()
-        watchdog.starting()  # with it, the loader's processes
+        watchdog.starting()  # because the loader's processes start now
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
             before = self.standing
             requests = (self._stop_wanted(before.step + 1), self.saver.failed)
@@ -158,7 +158,7 @@ class Training:
         return asked or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:
-        """Tells of a checkpoint that is through. Raises FailedError where it failed and that ends the run."""
+        """Reports a save that has ended. Raises FailedError if it failed and that ends the run."""
         if saved is None:
             return
         if saved.error is None:
@@ -169,58 +169,58 @@ class Training:
             self.journal.warn(f"{saved.error}; training goes on (checkpoint.on_failure)")
 
     def _skipped(self) -> None:
-        """Tells of a skipped step. Raises FailedError after too many in a row, with the state before them saved."""
+        """Reports a skipped step. After too many in a row, saves the state before them and raises FailedError."""
         health, most = self.standing.health, self.config.faults.max_skipped_steps
-        told = f"step {self.standing.step}: the loss or its gradient isn't finite"
-        self.journal.warn(f"{told}; step skipped ({health.in_a_row} in a row, {health.skipped} in all)")
+        message = f"step {self.standing.step}: the loss or its gradient isn't finite"
+        self.journal.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
         if health.in_a_row < most:
             return
         self._saved(self.saver.wait())
-        run, sound = self.setup.directory, self.sound
+        run, sound, saved = self.setup.directory, self.sound, ""
         if sound.step:
             kept = directory_of(run, sound.step)
             self.saver.start(sound)
             self._saved(self.saver.wait(), last=True)
-            told += f"; the state before, after step {sound.step}, is in {kept}"
-        raise FailedError(f"{told}, for {most} steps in a row (faults.max_skipped_steps)")
+            saved = f"; the state after step {sound.step}, the last good one, is saved in {kept}"
+        raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps){saved}")
 
     def _spiked(self, before: Standing, loss: float) -> bool:
-        """Tells of a spike; returns whether the run was taken back before it."""
+        """Reports a spike; returns whether the run went back to a checkpoint before it."""
         spikes, run = self.config.faults.spikes, self.setup.directory
         assert spikes is not None
         recent = before.health.recent
         usual = sum(recent) / len(recent)
-        self.journal.warn(f"step {self.standing.step}: loss {loss:.4f} is a spike: {usual:.4f} on average before")
+        self.journal.warn(f"step {self.standing.step}: loss {loss:.4f} is a spike; the average before was {usual:.4f}")
         if spikes.action == "warn":
             return False
         self._saved(self.saver.wait())
         back = newest_verified(run, self.setup.cut.rank, self.setup.cut.ranks, self.engine.device)
         if back is None:
-            self.journal.warn("there is no checkpoint to go back to yet")
+            self.journal.warn("not rewound: there is no checkpoint yet")
         elif len(by_rank_0(lambda: rewinds(run))) >= spikes.max_rewinds:
-            self.journal.warn(f"taken back {spikes.max_rewinds} times already (faults.spikes.max_rewinds)")
+            self.journal.warn(f"not rewound: {spikes.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)")
         else:
             self._rewind(back, loss)
             return True
         return False
 
     def _rewind(self, back: Path, loss: float) -> None:
-        """Goes on from the checkpoint `back` with the rows that follow the offending ones."""
+        """Restores the checkpoint `back`; training then continues with the rows after the spike."""
         from pretrain.checkpoint.restore import restore
 
         run, spiked = self.setup.directory, self.standing
         there = checkpoint_index.read(back).standing
         restore(self.engine, back)
-        self.engine.take_metrics()  # of steps that are given up
+        self.engine.take_metrics()  # discards those of the steps that are undone
         if self.setup.cut.rank == 0:
             add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, loss))
         self.standing = self.sound = replace(there, position=spiked.position, skipped=spiked.skipped)
         passed = spiked.position - there.position
-        self.journal.warn(f"back at step {there.step}; {passed} rows are passed over, up to {spiked.position}")
+        self.journal.warn(f"rewound to step {there.step}; skipping {passed} rows, up to row {spiked.position}")
 
 
 def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:
-    """Each item with the seconds it was waited for."""
+    """Yields each item with the seconds spent waiting for it."""
     started = time.perf_counter()
     for item in steps:
         yield time.perf_counter() - started, item

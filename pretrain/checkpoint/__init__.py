@@ -1,8 +1,8 @@
-"""Checkpoints: complete or not there, without pickles. A directory `checkpoints/step-00001000`, files named here."""
+"""Checkpoints: directories such as `checkpoints/step-00001000`, which appear only when complete and hold no pickles."""
 
 CONFIG = "config.yaml"
 
 
 def rank_file(rank: int) -> str:
-    """Name, without suffix, of what `rank` writes: .safetensors, and .json for where its fragments belong."""
+    """The name, without suffix, of the files of `rank`: .safetensors, and .json with the places of its fragments."""
     return f"rank-{rank:05d}"

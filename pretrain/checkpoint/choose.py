@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the latest that is sound."""
+"""Finds the checkpoint that a run resumes from: the latest sound one."""
 
 import logging
 from collections.abc import Callable
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_in(path: Path) -> Path:
-    """`path` where it is a checkpoint, or the newest one of the run directory `path`.
+    """`path` if it is a checkpoint, else the newest sound checkpoint of the run directory `path`.
 
-    Raises FailedError for a run with checkpoints none of which is sound.
+    Raises FailedError if the run has checkpoints but none of them is sound.
     """
     return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
 
 
 def newest(run: Path) -> Path | None:
-    """The latest checkpoint whose files are all there and as long as they should be; None before the first one.
+    """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
 
-    Raises FailedError where there are checkpoints, and none of them is sound.
+    Raises FailedError if the run has checkpoints but none of them is sound.
     """
 
     def check(directory: Path) -> None:
@@ -37,8 +37,8 @@ def newest(run: Path) -> Path | None:
 
 
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
-    """The latest checkpoint that holds what it says; each rank reads its share of the files, all call it together."""
-    import torch  # the launcher looks for checkpoints too, and starts fast
+    """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
+    import torch  # here, because the launcher looks for checkpoints too and must start fast
     import torch.distributed as dist
 
     from pretrain.checkpoint.tensors import StoredTensors
@@ -59,7 +59,7 @@ def _first_sound(run: Path, damage: Callable[[Path], str | None]) -> Path | None
         reason = damage(directory)
         if reason is None:
             for line in found:
-                logger.warning("%s; going on from %s", line, directory)
+                logger.warning("%s; resuming from %s", line, directory)
             return directory
         found.append(reason)
     if directories:
@@ -71,7 +71,7 @@ def _damage(directory: Path, check: Callable[[Path], None]) -> str | None:
     try:
         named, index = step_of(directory.name), checkpoint_index.read(directory)
         if named != index.step:
-            return f"{directory}: damaged: its {checkpoint_index.INDEX} is of step {index.step}"
+            return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
         check(directory)
     except (UserError, OSError) as error:
         return str(error)

@@ -1,6 +1,6 @@
-"""Where the checkpoints of a run lie: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
+"""The places of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
 
-Only names of this form count. Whatever else lies there, or stands in `latest`, is never followed.
+Only names of this form count. Any other name, in the directory or in `latest`, is never followed.
 """
 
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
 
-_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # of no step is there a second name
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
 
 
 def directory_of(run: Path, step: int) -> Path:
@@ -22,16 +22,16 @@ def step_of(name: str) -> int | None:
 
 
 def all_steps(run: Path) -> list[int]:
-    """The steps of the checkpoints of `run`, ascending; whether they are sound is not looked at."""
+    """The steps of the checkpoints of `run`, ascending, sound or not."""
     found = [step_of(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
     return sorted(step for step in found if step is not None)
 
 
 def candidates(run: Path) -> tuple[list[Path], str | None]:
-    """(the checkpoints that `run` could go on from, in the order to try them, what is wrong with `latest`).
+    """The checkpoints that `run` could resume from, in the order to try them, and what is wrong with `latest`.
 
-    They are the one that `latest` names and those before it, newest first. Where `latest` is missing or names none,
-    they are all of them, and the second value says so.
+    They are the one that `latest` names and those before it, newest first. If `latest` is missing or names no
+    checkpoint, they are all checkpoints, and the second value describes the problem.
     """
     newest_first = all_steps(run)[::-1]
     named, problem = _latest(run)
@@ -45,7 +45,7 @@ def set_latest(run: Path, step: int) -> None:
 
 
 def _latest(run: Path) -> tuple[int | None, str]:
-    """(the step that `latest` names, or why there is none)"""
+    """The step that `latest` names, or None and the reason."""
     path = run / "checkpoints" / "latest"
     try:
         name = path.read_bytes().decode().strip()

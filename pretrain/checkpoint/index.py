@@ -1,4 +1,4 @@
-"""What a checkpoint directory says of itself: index.json, written last. Reads no tensors."""
+"""index.json, which describes a checkpoint and is written last. Reads no tensors."""
 
 import json
 from collections.abc import Callable, Container
@@ -23,7 +23,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class File:
-    """A file of the checkpoint."""
+    """Size and checksum of a file of the checkpoint."""
 
     bytes: NonNegativeInt
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -31,10 +31,12 @@ class File:
 
 @dataclass(frozen=True)
 class Index:
-    """`step`: steps done; `position`: rows consumed over all corpora, `consumed`: of each one.
+    """The content of index.json.
 
-    `skipped`: damaged blocks whose rows counted for nothing. `identity`: model, tokenizer, corpora, seed, optimizer;
-    `config_fingerprint`: sha256 of the resolved run file. `files`: by path below the checkpoint.
+    `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
+    each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `identity` holds what identifies the run:
+    model, tokenizer, corpora, seed and optimizer. `config_fingerprint` is the sha256 of the resolved run file. `files`
+    has a path below the checkpoint as key.
     """
 
     step: NonNegativeInt
@@ -51,18 +53,18 @@ class Index:
 
     @property
     def standing(self) -> Standing:
-        """Where the run stood."""
+        """The progress of the run when it saved the checkpoint."""
         return Standing(self.step, self.position, self.skipped, self.health)
 
     @property
     def model(self) -> ModelConfig:
-        """What the weights are of."""
+        """The model that the weights belong to."""
         return _model(self.identity)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what can't be true of any checkpoint."""
+        """Raises ValueError for values that contradict each other."""
         if sum(self.consumed) != self.position:
-            raise ValueError(f"position: {self.position}, but the rows consumed are {sum(self.consumed)} in all")
+            raise ValueError(f"position: {self.position}, but the rows consumed add up to {sum(self.consumed)}")
         for rank in range(self.world_size):
             for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
                 if name not in self.files:
@@ -70,8 +72,8 @@ class Index:
         _model(self.identity)
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
-        """One line for each key in which the checkpoint is of another run than `identity`."""
-        # settings that are newer than the checkpoint have their defaults in it
+        """How the checkpoint's run differs from `identity`, one line for each key."""
+        # a setting that is newer than the checkpoint counts as its default there
         saved = {**identity, **self.identity, "model": self.model.model_dump()}
         found = differences(saved, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
@@ -89,7 +91,7 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def read(directory: Path) -> Index:
-    """The index of a checkpoint. Raises UserError where there is none, FailedError where it is damaged."""
+    """The index of a checkpoint. Raises UserError if there is none, FailedError if it is damaged."""
     path = directory / INDEX
     try:
         content = path.read_bytes()
@@ -102,18 +104,18 @@ def read(directory: Path) -> Index:
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
     if values.get(_CHECKSUM) not in (None, _checksum(values)):
-        raise FailedError(f"{path}: damaged: its checksum is not that of its content")
+        raise FailedError(f"{path}: damaged: its checksum doesn't match its content")
     return parse_json(content, Index, path)
 
 
 def _model(identity: dict[str, Any]) -> ModelConfig:
-    """Raises ValueError where `identity` has none."""
+    """The model of `identity`. Raises ValueError if it is missing or invalid."""
     model = identity.get("model")
     family = model.get("family") if isinstance(model, dict) else None
     if model is None or family not in FAMILIES:
         raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     try:
-        # of earlier versions' models, init_from was a setting
+        # init_from was a model setting in earlier versions
         config = parse({key: value for key, value in model.items() if key != "init_from"})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -124,10 +126,7 @@ def _model(identity: dict[str, Any]) -> ModelConfig:
 
 
 def files_below(directory: Path, but: Container[str] = ()) -> dict[str, File]:
-    """The files of a checkpoint that is being written, by their paths below it, once they are on the disk.
-
-    Those named in `but` are left out.
-    """
+    """Flushes the files of a checkpoint being written and describes them by path, leaving out those in `but`."""
     paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
     found = {}
     for name, path in sorted(paths.items()):
@@ -140,9 +139,9 @@ def files_below(directory: Path, but: Container[str] = ()) -> dict[str, File]:
 def verify(
     directory: Path, index: Index, share: slice = slice(None), progress: Callable[[], None] = lambda: None
 ) -> None:
-    """Raises FailedError naming the first file that isn't as the index says.
+    """Raises FailedError naming the first file that doesn't match the index.
 
-    `share`: of the files, by name. `progress` is called as the files are read.
+    `share` selects among the files, sorted by name. `progress` is called as the files are read.
     """
     missing_or_short(directory, index)
     for name in sorted(index.files)[share]:
@@ -151,7 +150,7 @@ def verify(
 
 
 def missing_or_short(directory: Path, index: Index) -> None:
-    """Raises FailedError naming the first file that isn't there, or not as long as the index says."""
+    """Raises FailedError naming the first file that is missing or hasn't the size that the index says."""
     for name, expected in sorted(index.files.items()):
         path = directory / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""A checkpoint of weights alone, of step 0: what another run can start from, and `export` and `generate` can read."""
+"""Checkpoints of weights alone, at step 0. A run can start from one, and `export` and `generate` can read it."""
 
 import shutil
 import uuid
@@ -23,9 +23,9 @@ from pretrain.models import ModelConfig
 
 
 def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the checkpoint `out`, which must not exist or be empty; it appears when it is whole.
+    """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
-    `state` has the names of the model's `state_dict()`; a checkpoint holds the parameters among them.
+    `state` is the model's `state_dict()`; the checkpoint keeps only its parameters.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; choose another directory")

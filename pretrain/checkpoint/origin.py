@@ -1,4 +1,4 @@
-"""The run that a checkpoint is of."""
+"""The run that a checkpoint belongs to."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from pretrain.config import CheckpointSection
 
 @dataclass(frozen=True)
 class Origin:
-    """What every checkpoint of `run` has in common, on one of its ranks.
+    """What all checkpoints of `run` have in common, as seen by one of its ranks.
 
-    `identity`: see `Index`. `mixture`: says how many rows of each corpus come before a position.
+    For `identity` see `Index`. `mixture` gives the number of rows of each corpus before a position.
     """
 
     run: Path

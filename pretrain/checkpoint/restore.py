@@ -1,4 +1,4 @@
-"""Restoring a run from a checkpoint, whichever ZeRO stage and number of ranks wrote it."""
+"""Restores a run from a checkpoint, whatever ZeRO stage and number of ranks wrote it."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from pretrain.zero.optimizer import set_factored_state
 
 
 def restore(engine: Engine, directory: Path) -> None:
-    """Puts a checkpoint's parameters and optimizer state into an engine; all ranks call it together.
+    """Loads a checkpoint's parameters and optimizer state into an engine. All ranks call it together.
 
-    Each rank reads what it owns. The files have been verified before.
+    Each rank reads what it owns. The files must have been verified before.
     """
     stored = StoredTensors(directory)
     state = optimizer_state(engine.deepspeed)

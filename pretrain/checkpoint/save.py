@@ -1,13 +1,13 @@
-"""Saving a run: named fragments of fp32 parameters and optimizer state, safetensors and JSON.
+"""Saves a run as named fragments of fp32 parameters and optimizer state, in safetensors and JSON files.
 
-Each rank writes what it owns, by parameter name and offset: `rank-00000.safetensors` with a tensor "STATE/NAME" for
-each fragment (STATE is "parameter" or the optimizer's own name for it, as "exp_avg"), and then `rank-00000.json` with
-where the fragments belong. What an optimizer keeps of a parameter in another shape, as means of rows, is written whole
-by the rank that has the parameter's first element. Nothing is pickled. A checkpoint appears under its name when every
-rank's files are on disk.
+Each rank writes what it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor "STATE/NAME" for each
+fragment, where STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg". `rank-00000.json`,
+written after it, has the places of the fragments. Optimizer state in another shape than its parameter, such as row
+means, is written whole by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint appears
+under its name when the files of all ranks are on disk.
 
-Training waits only until its state is copied. A thread of each rank writes the copy; that of rank 0 sees by the others'
-.json files that they are done. Ranks tell one another of a failure where they meet anyway, between two steps.
+Training waits only until its state is copied. A thread on each rank writes the copy; the thread of rank 0 waits for the
+.json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
 """
 
 import shutil
@@ -51,10 +51,10 @@ _GIVEN_UP = "another rank failed"
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of `step`: `stall_seconds` training waited for it, `write_seconds` it took to be on disk.
+    """The outcome of a save after `step`. Training paused for `stall_seconds`; the write took `write_seconds`.
 
-    `gigabytes`: of all ranks. `error`: why it isn't there; the one before it is untouched. `warnings`: what went wrong
-    around a checkpoint that is there.
+    `gigabytes` is the size over all ranks. `error` is the reason if the save failed; the previous checkpoint is then
+    untouched. `warnings` are problems around a save that succeeded.
     """
 
     directory: Path
@@ -67,7 +67,7 @@ class Saved:
 
 
 class Saver:
-    """Saves a run beside its training, one checkpoint at a time; all ranks make one and call it together."""
+    """Saves a run while it trains, one checkpoint at a time. All ranks create one and call it together."""
 
     def __init__(self, engine: Engine, origin: Origin):
         self._engine, self._origin = engine, origin
@@ -76,11 +76,11 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the checkpoint that is being saved has failed on this rank; `wait` then makes an end of it."""
+        """Whether the current save has failed on this rank. `wait` then ends it on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
     def start(self, standing: Standing) -> Saved | None:
-        """Copies the state of the run and begins to write it; returns what became of the checkpoint before."""
+        """Copies the state of the run and begins to write it. Returns the outcome of the previous save."""
         before = self.wait()
         started = time.perf_counter()
         self._number += 1
@@ -94,17 +94,18 @@ class Saver:
         return before
 
     def done(self) -> Saved | None:
-        """The checkpoint that was being saved, once it is there: told once, on rank 0, whose thread completes it."""
+        """The outcome of the current save once it has succeeded. Only rank 0 returns it, and only once."""
         writing = self._writing
         if writing is None or self._origin.rank or writing.is_alive() or writing.error is not None:
             return None
         return self._end(None)
 
     def wait(self) -> Saved | None:
-        """Waits until the checkpoint being saved is there, or has failed; what became of it, on every rank.
+        """Waits for the current save to succeed or fail and returns its outcome, on every rank.
 
-        None where there is none, or where `done` has returned it. The ranks wait in rounds: in each they agree on
-        whether one has failed, and on whether one still gets on, so that a save may take longer than a hang does.
+        Returns None if there is no save, or if `done` has returned its outcome. The ranks wait in rounds. In each they
+        agree on whether any rank has failed and whether any still makes progress, so a save may take longer than
+        `faults.hang_seconds`.
         """
         writing, unfinished, failed = self._writing, 1, 0
         while unfinished:
@@ -120,7 +121,7 @@ class Saver:
         return self._end(error) if writing is not None else None
 
     def _error_of_any_rank(self) -> str:
-        """Why the save failed: the reason of the first rank that has one of its own."""
+        """The error of the first rank that didn't fail because of another."""
         errors: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, self._writing.error if self._writing else None)
         return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _GIVEN_UP)
@@ -136,21 +137,21 @@ class Saver:
             writing.stall_seconds,
             writing.write_seconds,
             writing.gigabytes,
-            error and f"{writing.final}: can't be saved: {error}; the checkpoint before it is untouched",
+            error and f"{writing.final}: can't be saved: {error}; the previous checkpoint is untouched",
             tuple(writing.warnings),
         )
 
     def _sums(self, *conditions: bool) -> list[int]:
-        """On how many ranks each condition holds."""
+        """The number of ranks on which each condition holds."""
         counts = torch.tensor([int(condition) for condition in conditions], device=self._engine.device)
         dist.all_reduce(counts)
         return counts.tolist()
 
 
 class _Writing(threading.Thread):
-    """Writes one checkpoint: this rank's files, and on rank 0 what makes it whole.
+    """Writes this rank's files of a checkpoint; on rank 0 it also completes the checkpoint.
 
-    A daemon: a process that ends with an error doesn't wait for it.
+    It is a daemon thread, so a process that ends with an error doesn't wait for it.
     """
 
     def __init__(
@@ -170,12 +171,12 @@ class _Writing(threading.Thread):
         self.stall_seconds = self.write_seconds = self.gigabytes = 0.0
         self._tensors, self._fragments = tensors, fragments
         self._name = rank_file(origin.rank)
-        self._desk = temporary / f".{self._name}{TEMPORARY_SUFFIX}"  # where this rank writes: shows how it gets on
+        self._desk = temporary / f".{self._name}{TEMPORARY_SUFFIX}"  # this rank writes here; its size shows progress
         self._phases = 0
         self._seen = (0, 0)
 
     def moved(self) -> bool:
-        """Whether anything was done since the last call: the file has grown, or something else was read or written."""
+        """Whether the save has made progress since the last call."""
         before, self._seen = self._seen, (self._phases, _space(self._desk))
         return self._seen != before
 
@@ -193,7 +194,7 @@ class _Writing(threading.Thread):
             raise
         finally:
             self._tensors.clear()
-            if self.error is not None:  # room for others, at once; the rest goes when every rank has ended
+            if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
                 shutil.rmtree(self._desk, ignore_errors=True)
                 (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
             self.write_seconds = time.perf_counter() - started
@@ -245,7 +246,7 @@ class _Writing(threading.Thread):
         with atomic_path(self.temporary / checkpoint_index.INDEX) as path:
             path.write_text(index.as_json())
         flush(self.temporary)
-        # of an attempt that came as far, and went on from before it
+        # from an attempt that got this far, before the run was resumed from an earlier checkpoint
         replaced = _hidden(self.final) if self.final.exists() else None
         self.temporary.rename(self.final)
         flush(self.final.parent)
@@ -253,13 +254,13 @@ class _Writing(threading.Thread):
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _settle(self) -> None:
-        """The checkpoint is there; what goes wrong from here on doesn't undo it."""
+        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
         run, settings = self.origin.run, self.origin.settings
         try:
             set_latest(run, self.standing.step)
         except OSError as error:
             self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
-            return  # an older one may be all that it names
+            return  # `latest` may name an old checkpoint, so none may be removed
         for old in _superseded(all_steps(run), self.standing.step, settings):
             try:
                 shutil.rmtree(_hidden(directory_of(run, old)), ignore_errors=True)
@@ -268,7 +269,7 @@ class _Writing(threading.Thread):
 
 
 def _space(directory: Path) -> int:
-    """Blocks that the files in `directory` take on the disk; 0 where it isn't there."""
+    """The number of disk blocks that the files in `directory` take; 0 if it doesn't exist."""
     try:
         return sum(file.stat().st_blocks for file in directory.iterdir())
     except FileNotFoundError:  # or renamed meanwhile
@@ -276,9 +277,9 @@ def _space(directory: Path) -> int:
 
 
 def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> list[int]:
-    """Steps of checkpoints that go once that of `step` is there.
+    """The steps whose checkpoints are removed once that of `step` exists.
 
-    Those after `step` are of an attempt that went on from before it, and will be written anew.
+    Checkpoints after `step`, from an attempt before the run was resumed further back, stay: they will be overwritten.
     """
     done = [one for one in steps if one <= step]
     kept = settings.keep_every_steps
@@ -286,13 +287,13 @@ def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> lis
 
 
 def _hidden(directory: Path) -> Path:
-    """A checkpoint under a name that the next start removes, should its files not go now."""
+    """Renames a checkpoint so that the next start removes whatever can't be removed now."""
     hidden = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}")
     return directory.rename(hidden)
 
 
 def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """(tensors by "STATE/NAME" in host memory, where they belong) of what this rank owns."""
+    """What this rank owns: tensors by "STATE/NAME", copied to host memory, and the places of the fragments."""
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, Piece] = {}
     state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)
@@ -322,7 +323,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _union(skipped: list[Skipped]) -> list[Skipped]:
-    """What any rank has skipped: each meets only the damage in its own share of the rows."""
+    """The blocks that any rank has skipped. Each rank meets only the damage in its own share of the rows."""
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, skipped)
     by_place = {(one.corpus, one.shard, one.offset): one for rank in of_ranks for one in rank}

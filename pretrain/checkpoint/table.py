@@ -1,4 +1,4 @@
-"""rank-00000.json: what lies in the safetensors file of a rank beside it."""
+"""rank-00000.json: the content of the safetensors file beside it."""
 
 import json
 import math
@@ -21,8 +21,8 @@ Size = Annotated[int, Field(ge=0, lt=2**62)]
 class Piece:
     """Elements `start` … `start` + `size` − 1 of a flattened parameter of `shape`.
 
-    `scalars`: the optimizer's scalars for it. `states`: names of the optimizer's states that are laid out like the
-    parameter. `whole`: names of its states of other shapes, which this rank writes for the whole parameter.
+    `scalars` are the optimizer's scalars for the parameter. `states` names the optimizer states with the parameter's
+    layout; `whole` names those of other shapes, which this rank writes for the whole parameter.
     """
 
     start: Size
@@ -35,13 +35,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Table:
-    """`fragments`: by the name of the parameter. `file`: the safetensors file."""
+    """The content of a rank's .json file: `fragments` by parameter name, and the safetensors `file`."""
 
     fragments: dict[str, Piece]
     file: File | None = None
 
     def write(self, path: Path) -> None:
-        """The rename is the last touch: rank 0 may rename the whole directory from then on."""
+        """Writes the table. The rename comes last, because rank 0 may rename the whole directory after it."""
         unnamed = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
         unnamed.write_text(json.dumps(asdict(self)))
         flush(unnamed)
@@ -49,9 +49,9 @@ class Table:
 
 
 def read_tables(directory: Path, ranks: int) -> dict[str, Table]:
-    """The tables of a checkpoint that `ranks` ranks wrote, by the name of the safetensors file they are of.
+    """The tables of a checkpoint that `ranks` ranks wrote, by the name of their safetensors file.
 
-    Raises FailedError where one is damaged, or where their pieces are not each parameter exactly once.
+    Raises FailedError if one is damaged, or if the pieces don't cover each parameter exactly once.
     """
     tables = {
         f"{rank_file(rank)}.safetensors": read_json(directory / f"{rank_file(rank)}.json", Table)
@@ -68,7 +68,7 @@ def read_tables(directory: Path, ranks: int) -> dict[str, Table]:
 
 
 def _misfit(pieces: list[Piece]) -> str | None:
-    """Why the pieces are not those of one parameter."""
+    """Why the pieces don't make up one parameter; None if they do."""
     first = pieces[0]
     for piece in pieces:
         if (piece.shape, piece.states, piece.scalars) != (first.shape, first.states, first.scalars):

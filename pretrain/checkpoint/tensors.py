@@ -1,4 +1,4 @@
-"""Reading the tensors of a checkpoint, by name and range, whichever ranks wrote them."""
+"""Reads the tensors of a checkpoint by name and range, whichever ranks wrote them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -19,9 +19,9 @@ PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's s
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:
-    """Puts a checkpoint's fp32 parameters into `model`, in its own precision, one at a time.
+    """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time.
 
-    All ranks that share a sharded model must call it together. Raises FailedError if the tensors differ.
+    If the model is sharded, all ranks must call this together. Raises FailedError if names or shapes differ.
     """
     stored = StoredTensors(directory)
     stored.verify()
@@ -37,7 +37,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _writable(parameter: nn.Parameter) -> Iterator[bool]:
-    """Whether this process is to fill `parameter`: always, or rank 0 for all where ZeRO-3 has it sharded."""
+    """Whether this process must fill `parameter`: always, unless ZeRO-3 shards it; then rank 0 fills it for all."""
     if not hasattr(parameter, "ds_id"):
         yield True
         return
@@ -48,7 +48,7 @@ def _writable(parameter: nn.Parameter) -> Iterator[bool]:
 
 
 def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
-    """What is missing, extra or misshapen, a line each."""
+    """The parameters that are missing, extra or misshapen, one line for each kind."""
     both = [name for name in wanted if name in found]
     kinds = {
         "missing": [name for name in wanted if name not in found],
@@ -66,8 +66,7 @@ def _some(names: list[str], most: int = 5) -> str:
 class StoredTensors:
     """The tensors of a checkpoint by name and range, whichever ranks wrote them.
 
-    Raises FailedError where the tables of the ranks are damaged or not those of the model. What the tensors hold is
-    looked at by `verify`.
+    Raises FailedError if files are missing or the ranks' tables are damaged. `verify` checks the content.
     """
 
     def __init__(self, directory: Path):
@@ -84,9 +83,10 @@ class StoredTensors:
                     self._whole[name] = (file, piece.whole)
 
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
-        """Raises FailedError where a file isn't as the index and the tables say, or a tensor is not of numbers.
+        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
 
-        `share`: of the files, by name, to be looked into here. `progress` is called as they are read.
+        Parameters must also be finite. `share` selects among the files, sorted by name. `progress` is called as they
+        are read.
         """
         index.verify(self.directory, self.index, share, progress)
         if problems := _misfits(_shapes_of(self.index.model), self.shapes):
@@ -106,18 +106,18 @@ class StoredTensors:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each whole parameter, by name."""
+        """The shape of each whole parameter, by name."""
         return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
 
     def states(self, name: str) -> list[str]:
-        """What the optimizer's element-wise states of a parameter are called; none before the first step."""
+        """The names of the optimizer's element-wise states of a parameter; none before the first step."""
         return self._pieces[name][0][0].states
 
     def scalars(self, name: str) -> dict[str, float]:
         return self._pieces[name][0][0].scalars
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
-        """What the optimizer keeps in another shape than the parameters', by parameter and its own name."""
+        """The optimizer states in another shape than their parameter's, by parameter and state name."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, (file, states) in self._whole.items():
             with self._open(file) as tensors:
@@ -129,7 +129,7 @@ class StoredTensors:
         return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
 
     def read(self, state: str, name: str, start: int, size: int) -> Tensor:
-        """(size,) fp32: elements from `start` on of the flattened parameter `name`, or of a state of it."""
+        """Elements from `start` on of the flattened parameter `name`, or of one of its states: (size,) fp32."""
         out = torch.empty(size)
         filled = 0
         for piece, file in self._pieces.get(name, []):
@@ -145,7 +145,7 @@ class StoredTensors:
 
     @contextlib.contextmanager
     def _open(self, file: str) -> Iterator[Any]:
-        """A safetensors file. Raises FailedError for what it can't give."""
+        """Opens a safetensors file. Raises FailedError if it can't be read."""
         try:
             with safe_open(self.directory / file, "pt") as tensors:
                 yield tensors
@@ -154,15 +154,15 @@ class StoredTensors:
 
 
 def _shapes_of(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the parameters of a model, by name."""
+    """The shapes of a model's parameters, by name."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in models.build(config).named_parameters()}
 
 
 def _not_numbers(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
-    """What is wrong with a stored tensor. `elements`: None for a state in a shape of its own.
+    """What is wrong with a stored tensor. `elements` is None for a state with a shape of its own.
 
-    A parameter is `finite`; a second moment may overflow, and its element then stands still.
+    A parameter must be `finite`. A second moment may overflow; its element then no longer changes.
     """
     if tensor.dtype != torch.float32:
         return f"is {str(tensor.dtype).removeprefix('torch.')}, expected float32"

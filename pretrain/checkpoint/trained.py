@@ -1,4 +1,4 @@
-"""A model out of a checkpoint, with its tokenizer, in this process alone."""
+"""A model and its tokenizer loaded from a checkpoint into a single process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ from pretrain.models.model import Model
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """`model` in fp32 and evaluation mode."""
+    """A model, in fp32 and evaluation mode, and its tokenizer."""
 
     model: Model
     tokenizer: tokenizer.Tokenizer
 
     @classmethod
     def open(cls, directory: Path) -> "TrainedModel":
-        """Raises UserError where `directory` is no checkpoint, FailedError where it is damaged."""
+        """Loads a checkpoint. Raises UserError if `directory` isn't one, FailedError if it is damaged."""
         model = models.build(checkpoint_index.read(directory).model)
         load_weights(model, directory)
         return cls(model.eval(), tokenizer.load(directory))
 
     def on_best_device(self) -> "TrainedModel":
-        """The same, its model moved to a GPU where there is one."""
+        """The same model, moved to a GPU if there is one."""
         return TrainedModel(self.model.to("cuda" if torch.cuda.is_available() else "cpu"), self.tokenizer)

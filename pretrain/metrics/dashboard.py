@@ -34,11 +34,11 @@ _SECONDS_TO_STOP = 10.0
 def dashboard(
     run_dir: Path | None, uri: str, port: int = 5000, open_browser: bool = True, print_only: bool = False
 ) -> None:
-    """Serves the MLflow UI until Ctrl-C or SIGTERM and says where to look.
+    """Serves the MLflow UI until Ctrl-C or SIGTERM and prints its address.
 
-    `run_dir` opens on that run's charts, and its own MLflow counts, not `uri`; without one the list of experiments
-    opens. Where MLflow is a server already only the address is told. `print_only` starts nothing: it prints the address
-    that the page has once a dashboard runs on `port`. Raises UserError when there is nothing to show.
+    With `run_dir` it opens the charts of that run, in the run's own MLflow instead of `uri`; without, the list of
+    experiments. If MLflow is a server already, it only prints the address. `print_only` starts nothing and prints the
+    address of the page of a dashboard on `port`. Raises UserError if there is nothing to show.
     """
     state = _state_of(run_dir) if run_dir else None
     uri = absolute_uri(state.tracking_uri if state else uri)
@@ -49,7 +49,7 @@ def dashboard(
         return
     database = sqlite_file(uri)
     if database and not database.exists():
-        raise UserError(f"{database}: no such file, so there is nothing to show yet; runs write it as they train")
+        raise UserError(f"{database}: no such file, so there is nothing to show yet; runs create it when they train")
     if print_only:
         print(f"http://{_HOST}:{port}/{page}", flush=True)
         return
@@ -75,7 +75,7 @@ def _state_of(run_dir: Path) -> FeedState:
     state = FeedState.load(run_dir)
     if state is None:
         raise UserError(
-            f"{run_dir}: no {STATE_FILE} here, so MLflow has nothing of this run; to feed it: pretrain sync {run_dir}"
+            f"{run_dir}: no {STATE_FILE} here, so MLflow has no data of this run; to send it: pretrain sync {run_dir}"
         )
     return state
 
@@ -101,7 +101,7 @@ def _free_port(port: int) -> int:
 
 @contextmanager
 def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """The server's process. Leaving the block by whatever way, SIGTERM included, ends it with all its children."""
+    """Starts the server; leaving the block in any way, also by SIGTERM, ends it with all its children."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
     if database := sqlite_file(uri):

@@ -1,10 +1,10 @@
 """RUN/metrics.jsonl: every metric of a run, one line per log step, appended by rank 0 alone.
 
-The file is the truth; whatever shows curves is fed from it. A line is
+This file is authoritative: every tool that shows curves is fed from it. A line is
 
     {"step": 10, "attempt": 1, "time": 1767225600.0, "metrics": {"train/loss": 9.81, "train/gradient_norm": "NaN"}}
 
-JSON knows no NaN and no infinity, and a diverged loss must not be lost: such a value stands as one of the strings
+JSON has no NaN and no infinity, but a diverged loss must not be lost. So these values are written as the strings
 "NaN", "Infinity" and "-Infinity", which `float()` reads back.
 """
 
@@ -31,9 +31,9 @@ class Row:
 
 
 class MetricLog:
-    """Appends rows to RUN/metrics.jsonl, each handed to the operating system as soon as it is logged.
+    """Appends rows to RUN/metrics.jsonl without buffering.
 
-    What a crashed attempt left of its last line is taken away, so that every line of the file is whole.
+    It first removes an incomplete last line that a crashed attempt left.
     """
 
     def __init__(self, run_dir: Path, attempt: int):
@@ -53,7 +53,7 @@ class MetricLog:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what an earlier error held back."""
+        """Writes the rows that an earlier error left unwritten."""
         while self._unwritten:
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
@@ -62,9 +62,9 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """One row for each step in `path` (a run directory or its metrics.jsonl), by ascending step.
+    """Reads one row for each step from `path` (a run directory or its metrics.jsonl), by ascending step.
 
-    Rows of the same step are one; a metric that several attempts logged for a step has the highest attempt's value.
+    Rows of the same step are merged; if several attempts logged a metric for a step, the last attempt's value counts.
 
     >>> read_metrics(path)  # attempt 1 reached step 20, attempt 2 went on from a checkpoint of step 10
     [Row(step=10, attempt=1, …), Row(step=20, attempt=2, …)]
@@ -79,9 +79,9 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
-    """The rows from byte `offset` on, in the order of the file, each with the offset behind its line.
+    """Yields the rows from byte `offset` on, in the order of the file, each with the offset after its line.
 
-    Ends before a last line that is still being written; passes over lines that are no rows.
+    Ends before a last line that is still being written, and skips lines that aren't rows.
     """
     if not path.exists():
         return
@@ -128,7 +128,7 @@ def _tail(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def _mend_last_line(path: Path) -> None:
-    """Ends the file with a whole line: one that lacks only its end gets it, any other rest is cut off."""
+    """Makes the file end with a complete line: adds a missing newline, or cuts off an incomplete line."""
     if not path.exists():
         return
     with path.open("rb+") as file:

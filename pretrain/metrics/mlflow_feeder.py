@@ -1,7 +1,7 @@
-"""Feeds MLflow from a run directory, as often as asked: what MLflow has already is never sent as something new.
+"""Feeds MLflow from a run directory. It can be repeated: MLflow never gets data as new that it already has.
 
-RUN/tracking.json   what MLflow is told about the run (TrackedRun)
-RUN/mlflow.json     how far MLflow has been fed (FeedState): a resumed run goes on under the same MLflow run
+RUN/tracking.json   the description of the run for MLflow (TrackedRun)
+RUN/mlflow.json     how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
 RUN/metrics.jsonl   the metrics
 RUN/artifacts/      every file that appears here is uploaded, under its own path
 
@@ -62,7 +62,7 @@ class DatasetInfo:
 
 @dataclass
 class TrackedRun:
-    """What MLflow is told about a run. `key` finds the run again in MLflow should mlflow.json be lost."""
+    """The description of a run for MLflow. `key` finds the run in MLflow again if mlflow.json is lost."""
 
     uri: str | None
     experiment: str
@@ -104,7 +104,7 @@ class FeedState:
 
 
 class MlflowFeeder:
-    """Sends MLflow what it lacks of one run. `feed` and `finish` raise whatever goes wrong; calling again goes on."""
+    """Sends MLflow what it lacks of one run. `feed` and `finish` raise every error; calling them again continues."""
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
         self.run_dir, self.run, self.uri = run_dir, run, absolute_uri(uri)
@@ -135,7 +135,7 @@ class MlflowFeeder:
             self._client.set_terminated(self._connected().run_id, self.run.status, end_time=ended)
 
     def _connected(self) -> FeedState:
-        """The state of the MLflow run, after it has been created or opened again and told what it is."""
+        """The state of the MLflow run; the first call creates or reopens the run and describes it."""
         if self._state is None:
             with creating_alone(self.uri):
                 self._client = _client(self.uri)
@@ -182,7 +182,7 @@ class MlflowFeeder:
         return FeedState(self.uri, experiment_id, run.info.run_id)
 
     def _describe(self, run_id: str) -> None:
-        """Parameters, tags and datasets. MLflow never changes a parameter: a new value of one stands as a tag."""
+        """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         self._client.update_run(run_id, status="RUNNING", name=self.run.run_name)
@@ -246,9 +246,9 @@ class MlflowFeeder:
 
 
 class _Replays:
-    """Tells what an attempt does over again. After a resume, the steps between the checkpoint and the crash are logged
-    twice. Where the losses came out equal to the bit, as on CPU, the step stands in MLflow already; where they differ
-    the new point is sent too, and stands behind the old one at its step: MLflow can't take a point back."""
+    """Recognises steps that an attempt repeats. After a resume, the steps between the checkpoint and the crash are
+    logged twice. If the losses are equal to the bit, as on CPU, MLflow has the step already. If they differ, the new
+    point is sent too and follows the old one at its step, since MLflow can't delete a point."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -338,6 +338,6 @@ def _client(uri: str) -> Any:
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
-    # what goes wrong is raised as well, and told in one line; MLflow's own logger adds pages of traceback
+    # errors are raised and reported in one line; MLflow's own logger would add pages of traceback
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)

@@ -1,8 +1,8 @@
 """How fast a run is: tokens per second and model FLOPs utilisation (MFU).
 
-MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding) over what
-the devices could do in that time. The peak is the vendor's dense figure for known GPUs, and the best of some matrix
-products elsewhere.
+MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
+what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
+fastest of several measured matrix products for other devices.
 """
 
 import re
@@ -34,7 +34,7 @@ _AT_ONCE, _TIMES = 4, 3
 
 
 def peak_flops(precision: str) -> float:
-    """FLOP/s that one rank's device could do in `precision`, bf16 or fp32, as torch is set to multiply it."""
+    """The peak FLOP/s of one rank's device in `precision`, bf16 or fp32; fp32 means TF32 if torch is set to use it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = None
     if device.type == "cuda":
@@ -44,7 +44,7 @@ def peak_flops(precision: str) -> float:
 
 
 def data_sheet_peak(name: str, arithmetic: str) -> float | None:
-    """FLOP/s of the GPU of that name in bf16, tf32 or fp32; None where it isn't known here."""
+    """The peak FLOP/s of the GPU `name` in bf16, tf32 or fp32; None for an unknown GPU."""
     words = set(re.split(r"\W+", name))
     peaks = next((peaks for wanted, peaks in _DATA_SHEETS if wanted <= words), {})
     return peaks[arithmetic] * 1e12 if arithmetic in peaks else None
@@ -109,7 +109,7 @@ class ThroughputMeter:
         self._sizes += [sizes(batch) for batch in batches]
 
     def take(self) -> dict[str, float]:
-        """Metrics since the last restart, which this is again; the ranks call it together, after a step or more."""
+        """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more."""
         total = torch.stack(self._sizes).sum(dim=0)
         dist.all_reduce(total)
         examples = Sizes(*total.tolist())

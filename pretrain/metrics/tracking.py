@@ -1,7 +1,7 @@
-"""Tracking of a run: the local metric log first, MLflow from it.
+"""Tracks a run: in a local metric log, from which MLflow is fed.
 
-Training only ever waits for one line appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from there; an MLflow
-that is slow, locked or away costs curves in the UI until it is back, and training nothing. Rank 0 alone has a tracker.
+Training waits only for one line to be appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from that file. While
+MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
 """
 
 import logging
@@ -102,10 +102,10 @@ class Tracker:
 
 
 def sync(run_dir: Path, uri: str | None = None) -> int:
-    """Feeds MLflow everything of `run_dir` that it lacks; returns how many metrics were sent.
+    """Sends MLflow everything of `run_dir` that it lacks; returns the number of metrics sent.
 
-    `uri`: another MLflow than the one the run was tracked with, for instance a server that the machine it ran on
-    doesn't reach. Raises UserError for a directory without a run, FailedError when MLflow can't be fed.
+    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
+    UserError for a directory without a run, FailedError if MLflow can't be fed.
     """
     run = TrackedRun.load(run_dir)
     if run is None:
@@ -118,7 +118,7 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
-        raise FailedError(f"{uri}: {_one_line(error)}; what was fed stays, sync again to go on") from error
+        raise FailedError(f"{uri}: {_one_line(error)}; what was sent is kept, sync again to continue") from error
     return sent
 
 
@@ -173,5 +173,5 @@ def _relative(path: Path, run_dir: Path) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    """The first line of the message: MLflow's go on with SQL statements and stacks."""
+    """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,4 +1,4 @@
-"""What a run ran on and with: versions, hardware, git commit and uncommitted changes."""
+"""The environment of a run: versions, hardware, git commit and uncommitted changes."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ def describe(ranks: int) -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """The commit of this source tree, empty for an installed package."""
+    """The commit of this source tree; empty for an installed package."""
     return git("rev-parse", "HEAD").strip()
 
 

@@ -1,4 +1,4 @@
-"""What this machine has for ranks to run on."""
+"""The GPUs, CPU threads and ports of this machine."""
 
 import itertools
 import os
@@ -9,11 +9,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """NVIDIA GPUs that this process may use, without PyTorch, which takes seconds to import.
+    """The number of NVIDIA GPUs that this process may use. Doesn't import PyTorch, which takes seconds.
 
-    `devices`: where the driver has a file for each GPU of the machine. CUDA_VISIBLE_DEVICES chooses among them as CUDA
-    reads it: indices, or UUIDs, up to the first entry that names no GPU. A GPU that is named twice hides all. A process
-    sees one MIG instance at most.
+    The driver keeps a file for each GPU of the machine in `devices`. CUDA_VISIBLE_DEVICES selects among them by CUDA's
+    rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
+    A process sees at most one MIG instance.
     """
     number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
     chosen = os.environ.get(VISIBLE)

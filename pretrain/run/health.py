@@ -1,4 +1,4 @@
-"""Whether training goes well: steps that were skipped, losses that jump."""
+"""The health of training: skipped steps and spikes of the loss."""
 
 import math
 import statistics
@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 
 from pretrain.config import SpikeSection
 
-_LEAST_DEVIATION = 0.005  # of the mean: on a plateau the losses of large batches hardly differ
+_LEAST_DEVIATION = 0.005  # relative to the mean; on a plateau the losses of large batches hardly differ
 
 
 @dataclass(frozen=True)
 class Health:
-    """`skipped`: steps of the whole run without a finite gradient, `in_a_row`: since the last one that had one.
+    """Counts of skipped steps and spikes, saved in every checkpoint.
 
-    `recent`: losses of the last steps, spikes left out; `spikes`: how many there were. A checkpoint keeps all of it.
+    `skipped` counts the steps of the whole run without a finite gradient, `in_a_row` the latest consecutive ones.
+    `spikes` counts the spikes, and `recent` holds the losses of the last steps without them.
     """
 
     skipped: int = 0
@@ -22,7 +23,7 @@ class Health:
     recent: tuple[float, ...] = ()
 
     def after(self, loss: float, applied: bool, settings: SpikeSection | None) -> "Health":
-        """This, one step on: its `loss`, and whether it was `applied`."""
+        """The health after one more step, which had this `loss` and was or wasn't `applied`."""
         if not applied:
             return replace(self, skipped=self.skipped + 1, in_a_row=self.in_a_row + 1)
         if self.is_spike(loss, settings):
@@ -31,7 +32,7 @@ class Health:
         return replace(self, in_a_row=0, recent=(*self.recent, loss)[-window:] if window else ())
 
     def is_spike(self, loss: float, settings: SpikeSection | None) -> bool:
-        """Whether `loss` is too far above those of a full window before it."""
+        """Whether `loss` is too far above the losses of the window before it, if that is full."""
         if settings is None or len(self.recent) < settings.window:
             return False
         mean = math.fsum(self.recent) / len(self.recent)

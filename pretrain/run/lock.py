@@ -1,6 +1,6 @@
-"""RUN/lock: held by rank 0, so that no second run works in the same directory.
+"""RUN/lock: rank 0 locks it, so that no second run works in the same directory.
 
-The kernel lets go of it when the process ends, however it ends; what the file says then means nothing any more.
+The kernel releases the lock when the process ends, however it ends; the file's content means nothing after that.
 """
 
 import os
@@ -15,10 +15,10 @@ _LOCK = "lock"
 
 
 def take(run: Path) -> TextIO:
-    """Locks `run` for as long as the file is open. Raises UserError naming the process that has it."""
+    """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock."""
     file = (run / _LOCK).open("a+")
     try:
-        lock(file, f"{run}: nothing keeps a second run out of it; see that only one trains there")
+        lock(file, f"{run}: nothing prevents a second run in this directory; make sure that only one trains there")
     except BlockingIOError:
         raise _refusal(run, file) from None
     file.truncate(0)
@@ -27,7 +27,7 @@ def take(run: Path) -> TextIO:
 
 
 def check(run: Path) -> None:
-    """Raises UserError if a run works in `run`."""
+    """Raises UserError if a process trains in `run`."""
     if (run / _LOCK).exists():
         with (run / _LOCK).open() as file:
             try:
@@ -39,4 +39,4 @@ def check(run: Path) -> None:
 def _refusal(run: Path, file: TextIO) -> UserError:
     file.seek(0)
     holder = file.read().strip() or "another process"
-    return UserError(f"run.directory: {run}: {holder} trains here already")
+    return UserError(f"run.directory: {run}: {holder} is already training here")

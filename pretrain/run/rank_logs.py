@@ -1,4 +1,4 @@
-"""RUN/logs/attempt-0001/rank-00000.log: all that a rank under a supervisor writes, a crash's last words included."""
+"""RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, also that of a crash."""
 
 import contextlib
 import os
@@ -14,24 +14,24 @@ from pretrain.run import status
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
 _LOGS, _ATTEMPT, _FAILED = "logs", "attempt-", ".failed"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
-_BLOCK = 4096  # bytes: a smaller file may fit where nothing else does
+_BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 
 
 def next_attempt(run: Path) -> int:
-    """The number of the start that comes next, from 1; also starts that failed before they trained count."""
+    """The number of the next start, from 1. Starts that failed before they trained count too."""
     of_logs = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
     return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *of_logs)
 
 
 def new_directory(run: Path) -> Path:
-    """Makes the directory of a new attempt's logs."""
+    """Creates the directory for a new attempt's logs."""
     directory = run / _LOGS / f"{_ATTEMPT}{next_attempt(run):04d}"
     try:
         directory.mkdir(parents=True)
-    except FileExistsError:  # of another start at the same moment
+    except FileExistsError:  # another start created it at the same moment
         return new_directory(run)
     except OSError as error:
-        raise UserError(f"run.directory: {run} can't be made: {error.strerror}") from None
+        raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
     return directory
 
 
@@ -50,9 +50,9 @@ def log_of(directory: Path, rank: int) -> Path:
 
 
 def note_failure(rank: int) -> None:
-    """Remembers when a rank failed: the failures of others follow from the first, but they may end earlier.
+    """Records when a rank failed. The failures of other ranks follow from the first, but those ranks may end earlier.
 
-    By an empty file, for which a full disk still has room.
+    The record is an empty file, for which even a full disk has room.
     """
     if directory := supervised():
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def failed_first(directory: Path) -> int | None:
 
 
 def refusal(directory: Path) -> str | None:
-    """Why nothing more can be written in `directory`, as on a full disk; None where it can."""
+    """Why `directory` can't be written to, for instance because the disk is full; None if it can."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(_BLOCK))

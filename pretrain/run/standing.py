@@ -1,4 +1,4 @@
-"""Where a run stands between two steps: what a checkpoint keeps besides tensors."""
+"""The progress of a run between two steps: what a checkpoint keeps besides tensors."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ REWINDS = "rewinds.json"
 
 @dataclass(frozen=True)
 class Standing:
-    """`step`: steps done; `position`: rows consumed over all corpora; `skipped`: damaged blocks met on the way."""
+    """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`."""
 
     step: int = 0
     position: int = 0
@@ -24,7 +24,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Rewind:
-    """After a spike of the loss: from the checkpoint of `step`, at `position`, the run went on with row `to`."""
+    """After a spike, the run went back to the checkpoint of `step`, at row `position`, and continued with row `to`."""
 
     step: int
     position: int
@@ -34,13 +34,13 @@ class Rewind:
 
 
 def rewinds(run: Path) -> list[Rewind]:
-    """Those of a run so far, the last one at the end. Raises FailedError where the file is damaged."""
+    """The rewinds of a run so far, oldest first. Raises FailedError if the file is damaged."""
     try:
         return read_json(run / REWINDS, list[Rewind])
     except FileNotFoundError:
         return []
     except FailedError as error:
-        way_out = "it names rows that spoilt the loss; without it a run takes them again, where it went back last"
+        way_out = "it names the rows of spikes; repair it, or remove it to train on those rows again"
         raise FailedError(f"{error} ({way_out})") from None
 
 
@@ -49,6 +49,6 @@ def add_rewind(run: Path, rewind: Rewind) -> None:
 
 
 def position_after(run: Path, standing: Standing) -> int:
-    """The next row's position: behind the offending ones where the run was taken back to this very standing."""
+    """The position of the next row: after the rows of the spike if the run went back to exactly this `standing`."""
     places = [one.to for one in rewinds(run) if (one.step, one.position) == (standing.step, standing.position)]
     return places[-1] if places else standing.position

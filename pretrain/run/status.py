@@ -1,4 +1,4 @@
-"""RUN/status.json: how the run stands; RUN/stop: a request to stop, at which ranks look each step."""
+"""RUN/status.json, the state of the run, and RUN/stop, a request to stop, which the ranks check in each step."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ STATUS, STOP = "status.json", "stop"
 
 @dataclass(frozen=True)
 class Status:
-    """`attempt` counts the starts of the run from 1; `step`: steps done when it ended."""
+    """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended."""
 
     state: Literal["new", "running", "stopped", "finished"] = "new"
     attempt: NonNegativeInt = 0
@@ -23,7 +23,7 @@ class Status:
 
 
 def read(run: Path) -> Status:
-    """How `run` stands; a new run where its file is missing or damaged."""
+    """The status of `run`; that of a new run if the file is missing or damaged."""
     return read_sound_json(run / STATUS, Status) or Status()
 
 
@@ -32,9 +32,9 @@ def write(run: Path, status: Status) -> None:
 
 
 def move_aside(run: Path) -> Path | None:
-    """Renames `run`, so that a new run may begin in its place; returns its new name, None where there is nothing.
+    """Renames `run` to make way for a new run; returns the new name, or None if there is nothing to rename.
 
-    Raises UserError where it can't be renamed.
+    Raises UserError if it can't be renamed.
     """
     if not run.exists():
         return None
@@ -48,7 +48,7 @@ def move_aside(run: Path) -> Path | None:
 
 
 def request_stop(run: Path) -> None:
-    """Asks the ranks of `run` to save and leave after their step."""
+    """Asks the ranks of `run` to save and exit after their current step."""
     run.mkdir(parents=True, exist_ok=True)
     (run / STOP).touch()
 

@@ -1,4 +1,4 @@
-"""A signal to one rank asks the whole run to save and stop."""
+"""Stop signals: a signal to any rank makes the whole run save and stop."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ _received: list[int] = []
 
 
 def heeded() -> list[signal.Signals]:
-    """The signals that ask this process to stop. SIGHUP, which a closed terminal sends, is one unless `nohup` has it
-    ignored."""
-    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in STOP_SIGNALS if not (deaf and number is signal.SIGHUP)]
+    """The signals that ask this process to stop. They include SIGHUP, which a closing terminal sends, unless `nohup`
+    has made the process ignore it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (ignored and number is signal.SIGHUP)]
 
 
 def catch() -> None:
-    """From here on a signal is only recorded, so that no step and no save is interrupted.
+    """From here on signals are only recorded, so that they interrupt no step and no save.
 
     Signals that a supervisor blocked while this process started are delivered now.
     """
@@ -28,19 +28,19 @@ def catch() -> None:
 
 
 def ignore() -> None:
-    """From here on signals do nothing, because the run is over. Python would remove its own handlers as it exits."""
+    """From here on signals do nothing, because the run is over. Python removes its own handlers as it exits."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def received() -> bool:
-    """Whether this rank was asked to stop. The ranks agree on it with their next step."""
+    """Whether this rank was asked to stop. The ranks agree on that in their next step."""
     return bool(_received)
 
 
 def held_back(process: int) -> signal.Signals | None:
-    """A signal of `heeded` that `process` was sent and holds back; see ShdPnd in proc_pid_status(5)."""
-    with contextlib.suppress(OSError):  # it has ended
+    """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
+    with contextlib.suppress(OSError):  # the process has ended
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("ShdPnd:"):
                 pending = int(line.split()[1], 16)
@@ -55,6 +55,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def tell(number: int, what: str) -> None:
-    """Says on stderr `what` a signal does. Not by print: the handler may have interrupted one."""
+    """Prints to stderr `what` a signal does. Doesn't use print(), which the signal handler may have interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())

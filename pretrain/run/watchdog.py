@@ -1,7 +1,7 @@
 """Ends a rank that hangs, with the stacks of all its threads on stderr.
 
-Whatever makes progress calls `alive()`: a step, a validation batch, a phase of a save. A rank that starts or compiles
-is given longer: how long that takes says more about the machine than about the run.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. A rank that starts or compiles
+has a longer limit, because that time depends more on the machine than on the run.
 """
 
 import contextlib
@@ -13,32 +13,32 @@ from collections.abc import Iterator
 
 from pretrain.run import rank_logs
 
-GRACE = 20.0  # seconds more for a thread of Python's to speak, before faulthandler does without any
+GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
 _last = time.monotonic()
 _starting, _compiling = True, False
-_changed = threading.Event()  # what the rank is about, and with it how long it is given
+_changed = threading.Event()  # set when _starting or _compiling changes, and with them the limit
 
 
 def alive() -> None:
-    """Something was done just now."""
+    """Notes that the rank has just made progress."""
     global _last
     _last = time.monotonic()
 
 
 def starting() -> None:
-    """From here on up to the end of the next step the rank may take `start_seconds` for whatever it does."""
+    """From here to the end of the next step, the limit is `start_seconds`."""
     _now(starting=True, compiling=False)
 
 
 def step_done() -> None:
-    """A step was done just now, so the rank has started."""
+    """Notes that a step has ended, and with it the start."""
     if _starting:
         _now(starting=False, compiling=False)
     alive()
 
 
 def compiling(begins: bool) -> None:
-    """A compilation begins, which may take `start_seconds` as well; or it ends."""
+    """Notes that a compilation begins or ends. During one, the limit is `start_seconds`."""
     _now(_starting, begins)
 
 
@@ -51,8 +51,11 @@ def _now(starting: bool, compiling: bool) -> None:
 
 @contextlib.contextmanager
 def watching(rank: int, hang_seconds: float, start_seconds: float) -> Iterator[None]:
-    """Within the block the process ends with exit code 1 once nothing was done for so long. It begins with a start."""
-    faulthandler.enable()  # a crash in native code leaves its stacks as well
+    """Within the block, ends the process with exit code 1 when it makes no progress within the limit.
+
+    The limit is `start_seconds` at first and while the process compiles, else `hang_seconds`.
+    """
+    faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
     starting()
     thread = threading.Thread(
@@ -77,11 +80,11 @@ def _watch(rank: int, hang_seconds: float, start_seconds: float, done: threading
         left = _last + limit - time.monotonic()
         if left <= 0:
             break
-        # native code that hangs with the GIL stops this thread as well; faulthandler's needs no GIL
+        # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL
         faulthandler.dump_traceback_later(left + GRACE, exit=True)
         _changed.wait(left)
-    told = f"rank {rank}: nothing done for {limit:g} s (faults.{key}); all stacks follow\n"
-    os.write(2, told.encode())
+    message = f"rank {rank}: no progress for {limit:g} s (faults.{key}); all stacks follow\n"
+    os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
     rank_logs.note_failure(rank)
     os._exit(1)

@@ -95,8 +95,8 @@ def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
     logs = tmp_path / "run/logs/attempt-0001"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        f"{logs}: No space left on device: what the ranks wrote last is missing from their logs; "
-        "make room, then run the same command again",
+        f"{logs}: No space left on device: the ranks' last output is missing from their logs; "
+        "free some space, then run the same command again",
         f"rank 0 ended with exit code 3; its log: {logs}/rank-00000.log",
     ]
 

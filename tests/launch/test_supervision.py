@@ -179,7 +179,7 @@ def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folde
 def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(small_corpus, folder, started):
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     one = launched(started, path)
-    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} trains here already"
+    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
     for refused in (run("launch", "local", path, "--ranks", "2"), run("pretrain", "train", path)):
         assert refused.returncode == 2
         assert [line for line in refused.stderr.splitlines() if "error" in line] == [
@@ -284,7 +284,7 @@ def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small
     one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=20", "faults.dead_rank_seconds=3")
     one.named("rank 1").suspend()
     assert one.end() == 1
-    assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.rest
+    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.rest
     stacks = one.rest.partition("all stacks follow")[2]
     assert "pretrain/train.py" in stacks
     assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
@@ -308,7 +308,7 @@ def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started
         shard.unlink()
         os.mkfifo(shard)
     assert one.end() == 1
-    assert "rank 0: nothing done for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
+    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
     assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
 
 

@@ -97,7 +97,7 @@ def test_a_fresh_start_is_made_on_request_alone(finished):
         else:
             done = train(finished, 2, "run.max_steps=1", "--fresh")
             assert done.returncode == 0, done.stderr
-            assert f"{run}: the run there is now {run}.old-2" in done.stdout
+            assert f"{run}: moved the existing run to {run}.old-2" in done.stdout
         assert set(losses(finished)) == {1}
         assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000001"]
     assert len(list((finished.parent / "run.old-1/checkpoints").glob("step-*"))) == 4
@@ -115,7 +115,7 @@ def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert f"{run}/checkpoints/latest: names no checkpoint" in done.stderr
-    assert "config.yaml: holds no settings of a run; kept as config.before-attempt-2.yaml" in done.stdout
+    assert "config.yaml: not a valid run file; kept as config.before-attempt-2.yaml" in done.stdout
     assert "steps 12 to 13" in done.stdout
     assert losses(finished).keys() == {*range(1, 14)}
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -268,7 +268,7 @@ def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp
         pytest.skip("a file system of one's own takes root or user namespaces")
     done = subprocess.run([*unshare, "bash", "-c", script], capture_output=True, text=True)
     assert "No space left on device" in done.stdout + done.stderr, done.stderr
-    assert "the checkpoint before it is untouched" in done.stdout + done.stderr
+    assert "the previous checkpoint is untouched" in done.stdout + done.stderr
     assert "exit code 1" in done.stdout  # the last save has failed as well
     assert "step-00000012\n" in done.stdout
     assert ("step 18/18" in done.stdout) == (policy == "go_on")

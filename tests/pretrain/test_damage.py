@@ -53,7 +53,7 @@ def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, file: str) -> st
     assert "\n" not in line
     assert "step-00000012" in line
     assert file in line
-    assert line.endswith(f"going on from {run}/checkpoints/step-00000009")
+    assert line.endswith(f"resuming from {run}/checkpoints/step-00000009")
     return line
 
 
@@ -142,7 +142,7 @@ def test_an_index_that_was_changed_is_refused(run, caplog):
     content = index.read_text()
     assert '"position": 192' in content
     index.write_text(content.replace('"position": 192', '"position": 193').replace("   192\n", "   193\n"))
-    assert "its checksum is not that of its content" in the_one_before(run, caplog, "index.json")
+    assert "its checksum doesn't match its content" in the_one_before(run, caplog, "index.json")
 
 
 @pytest.mark.parametrize("name", ["/etc/hostname", "../step-00000009/index.json", "tokenizer/../../latest"])
@@ -220,14 +220,14 @@ def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog,
     latest.write_bytes(content)
     assert chosen(run) == 12
     assert f"{latest}: names no checkpoint" in caplog.text
-    assert "going on from" in caplog.text
+    assert "resuming from" in caplog.text
 
 
 def test_latest_may_be_missing_or_a_directory_or_name_another_run(run, caplog, tmp_path):
     latest = run / "checkpoints/latest"
     latest.unlink()
     assert chosen(run) == 12
-    assert f"{latest}: missing; going on from {last(run)}" in caplog.text
+    assert f"{latest}: missing; resuming from {last(run)}" in caplog.text
     latest.mkdir()
     assert chosen(run) == 12
     latest.rmdir()
@@ -247,7 +247,7 @@ def test_other_names_beside_checkpoints_are_no_checkpoints(run, caplog):
     assert chosen(run) == 12
     shutil.copytree(last(run), checkpoints / "step-00000040")
     assert chosen(run) == 12
-    assert "step-00000040: damaged: its index.json is of step 12" in caplog.text
+    assert "step-00000040: damaged: its index.json names step 12, expected 40" in caplog.text
 
 
 @pytest.mark.parametrize("content", [*JUNK, b'{"state": "dead"}', b'{"attempt": "2"}', b'{"attempt": -1}'])

@@ -12,7 +12,7 @@ def test_bf16_is_refused_on_a_device_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    assert device_problems(run_config(precision="bf16")) == ["precision: Tesla V100 has no bf16; take fp32"]
+    assert device_problems(run_config(precision="bf16")) == ["precision: Tesla V100 has no bf16; set fp32"]
     assert device_problems(run_config(precision="fp32")) == []
 
 

@@ -48,10 +48,10 @@ def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
     assert prepared(DECODER, causal).model.family == "decoder_only"
     assert prepared(VANILLA).model.family == "vanilla"
     for model, objective, expected in [
-        (DECODER, None, r"model\.family: decoder_only learns from causal_lm; .*/corpus has span_corruption"),
-        (DECODER, masked, r"decoder_only learns from causal_lm; .*/corpus has masked_lm"),
-        (ENCODER, causal, r"encoder_only learns from masked_lm; .*/corpus has causal_lm"),
-        (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text; .*/corpus has causal_lm"),
+        (DECODER, None, r"model\.family: decoder_only learns from causal_lm, but .*/corpus has span_corruption"),
+        (DECODER, masked, r"decoder_only learns from causal_lm, but .*/corpus has masked_lm"),
+        (ENCODER, causal, r"encoder_only learns from masked_lm, but .*/corpus has causal_lm"),
+        (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text, but .*/corpus has causal_lm"),
     ]:
         with pytest.raises(UserError, match=expected):
             prepared(model, objective)
@@ -95,8 +95,8 @@ def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_co
     with pytest.raises(UserError) as refused:
         prepared(VANILLA, sections={"data": {"train": train, "validation": twice}})
     assert str(refused.value).splitlines() == [
-        f"data.train.1: {copy} is the corpus of data.train.0: leave one out",
-        f"data.validation.1: {copy} is the corpus of data.validation.0: leave one out",
+        f"data.train.1: {copy} is the same corpus as data.train.0; leave one out",
+        f"data.validation.1: {copy} is the same corpus as data.validation.0; leave one out",
     ]
 
 
@@ -104,7 +104,7 @@ def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpu
     """Both are called "small", and their metrics would overwrite each other."""
     entries = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise)}]
     data = {"train": entries[:1], "validation": entries}
-    with pytest.raises(UserError, match=r"data\.validation\.1: named 'small', as data\.validation\.0 is: .*1\.name"):
+    with pytest.raises(UserError, match=r"data\.validation\.1: named 'small' like data\.validation\.0; .*1\.name"):
         prepared(VANILLA, sections={"data": data})
     entries[1]["name"] = "built"
     assert list(prepared(VANILLA, sections={"data": data}).validation) == ["small", "built"]
@@ -121,7 +121,9 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
 
 def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_with_noise):
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
-    with pytest.raises(ValidationError, match=r"1e-07 for .*/built, of 1 in all, is not a row in a million"):
+    with pytest.raises(
+        ValidationError, match=r"1e-07 for .*/built, out of 1 in total, gives less than one row in a million"
+    ):
         prepared(VANILLA, sections={"data": {"train": train}})
 
 

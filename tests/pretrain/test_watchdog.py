@@ -25,7 +25,7 @@ def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
         "    watchdog.step_done(); time.sleep(3600)"
     )
     assert (done.returncode, done.stdout) == (1, "started\n")
-    assert done.stderr.startswith("rank 7: nothing done for 1 s (faults.hang_seconds); all stacks follow\n")
+    assert done.stderr.startswith("rank 7: no progress for 1 s (faults.hang_seconds); all stacks follow\n")
     assert 'File "<string>", line 4 in <module>' in done.stderr
 
 
@@ -35,7 +35,7 @@ def test_a_start_that_hangs_ends_too():
         "with watchdog.watching(0, hang_seconds=3600, start_seconds=1): time.sleep(3600)"
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("rank 0: nothing done for 1 s (faults.start_seconds); all stacks follow\n")
+    assert done.stderr.startswith("rank 0: no progress for 1 s (faults.start_seconds); all stacks follow\n")
 
 
 def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
