@@ -459,7 +459,7 @@ def test_what_is_said_where_no_document_is_left():
 def test_a_damaged_report_is_one_line(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(
-        UserError, match=r"report.json: damaged; rewrite it with data-pipeline build .* --repair"
+        UserError, match=r"report.json: damaged; rewrite it with data-pipeline build CORPUS.yaml --repair"
     ) as error:
         report.read(tmp_path)
     assert "\n" not in str(error.value)
