@@ -182,7 +182,7 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
 
 WORKER = """
 import pathlib, sys, time
-from data_pipeline import ownership
+from data_pipeline.execution import ownership
 corpus, token = pathlib.Path(sys.argv[1]), sys.argv[2]
 with ownership.at_work(corpus, token):
     print("working", flush=True)

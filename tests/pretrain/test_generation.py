@@ -508,7 +508,7 @@ def test_texts_are_answered_in_order_whatever_the_batches(trained):
 
 def test_a_causal_model_goes_on_with_a_text(tokenizer):
     model = OneLayer()
-    model.config = ModelConfig(family="one_layer", vocab_size=320)
+    model.config = ModelConfig(family="decoder_only", vocab_size=320)
     model.embedding, model.head = nn.Embedding(320, 16), nn.Linear(16, 320)
     trained = TrainedModel(of_random_weights(model, std=1.0), tokenizer)
     written = list(write(trained, ["The Work", ""], settings(max_new_tokens=5)))

@@ -245,7 +245,7 @@ def child(code, *arguments):
 TRAIN_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
-from pretrain import tracking
+from pretrain.metrics import tracking
 tracking._SECONDS_BETWEEN_FEEDS = 0.0
 tracker = tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="killed")
 for step in range(1, 1000000):
@@ -278,7 +278,7 @@ import socket, sys
 from pathlib import Path
 connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
-from pretrain import tracking
+from pretrain.metrics import tracking
 tracking._SECONDS_FOR_THE_REST = 3600.0
 with tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
     for step in range(1, 301):

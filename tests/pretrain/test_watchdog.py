@@ -19,7 +19,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
     done = python(
-        "import time; from pretrain import watchdog\n"
+        "import time; from pretrain.run import watchdog\n"
         "with watchdog.watching(7, hang_seconds=1, start_seconds=3600):\n"
         "    time.sleep(3); print('started', flush=True)\n"
         "    watchdog.step_done(); time.sleep(3600)"
@@ -31,7 +31,7 @@ def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
 
 def test_a_start_that_hangs_ends_too():
     done = python(
-        "import time; from pretrain import watchdog\n"
+        "import time; from pretrain.run import watchdog\n"
         "with watchdog.watching(0, hang_seconds=3600, start_seconds=1): time.sleep(3600)"
     )
     assert done.returncode == 1
@@ -40,7 +40,7 @@ def test_a_start_that_hangs_ends_too():
 
 def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
     done = python(
-        "import ctypes; from pretrain import watchdog; watchdog.GRACE = 1\n"
+        "import ctypes; from pretrain.run import watchdog; watchdog.GRACE = 1\n"
         "with watchdog.watching(0, 1, 1): ctypes.PyDLL(None).sleep(3600)"
     )
     assert done.returncode == 1
