@@ -42,7 +42,7 @@ def of_examples(examples: Examples) -> Block:
     for name, side in (("input", examples.inputs), ("target", examples.targets)):
         block[f"{name}s"] = side.values[side.filled]
         block[f"{name}_offsets"] = np.append(0, np.cumsum(side.lengths)).astype(np.int64)
-    for name, values in examples.told.items():
+    for name, values in examples.optional.items():
         if name in _OF_TOKENS:
             values = values[getattr(examples, _OF_TOKENS[name][0]).filled]
         block[name] = values.astype(np.min_scalar_type(int(values.max(initial=0))))

@@ -91,7 +91,7 @@ def _empty(rows: int, eos: int, beside: Examples | None = None) -> Examples:
     They have the same optional arrays as `beside`.
     """
     mark = np.full((rows, 1), eos)
-    optional = beside.told if beside else {}
+    optional = beside.optional if beside else {}
     return Examples(
         Padded(mark, np.ones(rows, dtype=np.int64)),
         Padded(mark, np.zeros(rows, dtype=np.int64)),

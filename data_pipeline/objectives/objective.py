@@ -51,10 +51,10 @@ class Examples:
     def part(self, start: int, stop: int) -> "Examples":
         """The rows from `start` up to, not including, `stop`."""
         inputs, targets = (Padded(*(array[start:stop] for array in side)) for side in (self.inputs, self.targets))
-        return Examples(inputs, targets, **{name: array[start:stop] for name, array in self.told.items()})
+        return Examples(inputs, targets, **{name: array[start:stop] for name, array in self.optional.items()})
 
     @property
-    def told(self) -> dict[str, np.ndarray]:
+    def optional(self) -> dict[str, np.ndarray]:
         """The optional arrays that are present, by name."""
         return {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
 

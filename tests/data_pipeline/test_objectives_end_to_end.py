@@ -67,10 +67,10 @@ def same(one, other):
     assert (one.targets.lengths == other.targets.lengths).all()
     assert (one.inputs.values[one.inputs.filled] == other.inputs.values[other.inputs.filled]).all()
     assert (one.targets.values[one.targets.filled] == other.targets.values[other.targets.filled]).all()
-    assert one.told.keys() == other.told.keys()
-    for name, array in one.told.items():
-        width = min(array.shape[-1], other.told[name].shape[-1])
-        assert (array[..., :width] == other.told[name][..., :width]).all()
+    assert one.optional.keys() == other.optional.keys()
+    for name, array in one.optional.items():
+        width = min(array.shape[-1], other.optional[name].shape[-1])
+        assert (array[..., :width] == other.optional[name][..., :width]).all()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
