@@ -116,7 +116,7 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     assert prepared(VANILLA, sections=sections).warnings == []
     sections = {"batch": {"global_batch_size": rows + 1}}
     (warning,) = prepared(VANILLA, sections=sections).warnings
-    assert f"data.train.0: {small_corpus} has {rows} rows, and a step takes {rows + 1}" in warning
+    assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
 
 
 def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_with_noise):

@@ -114,7 +114,7 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_bef
     for of_rank in told:
         error, taken = of_rank["poisoned"]
         assert "step 9: the loss or its gradient isn't finite" in error
-        assert f"after step 6, is in {run}/checkpoints/step-00000006" in error
+        assert f"the state after step 6, the last good one, is saved in {run}/checkpoints/step-00000006" in error
         assert "3 steps in a row (faults.max_skipped_steps)" in error
         assert len(taken) == 9
         assert of_rank["healed"][0] == 0
