@@ -30,6 +30,6 @@ def _gpu_without_bf16() -> str | None:
 
 def _reads_asynchronously() -> bool:
     """Whether DeepSpeed's async_io extension is built or can be built."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from pretrain.zero.internals import deepspeed
 
-    return AsyncIOBuilder().is_compatible(verbose=False)
+    return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -35,7 +35,7 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
 
 def quiet_deepspeed() -> None:
     """Silences DeepSpeed except for warnings and errors."""
-    from deepspeed.utils import logger
+    from pretrain.zero.internals import deepspeed
 
-    logger.setLevel(logging.ERROR)
+    deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

@@ -59,6 +59,6 @@ def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward
 
 
 def _gather_as_one(layer: nn.Module) -> None:
-    from deepspeed.utils import set_z3_leaf_module
+    from pretrain.zero.internals import deepspeed
 
-    set_z3_leaf_module(layer, True)
+    deepspeed.utils.set_z3_leaf_module(layer, True)

@@ -1,12 +1,11 @@
 """An optimizer under DeepSpeed: ZeRO's layout of its parameters, its learning rates, and its factored state."""
 
-from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.internals import flats
+from pretrain.zero.internals import DeepSpeedEngine, flats
 
 
 def attach(engine: DeepSpeedEngine) -> None:
