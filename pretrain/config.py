@@ -205,9 +205,13 @@ class RunConfig(Section):
     evaluation: list[ValidationLossHook] = []
     tracking: TrackingSection = TrackingSection()
 
+    def rate_factor(self, step: int) -> float:
+        """The learning rate of step `step` (from 0) relative to its peak."""
+        return schedules.factor(self.optimizer, self.schedule, self.run.max_steps, step)
+
     def learning_rate(self, step: int) -> float:
         """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""
-        return schedules.learning_rate(self.optimizer, self.schedule, self.run.max_steps, step)
+        return self.optimizer.learning_rate * self.rate_factor(step)
 
     @property
     def zero_stage(self) -> int:
