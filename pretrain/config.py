@@ -1,9 +1,10 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -121,6 +122,28 @@ class BatchSection(Section):
         return self
 
 
+class ZeroSection(Section):
+    """DeepSpeed's `zero_optimization`: the stage, and any other of its keys that pretrain/deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stage: Annotated[int, Field(strict=True)] = 2
+
+
+class DeepSpeedSection(Section):
+    """Any key of DeepSpeed's config that pretrain/deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    zero_optimization: ZeroSection = ZeroSection()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "DeepSpeedSection":
+        if found := deepspeed_keys.problems({**dict(self), "zero_optimization": dict(self.zero_optimization)}):
+            raise ValueError("\n".join(found))
+        return self
+
+
 class ComputeSection(Section):
     """`compile` applies torch.compile to each layer. `activation_checkpointing` keeps only the inputs of layers for the
     backward pass and recomputes the rest: about a third more arithmetic, far less memory."""
@@ -198,7 +221,7 @@ class RunConfig(Section):
     optimizer: AnyOptimizer
     schedule: AnySchedule = CosineSchedule()
     precision: Literal["bf16", "fp32"] = "bf16"
-    deepspeed: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
     compute: ComputeSection = ComputeSection()
     faults: FaultsSection = FaultsSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -215,17 +238,7 @@ class RunConfig(Section):
 
     @property
     def zero_stage(self) -> int:
-        return self.deepspeed["zero_optimization"]["stage"]
-
-    @field_validator("deepspeed")
-    @classmethod
-    def _deepspeed_agrees(cls, given: dict[str, Any]) -> dict[str, Any]:
-        zero = given.setdefault("zero_optimization", {})
-        if isinstance(zero, dict):
-            zero.setdefault("stage", 2)
-        if found := deepspeed_keys.problems(given):
-            raise ValueError("\n".join(found))
-        return given
+        return self.deepspeed.zero_optimization.stage
 
     @model_validator(mode="after")
     def _validation_has_data(self) -> "RunConfig":

@@ -12,18 +12,17 @@ from data_pipeline.foundation import paths
 
 
 def problems(given: dict[str, Any]) -> list[str]:
-    """The problems of a `deepspeed` section, one line each, beginning with the key."""
+    """The problems of a `deepspeed` section, one line each, beginning with the key. `given` names ZeRO's stage."""
     found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
     found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
     if given.get("log_level") not in ("debug", "info"):
         found += [f"{key}: {_SILENCED}" for key in given if key in NEEDS_LOG]
-    zero = given.get("zero_optimization", {})
-    return found + (list(_zero_problems(zero)) if isinstance(zero, dict) else [f"{_ZERO}: expected keys and values"])
+    return found + list(_zero_problems(given[_ZERO]))
 
 
 def offloads_to(given: dict[str, Any], device: str) -> list[str]:
     """The keys below a `deepspeed` section that offload to `device`."""
-    zero = given["zero_optimization"]
+    zero = given[_ZERO]
     return [f"{_ZERO}.{key}" for key in OFFLOAD if (zero.get(key) or {}).get("device") == device]
 
 
@@ -169,13 +168,13 @@ OFFLOAD_REFUSED = {
 
 
 def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
-    stage = zero.get("stage")
-    if stage == 0 and not isinstance(stage, bool):
+    stage = zero["stage"]
+    if stage == 0:
         yield (
             f"{_ZERO}.stage: 0 is refused: with it, DeepSpeed gives no gradient norm and doesn't skip a step "
             "with a non-finite gradient; set 1, which costs no more, even on one rank"
         )
-    elif stage not in (1, 2, 3) or isinstance(stage, bool):
+    elif stage not in (1, 2, 3):
         yield f"{_ZERO}.stage: expected 1, 2 or 3, got {stage!r}"
     yield from (f"{_ZERO}.{key}: {ZERO_REFUSED[key]}" for key in zero if key in ZERO_REFUSED)
     yield from _unknown(zero, ZERO_PASSED_ON, ZERO_REFUSED, f"{_ZERO}.")
@@ -183,7 +182,7 @@ def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
         yield from _offload_problems(f"{_ZERO}.{key}", zero.get(key), known, stage)
 
 
-def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) -> Iterator[str]:
+def _offload_problems(key: str, section: Any, known: Iterable[str], stage: int) -> Iterator[str]:
     if section is None:
         return
     if not isinstance(section, dict):

@@ -87,8 +87,18 @@ def test_all_problems_are_told_at_once_each_in_a_line():
 def test_other_keys_are_passed_on():
     given = {"zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 10}, "aio": {}}
     assert deepspeed_keys.problems(given) == []
-    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed
+    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed.model_dump()
     assert {"aio", "log_level", "wall_clock_breakdown"} <= told.keys()
+
+
+def test_the_stage_has_a_default_and_must_be_a_number():
+    for given in ({}, {"zero_optimization": {}}, {"zero_optimization": {"overlap_comm": False}}):
+        section = run_config(deepspeed=given).deepspeed.model_dump()
+        assert section == {"zero_optimization": {**given.get("zero_optimization", {}), "stage": 2}}
+    for wrong in (True, "2"):
+        values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: input should be a valid integer"):
+            check(values, RunConfig, "run.yaml")
 
 
 class Asked(dict[str, Any]):
