@@ -298,7 +298,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     from data_pipeline.foundation import atomic
-    from pretrain.checkpoint import save
+    from pretrain.checkpoint import write
     from pretrain.train import train_on
 
     confirm = atomic.flush
@@ -308,5 +308,5 @@ def on_a_slow_disk(folder: Path, corpus: Path) -> int:
         confirm(path)
 
     if dist.get_rank() == 1:
-        atomic.flush = save.flush = slowly
+        atomic.flush = write.flush = slowly
     return train_on(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)
