@@ -90,9 +90,7 @@ def _free_port(port: int) -> int:
     """`port`, or the first one above it that nothing listens on."""
     for candidate in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as the server does: TIME_WAIT counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT counts as free
             try:
                 probe.bind((_HOST, candidate))
             except OSError:
