@@ -4,8 +4,8 @@
     python -m tests.soak_training change [--kills 40] [--seed 0] [--minutes 30]
 
 A small T5 is trained by `launch local` on real text, with dropout and accumulation. SIGKILL hits a rank, the deepspeed
-runner, its launch process or the supervisor: while they start, between steps, in the middle of a save. What ends by it
-is started again until the run is finished.
+runner, its launch process or the supervisor: while they start, between steps, in the middle of a save. A run that
+ends is started again until it is finished.
 
 same: always on 2 ranks at ZeRO stage 2. Losses and parameters must be those of the undisturbed run, bit for bit.
 change: each start on 1, 2 or 4 ranks and at stage 1, 2 or 3; twice the disk fills up, twice a file of the latest

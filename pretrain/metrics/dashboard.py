@@ -66,9 +66,9 @@ def dashboard(
         print(" ready, Ctrl-C ends it", flush=True)
         _show(f"{address}/{page}", open_browser)
         if state:
-            print(f"beside the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
+            print(f"with the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
         server.wait()
-        raise FailedError(f"the MLflow server ended by itself, with exit code {server.returncode}")
+        raise FailedError(f"the MLflow server stopped unexpectedly, with exit code {server.returncode}")
 
 
 def _state_of(run_dir: Path) -> FeedState:

@@ -152,7 +152,7 @@ class _FeedingThread:
                     self._feeder.finish()
                     self._complete = True
                 if self._failing:
-                    logger.warning("MLflow at %s takes metrics again", self._uri)
+                    logger.warning("MLflow at %s accepts metrics again", self._uri)
                 self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
             except Exception as error:
                 if not self._failing:
