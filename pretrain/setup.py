@@ -151,11 +151,8 @@ def _other_than_resumed(
     """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
         return problems
-    expected = _stream(config, training).mixture.consumed(saved.position)
-    if saved.consumed == expected:
-        return []
-    place = f"position {saved.position}"
-    return [f"the checkpoint of step {saved.step} has consumed {saved.consumed} rows, expected {expected} at {place}"]
+    problem = _stream(config, training).mixture.miscount(saved.consumed, saved.position)
+    return [f"the checkpoint of step {saved.step} is inconsistent: {problem}"] if problem else []
 
 
 def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
