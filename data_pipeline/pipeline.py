@@ -30,6 +30,13 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
     `repair` also reads the files, and rebuilds those whose checksum differs.
     """
+    try:
+        return _build(config, until, strict, repair)
+    finally:
+        ownership.release(Path(config.output))
+
+
+def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path:
     corpus = Path(config.output)
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
