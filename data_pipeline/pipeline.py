@@ -31,7 +31,9 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     `repair` also reads the files, and rebuilds those whose checksum differs.
     """
     try:
-        return _build(config, until, strict, repair)
+        corpus = _build(config, until, strict, repair)
+        remove_leftovers(corpus)  # of workers that were lost while they wrote
+        return corpus
     finally:
         ownership.release(Path(config.output))
 
