@@ -52,7 +52,7 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
     """
     with blocked(_REQUESTS):  # until a worker has installed its handlers
         if workers:
-            # Imported once, by the server that forks the workers: each would take a second and 150 MB for torch.
+            # The server that forks the workers imports this once. Else each takes a second and 100 MB to import torch.
             get_context("forkserver").set_forkserver_preload([type(dataset).__module__])
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # ensure_running unblocks some of them

@@ -1,4 +1,4 @@
-"""Byte equality under kills: the one place for it. `python -m tests.soak_build` kills for longer, at random."""
+"""A killed build ends with the same bytes. `python -m tests.soak_build` kills at random, for longer."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.soak_build import checksums, family, raylets
 
 
 def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A build by one worker, as it begins the stage whose line on stdout starts with `line`."""
+    """Starts a build with one worker, and returns it once its stdout has a line that starts with `line`."""
     program = [sys.executable, "-m", "data_pipeline", "build", str(config), "ray.num_cpus=1", *overrides]
     build = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert build.stdout is not None
@@ -25,9 +25,9 @@ def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[st
 
 
 def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
-    """All stages, deduplication's too: undisturbed by the workers here, against one worker, killed twice.
+    """Compares an undisturbed build, of all stages and with all CPUs, with a build by one worker that is killed twice.
 
-    First the raylet goes, and with it the workers, then the driver alone, whose workers go on for a while.
+    The first kill hits the raylet, whose workers end with it; the second the driver alone, whose workers go on a while.
     """
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
@@ -40,7 +40,7 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
     (raylet,) = raylets(started)
     raylet.kill()
     assert build.wait() != 0
-    assert not (killed / "documents").exists()  # what isn't deduplicated yet is no part of the corpus
+    assert not (killed / "documents").exists()  # deduplication isn't finished
     build = start_until("tokens: ", config, f"output={killed}")
     started += family(build.pid)
     build.kill()
@@ -54,4 +54,4 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
         assert f"{stage} unit" in done.stdout  # up to date: what was finished stays
     assert checksums(killed) == checksums(whole)
     assert not list(killed.rglob("*.tmp"))
-    psutil.wait_procs(started)  # or the test takes too long: no process outlives its build
+    psutil.wait_procs(started)  # otherwise the test takes too long: no process outlives its build
