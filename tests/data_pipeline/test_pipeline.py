@@ -19,6 +19,7 @@ from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.corpus.manifest import verify
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.locks import lock
 from data_pipeline.stages.documents import split_of
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.in_process import run_here
@@ -403,6 +404,8 @@ def test_stages_run_by_themselves(tmp_path):
         assert run_here("data-pipeline", stage, config).returncode == 0
         made.append([name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()])
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]
+    with (tmp_path / "corpus/.stages/driver").open() as file:
+        lock(file, None)  # raises if the finished builds still claimed the corpus: other processes may build it
 
 
 def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int]) -> dict:
