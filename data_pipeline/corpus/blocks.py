@@ -100,19 +100,9 @@ def _gather(blocks: list[Block], places: list[int], name: str, offsets: str) -> 
     return rows
 
 
-def add_sample(tar: tarfile.TarFile, key: str, block: Block) -> None:
-    """Adds the block to a shard as the WebDataset sample `key`: one .npy file for each array, sorted by name.
-
-    The headers are those of webdataset's own TarWriter, whose import would load torch in each worker of a build.
-    """
-    for name, values in sorted(block.items()):
-        content = io.BytesIO()
-        np.lib.format.write_array(content, np.ascontiguousarray(values), allow_pickle=False)
-        member = tarfile.TarInfo(f"{key}.{name}.npy")
-        member.size, member.mode = content.tell(), 0o444
-        member.uname = member.gname = "bigdata"
-        content.seek(0)
-        tar.addfile(member, content)
+def as_members(block: Block) -> dict[str, np.ndarray]:
+    """The block as members of a WebDataset sample."""
+    return {f"{name}.npy": np.ascontiguousarray(values) for name, values in block.items()}
 
 
 def decode_block(content: bytes | memoryview) -> Block:

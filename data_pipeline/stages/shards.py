@@ -5,7 +5,6 @@ shards. The rows of all shards are therefore counted before any is written, from
 """
 
 import hashlib
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +63,26 @@ def count_rows(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
 
 def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Cuts one bucket into rows and writes them; returns the shard's blocks and counts."""
+    import webdataset  # imports torch, which reading a manifest doesn't need
+
     rows, rules = _pack(corpus, spec)
     written: list[dict[str, Any]] = []
     path = corpus / spec["output"]
     with atomic_file(path) as file:
-        with tarfile.open(fileobj=file, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
+        with webdataset.TarWriter(file, mtime=0) as writer:
             for start in range(0, len(rows), spec["rows_per_block"]):
                 stop = min(start + spec["rows_per_block"], len(rows))
-                first_row, offset = spec["first_row"] + start, tar.offset
+                first_row, offset = spec["first_row"] + start, writer.tarstream.offset
                 columns = {name: values[start:stop] for name, values in rows.columns.items()}
                 block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
                 if spec["rows"]["apply_at"] == "build":
                     keys = noise_keys(spec["seed"], spec["split"], 0, np.arange(first_row, spec["first_row"] + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
-                blocks.add_sample(tar, f"{first_row:0{_KEY_DIGITS}d}", block)
+                writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **blocks.as_members(block)})
                 written.append(
                     {
                         "offset": offset,
-                        "length": tar.offset - offset,
+                        "length": writer.tarstream.offset - offset,
                         "first_row": first_row,
                         "rows": stop - start,
                         "tokens": blocks.count_tokens(block),

@@ -11,7 +11,7 @@ import torch
 
 from data_pipeline.foundation.code_version import git
 
-_PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "mlflow", "transformers")
+_PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
 def describe(ranks: int) -> dict[str, Any]:
