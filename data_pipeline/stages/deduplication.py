@@ -72,8 +72,6 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class KeysResult(Result):
-    """The number of keys written."""
-
     keys: int
 
 

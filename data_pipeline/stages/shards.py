@@ -41,8 +41,6 @@ class RowsSpec:
 
 @dataclass(frozen=True)
 class RowsResult(Result):
-    """The number of rows in a bucket."""
-
     rows: int
 
 
@@ -91,11 +89,7 @@ def plan_counts(config: CorpusConfig, corpus: Path, tokenized: Tokenized, traine
 
 
 def plan(
-    config: CorpusConfig,
-    corpus: Path,
-    tokenized: Tokenized,
-    trained: Finished,
-    counted: list[Finished[RowsResult]],
+    config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished, counted: list[Finished[RowsResult]]
 ) -> list[Unit[ShardSpec]]:
     """One unit for each bucket. A split's tokens determine its number of buckets."""
     planned = _work(config, corpus, tokenized, trained)
@@ -104,9 +98,8 @@ def plan(
     else:
         files = [name for unit in tokenized for name in unit.outputs]
         vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
-        buckets = [spec.bucket for spec, _ in planned]
-        rules = [_rules(config.rows, bucket, config.seed, vocabulary) for bucket in buckets]
-        tokens = count_tokens(corpus, files, buckets)
+        rules = [_rules(spec, vocabulary) for spec, _ in planned]
+        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
@@ -187,14 +180,15 @@ def _work(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Fin
     return work
 
 
-def _rules(rows: RowsConfig, bucket: TokenBucket, seed: int, vocabulary: Vocabulary) -> Rules:
+def _rules(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
+    bucket = spec.bucket
     key = f"{bucket.split}/{bucket.number}-of-{bucket.count}"
-    return Rules(rows.objective, vocabulary, bucket.split == "validation", key, seed)
+    return Rules(spec.rows.objective, vocabulary, bucket.split == "validation", key, spec.seed)
 
 
 def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
     vocabulary = tokenizer.load(corpus, spec.tokenizer.layout).vocabulary
-    rules = _rules(spec.rows, spec.bucket, spec.seed, vocabulary)
+    rules = _rules(spec, vocabulary)
     documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
     return PACKINGS[spec.rows.packing](documents, rules), rules
 
