@@ -34,7 +34,7 @@ class WrittenPart:
     """A part in the result of its unit.
 
     `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
-    counts them by split. `urls` is the file with its `url_keys` URL keys, or "" where the config asks for none.
+    counts them by split. `urls` is the file with its `url_keys` URL keys, or "" if the config asks for none.
     """
 
     path: str

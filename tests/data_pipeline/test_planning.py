@@ -1,4 +1,4 @@
-"""Planning: what a unit is sent does not grow with the number of units; buckets are counted as they are read."""
+"""Planning: the spec of a unit doesn't grow with the number of units; bucket sizes equal what buckets read."""
 
 import json
 
@@ -34,7 +34,7 @@ COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0)
 
 
 def tokenized(number: int) -> shards.Tokenized:
-    """As many units of the tokens stage, each with the tokens of one shard."""
+    """`number` units of the tokens stage, each with the tokens of one shard."""
     of_each = TokensResult({"train": CONFIG.tokens_per_shard, "validation": 0})
     return [
         Finished(name, "", of_each, {f"{name}.safetensors": Output(1, f"{part:064x}")}, 1.0)
