@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership
-from data_pipeline.execution.work_units import Stage, Unit, run
+from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
@@ -198,30 +199,37 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
         pass
 
 
-def divide(corpus: Path, spec: dict) -> dict:
-    (corpus / spec["output"]).write_text(str(1 / spec["by"]))
-    return {}
+@dataclass(frozen=True)
+class Work:
+    work: str
+    by: int = 1
+    output: str = ""
+    times: int = 0
 
 
-def allocate_too_much(corpus: Path, spec: dict) -> dict:
-    return {"zeros": np.zeros(2**50, np.uint8).sum()}  # more than a process can address
+def divide(corpus: Path, spec: Work) -> None:
+    (corpus / spec.output).write_text(str(1 / spec.by))
 
 
-def be_killed(corpus: Path, spec: dict) -> dict:
+def allocate_too_much(corpus: Path, spec: Work) -> None:
+    np.zeros(2**50, np.uint8)  # more than a process can address
+
+
+def be_killed(corpus: Path, spec: Work) -> None:
     """Kills the worker as the system does when memory runs out, the first `times` times."""
-    tries = corpus / f"tries-{spec['times']}"
+    tries = corpus / f"tries-{spec.times}"
     with tries.open("a") as file:
         file.write("x")
-    if tries.stat().st_size <= spec["times"]:
+    if tries.stat().st_size <= spec.times:
         os.kill(os.getpid(), signal.SIGKILL)
-    return {}
 
 
 WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed}
 
 
-def fail_or_not(corpus: Path, spec: dict) -> dict:
-    return WORK[spec["work"]](corpus, spec)
+def fail_or_not(corpus: Path, spec: Work) -> Result:
+    WORK[spec.work](corpus, spec)
+    return Result()
 
 
 def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
@@ -254,7 +262,7 @@ run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
 
 
 def do_all(corpus: Path) -> None:
-    units = [Unit(f"by-{by}", {"work": "divide", "by": by, "output": str(by)}, "", (str(by),)) for by in (0, 1)]
-    units += [Unit("allocate", {"work": "allocate"}, ""), Unit("be_killed", {"work": "be_killed", "times": 9}, "")]
-    units += [Unit("be_killed_once", {"work": "be_killed", "times": 1}, "", ("tries-1",))]
+    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),)) for by in (0, 1)]
+    units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
+    units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     run(Stage("division", 1, fail_or_not, "lower key.of_it"), units, corpus, RayConfig(num_cpus=1))

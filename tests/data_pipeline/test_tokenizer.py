@@ -24,7 +24,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.parts import part_file
 from data_pipeline.foundation.config_file import load as load_config
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.stages.tokenizer import STAGE
+from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, TokenizerSpec
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
@@ -447,7 +447,7 @@ def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path):
     config = TokenizerConfig(sample_bytes=10**15)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["nowhere.parquet"], "text_bytes": 10**16}
+    spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     with pytest.raises(FailedError) as error:
         STAGE.work(tmp_path, spec)
     told = re.fullmatch(
@@ -461,10 +461,10 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
     config = TokenizerConfig(sample_bytes=10**15, vocab_size=6)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["one.parquet", "two.parquet"], "text_bytes": 4000}
+    spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
     text = "".join(documents.values())
-    sample = {"documents": len(documents), "bytes": len(text.encode())}
-    assert STAGE.work(tmp_path, spec) == {"pieces": 6, "sample": sample}
+    sample = Sample(documents=len(documents), bytes=len(text.encode()))
+    assert STAGE.work(tmp_path, spec) == TokenizerResult(pieces=6, sample=sample)
 
 
 def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
