@@ -17,7 +17,7 @@ from pydantic import (
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import LocalPath, Section
+from data_pipeline.foundation.config_file import LocalPath, Section, problems
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
 from data_pipeline.sources import OPTIONS
 
@@ -57,15 +57,16 @@ class SourceConfig(Section):
             raise ValueError("a source's name can't contain '/'")
         return name
 
-    @model_validator(mode="after")
-    def _options_are_the_formats(self) -> "SourceConfig":
-        try:
-            OPTIONS[self.format].model_validate(self.options)
-        except ValidationError as error:
-            known = ", ".join(OPTIONS[self.format].model_fields) or "none"
-            problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg'].lower()}" for p in error.errors())
-            raise ValueError(f"options: {problems} (format {self.format} has: {known})") from None
-        return self
+    @field_validator("options")
+    @classmethod
+    def _options_are_the_formats(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
+        if (declared := others.data.get("format")) is not None:
+            try:
+                OPTIONS[declared].model_validate(options)
+            except ValidationError as error:
+                lines = problems(error, OPTIONS[declared])
+                raise ValueError("\n".join(f"format {declared}: {line}" for line in lines)) from None
+        return options
 
 
 class SplitConfig(Section):

@@ -67,12 +67,16 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problems: dict[str, tuple[dict[str, Any], _Place]] = {}  # a union of types has a problem with each of them
-        for problem in map(dict, error.errors()):
-            place = _walk(schema, problem["loc"])
-            problems.setdefault(place.key, (problem, place))
-        lines = [line for key, found in problems.items() for line in _describe(key, *found, schema).splitlines()]
-        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
+        raise UserError("\n".join(f"{path}: {line}" for line in problems(error, schema))) from None
+
+
+def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
+    """One line for each problem that `schema` has found, beginning with its key."""
+    first: dict[str, tuple[dict[str, Any], _Place]] = {}  # a value that may have several types has a problem for each
+    for problem in map(dict, error.errors()):
+        place = _walk(schema, problem["loc"])
+        first.setdefault(place.key, (problem, place))
+    return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
