@@ -58,7 +58,7 @@ def _alternatives(schema: dict[str, Any], quote: Callable[[str], str]) -> list[s
         return ["non-empty " * bool(schema.get("minItems")) + f"list of {values(schema['items'], quote)}"]
     if kind == "string":
         return ["non-empty " * bool(schema.get("minLength")) + schema.get("format", "text")]
-    limits = [f"{sign} {schema[name]:,}" for name, sign in _LIMITS.items() if name in schema]
+    limits = [f"{sign} {schema[name]:,.10g}" for name, sign in _LIMITS.items() if name in schema]
     return [" ".join(["keys and values" if kind == "object" else kind, ", ".join(limits)]).strip()]
 
 
