@@ -73,7 +73,8 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
 def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     """One line for each problem that `schema` has found, beginning with its key."""
     first: dict[str, tuple[dict[str, Any], _Place]] = {}  # a value that may have several types has a problem for each
-    for problem in map(dict, error.errors()):
+    reported: list[dict[str, Any]] = [dict(problem) for problem in error.errors()]
+    for problem in reported:
         place = _walk(schema, problem["loc"])
         first.setdefault(place.key, (problem, place))
     return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
