@@ -1,10 +1,10 @@
-"""Kills builds at random moments and compares what they make in the end with an undisturbed build.
+"""Kills builds at random moments and compares the results with an undisturbed build.
 
     python -m tests.soak_build [--kills 30] [--seed 0] [--minutes 15]
 
-The shipped samples are built once in peace. Then they are built again and again in a fresh directory, while SIGKILL
-hits the driver, a Ray worker, the raylet or all processes at once; what ends by it is started again, at once, until it
-gets through. Every file of each finished corpus but the report, which holds times, must have the same sha256.
+The shipped samples are first built undisturbed. Then they are built again and again in a fresh directory, while SIGKILL
+hits the driver, a Ray worker, the raylet or all processes at once. A build that ends is started again at once, until it
+completes. Every file of each finished corpus, except the report, which contains times, must have the same sha256.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _SECONDS_TO_FINISH = 180.0
 
 @dataclass
 class Outcome:
-    """What a soak saw. `problems`: differences, hangs and builds that failed without having been hit."""
+    """The results of a soak. `problems`: differences, hangs, and builds that failed without having been hit."""
 
     kills: Counter[str] = field(default_factory=Counter)
     builds: int = 0
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def checksums(corpus: Path) -> dict[str, str]:
-    """sha256 of everything a build makes but the report."""
+    """The sha256 of every file of a build except the report."""
     files = [path for path in corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
     return {
         str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -51,7 +51,7 @@ def checksums(corpus: Path) -> dict[str, str]:
 
 
 def write_inputs(folder: Path) -> Path:
-    """The corpus file over the shipped samples, C4's in four files."""
+    """Writes the corpus file for the shipped samples, with C4's in four files."""
     for part in range(4):
         write_c4(folder / f"c4-{part}.json.gz", records=250, skip=250 * part)
     sources = [
@@ -64,7 +64,7 @@ def write_inputs(folder: Path) -> Path:
 
 
 def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
-    """Builds beside `config` until there were `kills` kills, or `seconds` are over. `pause`: longest between kills."""
+    """Builds beside `config` until `kills` kills or `seconds` are reached. `pause`: the longest time between kills."""
     folder, outcome, generator = config.parent, Outcome(), random.Random(seed)
     wanted = folder / "undisturbed"
     done = _start(config, wanted, folder / "undisturbed.log").wait(_SECONDS_TO_FINISH)
@@ -94,7 +94,7 @@ def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> O
 def _build(
     config: Path, corpus: Path, log: Path, kills: int, pause: float, generator: random.Random, outcome: Outcome
 ) -> None:
-    """One build, started again until it gets through."""
+    """Runs one build, starting it again until it completes."""
     seen: set[psutil.Process] = set()
     driver, hit = _start(config, corpus, log), False
     quiet_since = time.monotonic()
@@ -136,7 +136,7 @@ def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> str:
-    """Kills a random victim of the build that is the process `driver`; returns its kind, or "" where none is there."""
+    """Kills a random process of the build whose driver is `driver`; returns its kind, or "" if there is none."""
     victim = generator.choice(VICTIMS)
     tree = _tree(driver)
     seen.update(tree)
@@ -155,7 +155,7 @@ def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> s
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]

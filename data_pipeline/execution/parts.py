@@ -34,7 +34,7 @@ class Part:
     """A part as one stage passes it to the next.
 
     `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `urls` is
-    the file with its `url_keys` URL keys, or "" where the config asks for none.
+    the file with its `url_keys` URL keys, or "" if the config asks for none.
     """
 
     name: str

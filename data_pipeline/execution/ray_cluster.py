@@ -67,7 +67,7 @@ def start(config: RayConfig, corpus: Path, token: str) -> None:
 
 
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
-    """(name, `function` of the input) for each of `inputs` by name, as they finish.
+    """Applies `function` to each of `inputs`; yields (name, result) as they finish.
 
     Each input is a separate row, so that what a worker gets doesn't grow with the number of inputs. If a worker or node
     is lost, its input is retried elsewhere, up to `_RETRIES` times. The last try gets a whole node to itself, which
@@ -82,9 +82,8 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
     rows = [{"name": name, "input": text} for name, text in inputs.items()]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # Ray 2.60 has no other way to bound retries than the one it will replace in 2.64
+        # Ray 2.64 will remove arguments like `max_retries`, but 2.60 has no other way to bound retries
+        warnings.simplefilter("ignore")
         dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=_RETRIES)
     left = dict(inputs)
     try:

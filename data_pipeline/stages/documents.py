@@ -77,7 +77,8 @@ class PartsWriter:
         self._stack.__exit__(*raised)
 
     def add(self, record: Record, document: Document | None, competes: bool) -> None:
-        """`competes`: whether the page may be the newest of its URL."""
+        """Adds a page that was read, and its document, if any. `competes`: whether it may be the newest page of its
+        URL."""
         if self._characters >= self._spec["characters_per_part"]:
             self._close()
             self._open(record.ordinal)

@@ -24,7 +24,7 @@ _NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
 
 
 def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit]:
-    """One unit."""
+    """The only unit of this stage."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:

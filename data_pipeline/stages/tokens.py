@@ -24,7 +24,7 @@ _ENCODE_BATCH = 512
 
 
 def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
-    """uint16 where every id fits, else uint32."""
+    """uint16 if every id fits into it, else uint32."""
     return np.uint16 if vocabulary_size <= 65_536 else np.uint32
 
 

@@ -1,4 +1,4 @@
-"""Builds on a Ray cluster of two nodes, and what guards a corpus against two builds at once."""
+"""Builds on a Ray cluster of two nodes, and the protection of a corpus against two builds at once."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ from tests.conftest import write_c4, write_corpus_file
 from tests.soak_build import checksums
 
 SECOND_NODE = "127.0.0.2"
-# Where a token of Ray's own lies in the home directory, nodes would ask for it and the driver wouldn't show it.
+# If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def processes() -> Iterator[list[subprocess.Popen]]:
-    """A list for processes, which are killed in the end with all below them."""
+    """A list of processes, which are killed at the end of the test with all their descendants."""
     started: list[subprocess.Popen] = []
     try:
         yield started
@@ -58,11 +58,12 @@ def kill_tree(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def cluster(folder: Path, hidden: Path | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
-    """(address, second node) of two nodes with one CPU each. `hidden`: a directory that the second sees empty."""
+    """(address, second node) of a cluster of two nodes with one CPU each. The second sees the directory `hidden` as
+    empty."""
     port = free_port()
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
     program = [str(Path(sys.executable).with_name("ray")), "start", *common]
-    # Sockets lie below Ray's directory, and their paths may have no more than 107 characters.
+    # Sockets are below Ray's directory, and their paths may have at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="ray-") as own,
         (folder / "ray.log").open("wb") as log,
@@ -120,7 +121,7 @@ def test_a_node_dies_and_the_build_ends_with_the_bytes_of_a_local_one(tmp_path):
 
 
 def wait_for_worker(node: subprocess.Popen) -> psutil.Process:
-    """A process of the node that is at work on a unit."""
+    """Waits for a worker process of the node that works on a unit."""
     while True:
         for process in psutil.Process(node.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error, IndexError):
@@ -199,7 +200,7 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"working\n"
         token = ownership.begin(tmp_path)
-        assert (tmp_path / "output").read_text() == "old"  # it had ended before the new build looked at anything
+        assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
     assert ownership.sees(tmp_path, token)
     with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
         raise AssertionError
@@ -217,7 +218,7 @@ def allocate_too_much(corpus: Path, spec: dict) -> dict:
 
 
 def be_killed(corpus: Path, spec: dict) -> dict:
-    """Ends as a worker does that the system kills because memory has run out."""
+    """Kills the worker as the system does when memory runs out."""
     with (corpus / "tries").open("a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGKILL)

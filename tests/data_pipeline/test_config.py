@@ -1,4 +1,4 @@
-"""Corpus files: every problem at once, each with its key."""
+"""Corpus files: all problems are reported at once, each with its key."""
 
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_file_extends_others_and_has_the_last_word(corpus_file):
 
 
 def test_another_kind_of_a_section_starts_afresh(corpus_file):
-    """UL2 has no inputs_length: what the base says of span corruption doesn't hold for it."""
+    """UL2 has no inputs_length, so the base file's settings of span corruption must not apply to it."""
     corpus_file.write_text(
         VALID + "rows: {end_of_document: true, objective: {name: span_corruption, inputs_length: 64}}"
     )

@@ -1,4 +1,4 @@
-"""A short form of `python -m tests.fuzz`, and the cases that have found something."""
+"""A short form of `python -m tests.fuzz`, and cases that once found bugs."""
 
 import pytest
 

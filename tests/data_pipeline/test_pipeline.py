@@ -1,4 +1,4 @@
-"""Building a corpus with the real pipeline on Ray Data, as the command does."""
+"""Builds corpora with the real pipeline on Ray Data, as the command does."""
 
 import bz2
 import gzip
@@ -29,7 +29,7 @@ from tests.conftest import C4_SAMPLE, SAMPLES, run, write_c4, write_corpus_file
 
 
 def checksums(corpus: Path) -> dict[str, str]:
-    """sha256 of everything a build makes but the report, which holds times."""
+    """The sha256 of every file of a build except the report, which contains times."""
     files = [path for path in corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
     return {
         str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -96,7 +96,7 @@ def test_noise_at_build_is_stored_as_the_contract_says(corpus_built_with_noise):
 
 
 def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
-    """Concatenated, rows and dropped tail are the documents; document_offsets are where they start."""
+    """The rows and the dropped tail, concatenated, are the documents; document_offsets are their starts."""
     corpus = open_corpus(small_corpus)
     documents = {}
     for part in sorted((small_corpus / "documents").glob("*.parquet")):
@@ -118,7 +118,7 @@ def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
 
 
 def test_the_split_is_tfds_rule():
-    """md5("Example.com/a") = …: the digest as an integer modulo 1000, computed here by hand."""
+    """md5("Example.com/a") = …: the digest modulo 1000, computed here by hand."""
     held_out = [
         n for n in range(5000) if split_of(f"https://www.example.com/{n}/?utm_source=x", "", 1, 1000) != "train"
     ]
@@ -157,7 +157,8 @@ def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
 
 
 def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path):
-    """One worker, uninterrupted, against two workers killed after some units, and after more, until it gets through."""
+    """Compares one uninterrupted worker with two workers that are killed after some units, again and again, until the
+    build is finished."""
     config = make_inputs(tmp_path / "inputs")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("data-pipeline", "build", config, f"output={whole}", "ray.num_cpus=1").returncode == 0
@@ -181,7 +182,8 @@ def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path):
 
 
 def test_wikipedia_and_c4_samples_build_together(tmp_path):
-    """The shipped dump's second part and C4: redirects and other namespaces are dropped, and counted."""
+    """Builds the second part of the shipped dump together with C4: redirects and other namespaces are dropped and
+    counted."""
     sources = [
         {"format": "wikipedia", "name": "enwiki", "path": str(SAMPLES / "*articles2.xml.bz2"), "language": "en"},
         {"format": "c4", "path": str(C4_SAMPLE), "language": "en"},
@@ -203,7 +205,7 @@ def test_wikipedia_and_c4_samples_build_together(tmp_path):
 
 
 def flip(path: Path, position: int = -1) -> None:
-    """Changes one bit of one byte; a second time changes it back."""
+    """Flips one bit of one byte; a second call flips it back."""
     content = bytearray(path.read_bytes())
     content[position] ^= 0x10
     path.write_bytes(content)
@@ -225,7 +227,7 @@ def test_verify_names_the_shard_with_one_flipped_byte(small_corpus, tmp_path):
 
 
 def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small_corpus, tmp_path):
-    """One byte of a file of each stage: sizes don't tell, and what a stage reads may be damaged as well."""
+    """Damages one byte in a file of each stage: sizes don't show it, and even the input of a stage may be damaged."""
     copy, config = tmp_path / "corpus", small_corpus.parent / "corpus.yaml"
     shutil.copytree(small_corpus, copy)
     damaged = [
@@ -384,7 +386,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
 
 
 def test_a_dump_of_many_streams_is_cut_into_units_and_gives_the_same_documents(tmp_path):
-    """Pages in bz2 streams of 60, as Wikimedia's multistream dumps have them, read whole and in ranges."""
+    """Reads bz2 streams of 60 pages, like Wikimedia's multistream dumps, whole and in ranges."""
     xml = bz2.decompress(next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes())
     head, *pages = xml.split(b"  <page>")
     pages = [b"  <page>" + page for page in pages]

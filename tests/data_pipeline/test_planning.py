@@ -1,4 +1,4 @@
-"""Planning: what a unit is sent does not grow with the number of units; buckets are counted as they are read."""
+"""Planning: the spec of a unit doesn't grow with the number of units; bucket sizes equal what buckets read."""
 
 import json
 from dataclasses import asdict
@@ -26,7 +26,7 @@ TRAINED = Finished("spiece", "", {}, {"tokenizer/spiece.model": {"bytes": 1, "sh
 
 
 def tokenized(number: int) -> list[Finished]:
-    """As many units of the tokens stage, each with the tokens of one shard."""
+    """`number` units of the tokens stage, each with the tokens of one shard."""
     tokens = {"train": CONFIG.tokens_per_shard, "validation": 0}
     return [
         Finished(name, "", {"tokens": tokens}, {f"{name}.safetensors": {"bytes": 1, "sha256": f"{part:064x}"}}, 1.0)

@@ -1,4 +1,4 @@
-"""Tokenizers: ids as the models' own libraries give them, special tokens and sentinels that no text becomes."""
+"""Tokenizers give the ids of the models' own libraries, and no text becomes a special token or sentinel."""
 
 import dataclasses
 import gzip
@@ -77,12 +77,12 @@ def test_gpt2s_ids(gpt2):
 
 
 def test_barts_ids(bart):
-    """ "Hello world" is 0, 31414, 232, 2 in BART's documentation, marks included."""
+    """In BART's documentation "Hello world" is 0, 31414, 232, 2, marks included."""
     assert bart.encode(["Hello world", " the", "."]) == [[31_414, 232], [5], [4]]
     vocabulary = bart.vocabulary
     assert (vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
     assert (vocabulary.size, vocabulary.mask) == (50_265, 50_264)
-    assert vocabulary.text == (4, 50_260)  # what follows stands for no text
+    assert vocabulary.text == (4, 50_260)  # the rest stands for no text
     assert vocabulary.special == {f"madeupword000{n}": 50_261 + n for n in range(3)} | {"<|endoftext|>": 50_260}
 
 
@@ -191,7 +191,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
 
 
 def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte_level_bpe, tmp_path):
-    """Hugging Face's names for GPT-2's files, and BART's ids written out, are the same tokenizers."""
+    """Hugging Face's names for GPT-2's files, and BART's ids written out, describe the same tokenizers."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
     assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256
@@ -202,7 +202,7 @@ def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte
 
 
 def test_a_long_text_is_encoded_in_parts_as_well_as_whole(small_corpus, spiece, monkeypatch):
-    """As many pieces of the same text; the same ones but where two segmentations tie ("1 11" and "11 1")."""
+    """The parts give as many pieces; they differ only where two segmentations tie ("1 11" and "11 1")."""
     texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
     whole = spiece.encode(texts)
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 100)
@@ -225,7 +225,7 @@ WORDS_AND_SPACES = ["word", "'s", "1", "...", " ", "  ", "\n", "\n\n\n", *"\t\xa
 @settings(deadline=None)
 @given(words=st.lists(st.sampled_from(WORDS_AND_SPACES), min_size=30))
 def test_a_text_is_cut_where_white_space_begins(gpt2, words):
-    """White space is what GPT-2's pattern takes for it, and "\\n\\n\\n" is one match of it."""
+    """White space is defined by GPT-2's pattern, to which "\n\n\n" is one match."""
     text = "".join(words)
     assume(max(map(len, re.split(r"([^\S\x1c-\x1f]+)", text))) < 20)
     (whole,) = gpt2.encode([text])
@@ -405,12 +405,12 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         SentencePiece.read(tmp_path / "spiece.model")
 
 
-# ---- the sample that is trained on
+# ---- the training sample
 
 
 @pytest.fixture
 def documents(tmp_path):
-    """Texts by id, of 1 to 40 bytes, every fifth held out; and two parts of them in `tmp_path`."""
+    """Texts by id, with 1 to 40 bytes each, every fifth held out, written to two parts in `tmp_path`."""
     rows = [
         {
             "id": f"c4/a/{number:09d}",
@@ -455,7 +455,7 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
         str(error.value),
     )
     assert told
-    check_memory(int(told[1].replace(",", "")) // 2)  # half, since others may take memory meanwhile
+    check_memory(int(told[1].replace(",", "")) // 2)  # half, since other processes may take memory meanwhile
 
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
@@ -467,7 +467,7 @@ def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(document
 
 
 def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
-    """A translation's letters have pieces of their own, though no input has them."""
+    """The letters of a translation get pieces, even if no input contains them."""
     with part_file(tmp_path / "part.parquet") as part:
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"

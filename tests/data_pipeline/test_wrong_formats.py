@@ -1,4 +1,4 @@
-"""A file of one format declared as another: never silently read, and what it looks like is said."""
+"""Files whose format isn't the declared one are never read silently, and the message says what they look like."""
 
 import itertools
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.conftest import DATA
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
 JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
 
-# By kind of file: its content, the formats that read it, and what it is called.
+# For each kind of file: its content, the formats that read it, and its name in messages.
 FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
     "wet": (DATA / "commoncrawl/whirlwind.warc.wet.gz", ("wet",), "a WARC archive"),
     "warc": (DATA / "commoncrawl/whirlwind.warc.gz", ("warc",), "a WARC archive"),
@@ -42,7 +42,7 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
 
 
 def read_as(declared: str, path: Path) -> Finished:
-    """What the documents stage makes of one file."""
+    """The result of the documents stage for one file."""
     sources = [{"format": declared, "path": str(path)}]
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
