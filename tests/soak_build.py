@@ -3,14 +3,13 @@
     python -m tests.soak_build [--kills 30] [--seed 0] [--minutes 15]
 
 The shipped samples are first built undisturbed. Then they are built again and again in a fresh directory, while SIGKILL
-hits the driver, a Ray worker, the raylet or all processes at once. A build that ends is started again at once, until it
+hits the driver, a worker at work, the raylet or all processes at once. A build that ends is started again, until it
 completes. Every file of each finished corpus, except the report, which contains times, must have the same sha256.
 """
 
 import argparse
 import contextlib
 import hashlib
-import os
 import random
 import shutil
 import signal
@@ -112,7 +111,7 @@ def _build(
                 driver, hit = _start(config, corpus, log), False
                 quiet_since = time.monotonic()
             elif may_kill:
-                victim = _kill(generator, driver.pid, seen)
+                victim = _kill(generator, driver.pid, corpus, seen)
                 outcome.kills[victim] += victim != ""
                 hit = hit or victim != ""
                 quiet_since = time.monotonic()
@@ -122,7 +121,7 @@ def _build(
                 return
     finally:
         if driver.poll() is None:
-            seen.update(_tree(driver.pid))
+            seen.update(family(driver.pid))
         for process in seen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -135,18 +134,17 @@ def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(program, stdout=file, stderr=file, start_new_session=True)
 
 
-def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> str:
-    """Kills a random process of the build whose driver is `driver`; returns its kind, or "" if there is none."""
+def _kill(generator: random.Random, driver: int, corpus: Path, seen: set[psutil.Process]) -> str:
+    """Kills a random process of the build of `corpus` by `driver`; returns its kind, or "" if there is none."""
     victim = generator.choice(VICTIMS)
-    tree = _tree(driver)
+    tree = family(driver)
     seen.update(tree)
     if victim == "all":
         targets = tree
     elif victim == "driver":
         targets = tree[:1]
     else:
-        start = "ray::" if victim == "worker" else "raylet"
-        candidates = [process for process in tree[1:] if _title(process).startswith(start)]
+        candidates = raylets(tree) if victim == "raylet" else at_work(tree, corpus)
         targets = [generator.choice(candidates)] if candidates else []
     for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -154,7 +152,7 @@ def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> s
     return victim if targets else ""
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
     """A process and all its descendants."""
     try:
         root = psutil.Process(pid)
@@ -163,11 +161,25 @@ def _tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _title(process: psutil.Process) -> str:
-    """ "ray::map" of a worker, "raylet" of a raylet."""
-    with contextlib.suppress(psutil.Error, IndexError):
-        return os.path.basename(process.cmdline()[0])  # noqa: PTH119 (a worker's title is no path)
-    return ""
+def raylets(tree: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes in `tree` that run Ray's program `raylet`."""
+    found = []
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet":
+                found.append(process)
+    return found
+
+
+def at_work(tree: list[psutil.Process], corpus: Path) -> list[psutil.Process]:
+    """The processes in `tree` that work on a unit of `corpus`: each has the file open whose lock makes builds wait."""
+    held = str(corpus.resolve() / ".stages" / "workers")
+    found = []
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == held for file in process.open_files()):
+                found.append(process)
+    return found
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.stages import tokenizer
-from tests.conftest import run
+from tests.in_process import run_here
 
 VALID = """
 name: a
@@ -149,7 +149,7 @@ def test_a_vocabulary_that_lacks_what_the_objective_needs_is_refused_before_anyt
 
 
 def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
-    done = run("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
+    done = run_here("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
         f"error: {corpus_file}: tokenizer.vocabsize: unknown key; nearest valid key: tokenizer.vocab_size"
@@ -157,7 +157,7 @@ def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
 
 
 def test_a_missing_config_exits_with_2(tmp_path):
-    done = run("data-pipeline", "build", tmp_path / "none.yaml")
+    done = run_here("data-pipeline", "build", tmp_path / "none.yaml")
     assert (done.returncode, "none.yaml: no such file" in done.stderr) == (2, True)
 
 

@@ -17,7 +17,8 @@ from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.pipeline import build
-from tests.conftest import run, write_c4, write_corpus_file
+from tests.conftest import write_c4, write_corpus_file
+from tests.in_process import run_here
 
 SPECIAL = ["<mask>", "<s>", "[R]", "[S]", "[X]", "[CLS]", "[SEP]"]
 DENOISERS = [
@@ -106,7 +107,7 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         if name == "bert":
             ignored = (batch["labels"] == IGNORED).all(dim=1)
             assert torch.equal(batch["next_sentence_labels"] == IGNORED, ignored)
-    shown = run("data-pipeline", "show", at_load.directory, "-n", "1")
+    shown = run_here("data-pipeline", "show", at_load.directory, "-n", "1")
     assert shown.returncode == 0, shown.stderr
     assert "inputs" in shown.stdout
 

@@ -24,14 +24,15 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.parts import part_file
 from data_pipeline.foundation.config_file import load as load_config
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.stages.tokenizer import STAGE
+from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, TokenizerSpec
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
-from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
+from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
+from tests.in_process import run_here
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
 
@@ -295,26 +296,26 @@ def test_a_corpus_in_barts_ids(bart_corpus, bart):
     assert {path.name for path in (bart_corpus / "tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
     texts = [row["text"] for row in pq.read_table(bart_corpus / "documents/part-00000.parquet").to_pylist()]
     assert sum(split["tokens"] for split in corpus.manifest["splits"].values()) <= sum(map(len, bart.encode(texts)))
-    shown = run("data-pipeline", "show", bart_corpus, "-n", "2")
+    shown = run_here("data-pipeline", "show", bart_corpus, "-n", "2")
     assert shown.returncode == 0, shown.stderr
     assert "<extra_id_0>" in shown.stdout
-    assert run("data-pipeline", "verify", bart_corpus).returncode == 0
+    assert run_here("data-pipeline", "verify", bart_corpus).returncode == 0
 
 
 def test_verify_names_a_damaged_file_of_the_tokenizer(bart_corpus, tmp_path):
     shutil.copytree(bart_corpus, tmp_path / "corpus")
     merges = tmp_path / "corpus/tokenizer/merges.txt"
     merges.write_text(merges.read_text().replace("t h\n", "t x\n", 1))
-    done = run("data-pipeline", "verify", tmp_path / "corpus")
+    done = run_here("data-pipeline", "verify", tmp_path / "corpus")
     assert (done.returncode, f"{merges}: sha256 differs" in done.stderr) == (1, True)
 
 
 def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    assert run("data-pipeline", "tokenizer", config).returncode == 0
+    assert run_here("data-pipeline", "tokenizer", config).returncode == 0
     path = f"tokenizer.path={byte_level_bpe}/gpt2"
-    done = run(
+    done = run_here(
         "data-pipeline", "tokenizer", config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257"
     )
     assert done.returncode == 0, done.stderr
@@ -324,7 +325,7 @@ def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path)
 def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=3)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
+    done = run_here("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
     assert done.returncode == 2
     assert "error: tokenizer.vocab_size" in done.stderr
     assert "Traceback" not in done.stderr
@@ -336,7 +337,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     tokenizer = {"path": str(model), "vocab_size": 500, "special_tokens": ["<mask>"], "sentinels": 20}
     config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer)
-    assert run("data-pipeline", "build", config).returncode == 0
+    assert run_here("data-pipeline", "build", config).returncode == 0
     assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
     assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
     for override, problem in {
@@ -344,7 +345,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
         "tokenizer.path=nowhere.model": "nowhere.model: no such file",
     }.items():
-        wrong = run("data-pipeline", "build", config, override)
+        wrong = run_here("data-pipeline", "build", config, override)
         assert (wrong.returncode, problem in wrong.stderr) == (2, True), wrong.stderr
 
 
@@ -446,7 +447,7 @@ def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path):
     config = TokenizerConfig(sample_bytes=10**15)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["nowhere.parquet"], "text_bytes": 10**16}
+    spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     with pytest.raises(FailedError) as error:
         STAGE.work(tmp_path, spec)
     told = re.fullmatch(
@@ -460,10 +461,10 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
     config = TokenizerConfig(sample_bytes=10**15, vocab_size=6)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["one.parquet", "two.parquet"], "text_bytes": 4000}
+    spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
     text = "".join(documents.values())
-    sample = {"documents": len(documents), "bytes": len(text.encode())}
-    assert STAGE.work(tmp_path, spec) == {"pieces": 6, "sample": sample}
+    sample = Sample(documents=len(documents), bytes=len(text.encode()))
+    assert STAGE.work(tmp_path, spec) == TokenizerResult(pieces=6, sample=sample)
 
 
 def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
