@@ -137,6 +137,21 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     assert parameters.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_param"]}
 
 
+def test_the_defaults_in_the_reference_are_deepspeeds():
+    from deepspeed.runtime.zero import config as zero
+    from deepspeed.runtime.zero import offload_config as offload
+
+    stated = {name: key.default for name, key in deepspeed_keys.ZERO_PASSED_ON.items() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    assert stated == {name: found[name] for name in stated}
+    for name, section in (
+        ("offload_optimizer", offload.DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", offload.DeepSpeedZeroOffloadParamConfig),
+    ):
+        stated = {key: one.default for key, one in deepspeed_keys.OFFLOAD[name].items()}
+        assert stated == {key: section.model_fields[key].default for key in stated}
+
+
 class SometimesUsed(nn.Module):
     """A layer that takes part only if a row's first id is 1. It draws the same weights on all ranks."""
 
