@@ -97,7 +97,7 @@ def test_the_stage_has_a_default_and_must_be_a_number():
         assert section == {"zero_optimization": {**given.get("zero_optimization", {}), "stage": 2}}
     for wrong in (True, "2"):
         values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
-        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: input should be a valid integer"):
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
             check(values, RunConfig, "run.yaml")
 
 
