@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
+from launch.supervise.rank_processes import kept, with_own_gpus
 from pretrain.run.stop_signals import STOP_SIGNALS
 
 LAUNCHER = """
@@ -61,6 +61,14 @@ def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_ter
     assert (out, err) == ("", f"rank 1 ended with exit code 3; its log: {logs}/rank-00001.log\n  last words\n")
     assert (logs / "launcher.log").read_text() == f"{words}\n"
     assert (logs / "rank-00001.exit").read_text() == "3\n"
+
+
+def test_the_first_rank_that_reports_an_error_is_named_though_another_ends_first(tmp_path, capfd):
+    """No clock of a file system has a say in it."""
+    first = 'echo "rank failed: 0" >&$PRETRAIN_REPORTS; touch {0}/reported; until [ -e {0}/ended ]; do sleep 0.05; done'
+    second = "until [ -e {0}/reported ]; do sleep 0.05; done; touch {0}/ended; exit 4"
+    assert supervised(tmp_path, f"{first}; sleep 1; exit 3".format(tmp_path), second.format(tmp_path)) == 1
+    assert capfd.readouterr().err.startswith("rank 0 ended with exit code 3; ")
 
 
 def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):

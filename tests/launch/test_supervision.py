@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import keep
+from launch.supervise import keep
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.metrics.log import read_metrics
