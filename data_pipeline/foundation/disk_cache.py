@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +16,8 @@ _LOOK, _KEEP = 0.01, 0.9
 
 
 def default_directory() -> Path:
-    """The directory below $XDG_CACHE_HOME, or below ~/.cache if that is unset."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encdec-pretrain"
+    """A directory of this user below $TMPDIR or /tmp: on a disk of this machine, unlike home directories."""
+    return Path(tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
 
 
 def mapped_file(path: str | Path) -> memoryview:

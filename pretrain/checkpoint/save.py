@@ -106,6 +106,8 @@ class Saver:
         `faults.hang_seconds`.
         """
         writing, unfinished, failed = self._writing, 1, 0
+        if writing is not None:
+            watchdog.starting()
         while unfinished:
             if writing is not None:
                 writing.join(_SECONDS_OF_A_ROUND)
