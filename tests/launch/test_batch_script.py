@@ -97,6 +97,11 @@ def test_the_shipped_cluster_files_are_valid(cluster):
     assert load(cluster, [], ClusterConfig)
 
 
+def test_every_key_of_a_cluster_file_is_explained():
+    page = (CLUSTERS.parents[1] / "docs/clusters.md").read_text()
+    assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
+
+
 def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tmp_path, monkeypatch):
     path, a100 = run_file(tmp_path, small_corpus), CLUSTERS / "a100-80gb.yaml"
     refused = {
