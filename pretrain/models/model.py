@@ -51,7 +51,19 @@ class Model(nn.Module):
         Counts 6 per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that
         causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups don't count.
         """
+        return sum(self.flops_by_part(sizes).values())
+
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
+        """`flops` of each part that the model has: "encoder", "decoder" without cross-attention, "cross-attention" and
+        "head", what comes after the last layer."""
         raise NotImplementedError
+
+
+def attention_flops(attention: nn.Module, width: int, queries: int, keys: int, pairs: int) -> float:
+    """FLOPs of attention layers of `width` heads · d_kv: `q` and `o` process `queries` tokens, `k` and `v` `keys`."""
+    of_keys = matrix_weights(attention.k) + matrix_weights(attention.v)
+    of_queries = matrix_weights(attention) - of_keys
+    return 6.0 * (of_queries * queries + of_keys * keys) + 12.0 * width * pairs
 
 
 def matrix_weights(module: nn.Module) -> int:
