@@ -22,7 +22,7 @@ from pretrain.models.config.autoregressive import EmbeddingLossConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.loss import IGNORED, Losses, configured_losses
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, attention_flops, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
 STD = 0.02  # for all matrices and tables except those that end a residual branch
@@ -332,7 +332,7 @@ class Autoregressive(Model):
         running sum would do.
         """
         config, tokens, pairs = self.config, sizes.inputs, sizes.input_pairs
-        attend = [layer.cross_attention for layer in self.decoder]
+        attend = cross_attentions(self.decoder)
         decoder = matrix_weights(self.bridge) + matrix_weights(self.decoder) - sum(map(matrix_weights, attend))
         return {
             "encoder": 6.0 * matrix_weights(self.encoder) * tokens

@@ -14,7 +14,7 @@ from pretrain.models.config import T5Config
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, attention_flops, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -290,7 +290,7 @@ class T5(Model):
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
         width = config.num_heads * config.d_kv
-        attend = [layer.cross_attention for layer in self.decoder.layers]
+        attend = cross_attentions(self.decoder.layers)
         decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
         return {
             "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs

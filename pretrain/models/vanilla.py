@@ -15,7 +15,7 @@ from pretrain.models.config.transformer import TransformerConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, attention_flops, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
@@ -252,7 +252,7 @@ class Transformer(Model):
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
         width = config.d_model
-        attend = [layer.cross_attention for layer in self.decoder.layers]
+        attend = cross_attentions(self.decoder.layers)
         decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
         return {
             "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs

@@ -65,7 +65,7 @@ def activations(
     as_on_gpu = _AsOnGpu(rows, fused_attention)
     if checkpointing:
         for layer in layers(model):
-            layer.forward = recomputed(as_on_gpu.around(layer.forward))  # type: ignore[method-assign]
+            layer.forward = recomputed(as_on_gpu.around(layer.forward))
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(_taken)
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")

@@ -158,10 +158,10 @@ def _time(options: Sequence[Option]) -> Table:
             str(option.rows),
             f"{option.traffic.total / 1e9:,.1f}",
             f"{option.step.hidden:.0%}",
-            f"{_bound(option)}{option.step.seconds:.2f}",
-            f"{option.step.exposed:.2f}",
+            f"{_bound(option)}{_figures(option.step.seconds)}",
+            _figures(option.step.exposed),
             f"{option.step.mfu:.0%}",
-            f"{option.hours / 24:,.1f}",
+            _figures(option.hours / 24),
             f"${option.cost:,.0f}",
         )
     return table
@@ -180,9 +180,9 @@ def _counts(compared: Sequence[tuple[int, Option | None]]) -> Table:
             *_setting(option.setting),
             str(option.rows),
             _gib(option.peak),
-            f"{_bound(option)}{option.step.seconds:.2f}",
+            f"{_bound(option)}{_figures(option.step.seconds)}",
             f"{option.step.mfu:.0%}",
-            f"{option.hours / 24:,.1f}",
+            _figures(option.hours / 24),
             f"{option.hours * count:,.0f}",
             f"${option.cost:,.0f}",
         )
@@ -219,6 +219,11 @@ def _days(option: Option) -> str:
 def _gib(size: float) -> str:
     size /= GIB
     return f"{size:.1f}" if size >= 10 else f"{size:.2f}"
+
+
+def _figures(value: float) -> str:
+    """Three significant figures."""
+    return f"{value:#.3g}".rstrip(".") if 1e-3 <= value < 1000 else f"{value:,.0f}"
 
 
 def _number(count: int, name: str) -> str:

@@ -1,5 +1,6 @@
 """The rows of a run, and the vocabulary of its model, also where its corpus isn't at hand."""
 
+import math
 from pathlib import Path
 
 from data_pipeline.corpus import open_corpus
@@ -23,7 +24,7 @@ def described(config: RunConfig, path: Path, inputs: int | None, targets: int | 
     directory = Path(config.data.train[0].corpus)
     corpus = open_corpus(str(directory)) if directory.is_dir() else None
     objective: Objective | None = config.data.objective or (corpus.objective if corpus else None)
-    problems = []
+    problems: list[str] = []
     model = config.model
     if corpus is not None:
         model, problems = with_ids_of(model, corpus)
@@ -45,7 +46,5 @@ def described(config: RunConfig, path: Path, inputs: int | None, targets: int | 
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
     assert inputs is not None
     assert targets is not None
-    predicted = targets
-    if isinstance(model, EncoderOnlyConfig):
-        predicted = -(-targets * getattr(objective, "mask_ratio", _MASKED) // 1)
-    return config.model_copy(update={"model": model}), Rows(1, inputs, targets, int(predicted))
+    share = getattr(objective, "mask_ratio", _MASKED) if isinstance(model, EncoderOnlyConfig) else 1
+    return config.model_copy(update={"model": model}), Rows(1, inputs, targets, math.ceil(share * targets))

@@ -93,9 +93,10 @@ def test_fused_attention_never_keeps_attention_weights():
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4}
 ROWS, INPUTS, TARGETS, BUCKET = 4, 64, 32, 1_000_000
 CASES = [
-    *((stage, precision, "adamw", False, False) for stage in (1, 2, 3) for precision in ("bf16", "fp32")),
-    *((stage, "bf16", "adamw", True, False) for stage in (1, 2, 3)),
-    *((stage, "bf16", name, False, False) for stage in (2, 3) for name in ("adamw_scale", "adafactor", "muon")),
+    *((stage, "bf16", "adamw", False, False) for stage in (1, 2, 3)),
+    *((stage, "fp32", "adamw", False, False) for stage in (2, 3)),
+    (2, "bf16", "muon", True, False),
+    (3, "bf16", "adafactor", True, False),
     *((stage, "bf16", "adamw", False, True) for stage in (2, 3)),
 ]
 
@@ -179,7 +180,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, float]:
 
 
 def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
-    """All stages, precisions and optimizers, with and without checkpointing and offloading; two micro-batches a step.
+    """All stages and precisions, with and without checkpointing and offloading; two micro-batches a step.
 
     On CPU ranks, what is offloaded lies beside what isn't: only the sum can be compared."""
     for results in on_ranks(2, each, allocated, CASES):
@@ -203,11 +204,13 @@ def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from pretrain.models import layers as of_models
+    from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
 
+    quiet_deepspeed()
+    internals.leave_shared_memory()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     deepspeed.init_distributed(dist_backend="fake")
-    quiet_deepspeed()
     of_models.draw_normal = lambda weight, std: None  # pages that nobody writes take no memory
     config = load(LARGEST, ["model.vocab_size=32100"], RunConfig)
     with deepspeed.zero.Init(config_dict_or_path={"train_batch_size": ranks, "zero_optimization": {"stage": 3}}):
