@@ -124,9 +124,7 @@ class Planner:
     def _timed(self, option: Option, share: int) -> Option:
         question, cluster = self.question, option.cluster
         config = self.config
-        sent = traffic(
-            self.parameters.count, option.setting, cluster.gpus, share // option.rows, config.precision, self.zero
-        )
+        sent = traffic(self.parameters, option.setting, cluster.gpus, share // option.rows, config.precision, self.zero)
         rows = config.batch.global_batch_size
         flops = rows * sum(self.flops.values())
         of_layers = flops - rows * self.flops[HEAD]

@@ -23,11 +23,17 @@ FP32 = 4  # bytes
 _DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }
 _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
 _COPIES = {"adamw": 0, "adamw_scale": 1, "adafactor": 2, "muon": 2}  # of a rank's gradient, in a step
+
+
+def zero_sizes(zero: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes that `deepspeed.zero_optimization` sets, in elements, with DeepSpeed's defaults for the others."""
+    return {key: int(zero.get(key, default)) for key, default in _DEFAULTS.items()}
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     """`zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
     width = 2 if precision == "bf16" else FP32
     count, stage = parameters.count, setting.stage
-    keys = {key: int(zero.get(key, default)) for key, default in _DEFAULTS.items()}
+    keys = zero_sizes(zero)
     bucket = keys["reduce_bucket_size"]
     filled = min(bucket, count)
     share = parameters.share(stage, ranks)

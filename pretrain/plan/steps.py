@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.plan.states import FP32, Setting
+from pretrain.plan.states import FP32, Parameters, Setting, zero_sizes
 from pretrain.run.gpus import Gpu
 
 EFFICIENCY = 0.8  # the share of a link's data-sheet bandwidth that large collectives of NCCL reach
@@ -49,28 +49,32 @@ class Traffic:
 
 
 def traffic(
-    parameters: int, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: Mapping[str, Any]
+    parameters: Parameters, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: Mapping[str, Any]
 ) -> Traffic:
     """Of a step of `micro_batches` on each GPU.
 
     Gradients travel in fp32: once a step at stage 1, with each micro-batch at stages 2 and 3. Stages 1 and 2 send all
     of them to all GPUs (an all-reduce) and gather the new weights once; stage 3 scatters them and gathers the weights
-    for each pass. With overlap, all buckets but the last travel beside the backward pass.
+    for each pass, but for small parameters, which stay whole, and those of which the backward pass has use soon enough
+    after the forward pass to keep them. With overlap, all buckets but the last travel beside the backward pass.
     """
     others = (gpus - 1) / gpus  # the share of a tensor that a GPU sends, in a ring, to gather or to scatter it
-    weights = others * (2 if precision == "bf16" else FP32) * parameters
-    gradients = others * FP32 * parameters
-    bucket = int(zero.get("reduce_bucket_size", 500_000_000))
-    early = max(0.0, 1 - bucket / parameters) if setting.overlap else 0.0
+    sizes, count = zero_sizes(zero), parameters.count
+    weight = others * (2 if precision == "bf16" else FP32)
+    weights, gradients = weight * count, others * FP32 * count
+    early = max(0.0, 1 - sizes["reduce_bucket_size"] / count) if setting.overlap else 0.0
     if setting.stage == 1:
         return Traffic(0.0, 0.0, 2 * gradients + weights)
     if setting.stage == 2:
         reduced = 2 * gradients * micro_batches
         return Traffic(0.0, early * reduced, (1 - early) * reduced + weights)
-    gathered, scattered = weights * micro_batches, gradients * micro_batches
+    small = parameters.up_to(sizes["stage3_param_persistence_threshold"])
+    kept = min(count, sizes["stage3_max_live_parameters"], sizes["stage3_max_reuse_distance"] // 2)
+    forward, backward = (weight * micro_batches * gathered for gathered in (count - small, count - kept))
+    scattered, updated = gradients * micro_batches, weight * small
     if not setting.overlap:
-        return Traffic(0.0, 0.0, 2 * gathered + scattered)
-    return Traffic(gathered, gathered + early * scattered, (1 - early) * scattered)
+        return Traffic(0.0, 0.0, forward + backward + scattered + updated)
+    return Traffic(forward, backward + early * scattered, (1 - early) * scattered + updated)
 
 
 @dataclass(frozen=True)

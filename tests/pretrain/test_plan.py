@@ -175,7 +175,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, float]:
     passing = activations(config.model, rows, precision, checkpointing, fused_attention=False)
     held = states(sizes, setting, ranks, precision, config.deepspeed["zero_optimization"])
     zero = config.deepspeed["zero_optimization"]
-    sizes_sent = traffic(sizes.count, setting, ranks, 2, precision, zero)
+    sizes_sent = traffic(sizes, setting, ranks, 2, precision, zero)
     return held, held.peak(passing.total), sizes_sent.total
 
 
