@@ -39,15 +39,15 @@ def main() -> None:
             "masters and moments": held.masters + held.moments,
             "gradients": held.gradients,
             "buffers": held.buffers,
-            "activations": held.peak(passing) - held.lasting - held.buffers,
+            "activations, reducing": held.peak(passing) - held.lasting - held.buffers,
         }
         label = f"stage {setting.stage}"
-        label += "" if setting.offload == "none" else f"\n{setting.offload} offloaded"
-        label += "\nrecomputing" if setting.checkpointing else ""
+        label += "" if setting.offload == "none" else f", {setting.offload} offloaded"
+        label += ", recomputing" if setting.checkpointing else ""
         bars[label] = {name: size / GIB for name, size in parts.items()}
     draw(
         bars,
-        f"{config.run.name} on {options.gpus} × {options.gpu}, {options.rows} rows at once",
+        f"{config.run.name} on {options.gpus} × {options.gpu}, micro-batches of {options.rows}",
         gpu.memory,
         options.out,
     )
@@ -56,7 +56,7 @@ def main() -> None:
 def draw(bars: dict[str, dict[str, float]], title: str, memory: float, out: Path) -> None:
     """Writes a picture of stacked bars in GiB, with a line at the GPU's `memory`; the same bytes each time."""
     matplotlib.rcParams.update({"svg.hashsalt": "plan", "svg.fonttype": "none", "font.size": 9})
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    figure, axes = pyplot.subplots(figsize=(9, 4.5))
     left = [0.0] * len(bars)
     for name in next(iter(bars.values())):
         sizes = [parts[name] for parts in bars.values()]

@@ -151,8 +151,10 @@ def allocated(*case: Any) -> dict[str, float]:
             memory.peak = memory.held
             engine.step(number, 0, [batch, batch])
     optimizer = engine.deepspeed.optimizer.optimizer
+    parameters = list(engine.deepspeed.module.parameters())
+    shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]  # at stage 3
     kinds = {
-        "weights": [getattr(one, "ds_tensor", one) for one in engine.deepspeed.module.parameters()],
+        "weights": [*parameters, *shards],
         "masters": [one.flat for one in fragments(engine.deepspeed)],
         "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
     }
