@@ -80,7 +80,7 @@ def plan(
     """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus."""
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
-    from pretrain.run.gpus import gpu_named
+    from pretrain.gpus import gpu_named
 
     settings, kind = load(config, overrides or [], RunConfig), gpu_named(gpu)
     nodes = nodes or -(-gpus // GPUS_PER_NODE)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batches import IGNORED, Batch
+from pretrain.gpus import Arithmetic, gpu_of_device
 from pretrain.models.model import Model, Sizes
-from pretrain.run.gpus import Arithmetic, gpu_of_device
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy

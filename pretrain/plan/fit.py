@@ -6,11 +6,11 @@ from dataclasses import astuple, dataclass, replace
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.gpus import Gpu
 from pretrain.models.model import Model, Sizes
 from pretrain.plan.activations import Activations, Rows, activations
 from pretrain.plan.states import Parameters, Setting, States, meta_model, settings, states
 from pretrain.plan.steps import Cluster, Step, Traffic, step, traffic
-from pretrain.run.gpus import Gpu
 from pretrain.setup import cut_rows
 from pretrain.zero.memory import SAFE
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pretrain.gpus import Gpu
 from pretrain.plan.states import FP32, Parameters, Setting, zero_sizes
-from pretrain.run.gpus import Gpu
 
 EFFICIENCY = 0.8  # the share of a link's data-sheet bandwidth that large collectives of NCCL reach
 _BACKWARD = 2 / 3  # of a pass's arithmetic
