@@ -288,11 +288,13 @@ def test_one_a100_takes_as_long_as_nanot5s():
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
-    """Of 128 rows on one GPU of 12 GiB."""
+    """Of 128 rows on one GPU of 12 GiB, which holds all of them only if layers are computed again."""
     one = planner(BASE, 8, [], gpu=replace(GPUS["a100-80gb"], memory=12))
     for option in one.options(1):
-        assert 1 <= option.rows < 128
+        assert option.rows == 128 if option.setting.checkpointing else 1 <= option.rows < 128
         assert option.peak <= one.usable
+        if option.rows == 128:
+            continue
         above = one.activations(2 * option.rows, option.setting.checkpointing)
         assert option.states.peak(above.total) > one.usable
 
