@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
-RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file.")]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
 ]
@@ -99,6 +99,14 @@ def plan(
         print(json.dumps(report.as_json(planner, gpus), indent=1))
     else:
         report.show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
+
+
+@app.command()
+def reference() -> None:
+    """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
+    from pretrain.reference import page
+
+    print(page(), end="")
 
 
 @app.command()
