@@ -68,7 +68,7 @@ class Planner:
         targets = row.targets if self.model.decoder_reads_targets else row.predicted
         self.flops = self.model.flops_by_part(Sizes.of_example(row.inputs, targets))
         self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
-        self.zero = config.deepspeed["zero_optimization"]
+        self.zero = config.deepspeed.zero_optimization.model_dump()
 
     def options(self, gpus: int) -> list[Option]:
         """Every setting on so many GPUs. Raises UserError if they can't share the run's batches."""

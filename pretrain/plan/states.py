@@ -13,27 +13,27 @@ import torch
 
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.deepspeed_keys import ZERO_PASSED_ON
 from pretrain.models.model import Model
 from pretrain.optimizers.config import AdafactorConfig
 from pretrain.optimizers.groups import parameter_groups
 
 Offload = Literal["none", "optimizer", "optimizer and weights"]
 FP32 = 4  # bytes
-# DeepSpeed's defaults (`deepspeed/runtime/zero/config.py`), in elements
-_DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-}
+_SIZES = (
+    "reduce_bucket_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+)
 _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
 _COPIES = {"adamw": 0, "adamw_scale": 1, "adafactor": 2, "muon": 2}  # of a rank's gradient, in a step
 
 
 def zero_sizes(zero: Mapping[str, Any]) -> dict[str, int]:
     """The sizes that `deepspeed.zero_optimization` sets, in elements, with DeepSpeed's defaults for the others."""
-    return {key: int(zero.get(key, default)) for key, default in _DEFAULTS.items()}
+    return {key: int(zero.get(key, ZERO_PASSED_ON[key].default)) for key in _SIZES}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
 def settings(config: RunConfig) -> list[Setting]:
     """Every stage with and without offloading and checkpointing of activations. The key `overlap_comm` is the run
     file's; by default only stage 3 overlaps."""
-    given = config.deepspeed["zero_optimization"].get("overlap_comm")
+    given = config.deepspeed.zero_optimization.model_dump().get("overlap_comm")
     return [
         Setting(stage, offload, checkpointing, stage == 3 if given is None else given)
         for stage in (1, 2, 3)
