@@ -211,7 +211,7 @@ def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
     from pretrain.zero.config import quiet_deepspeed
 
     quiet_deepspeed()
-    internals.leave_shared_memory()
+    internals.load_no_extensions()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     deepspeed.init_distributed(dist_backend="fake")
     of_models.draw_normal = lambda weight, std: None  # pages that nobody writes take no memory
