@@ -155,8 +155,8 @@ class Training:
                 self.journal.log(step, metrics)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
-                watchdog.starting()
-                self._saved(self.saver.start(self.standing))
+                with watchdog.saving():
+                    self._saved(self.saver.start(self.standing))
                 self.meter.restart()
             if stopping and not last:
                 return End.STOPPED

@@ -19,8 +19,8 @@ GRACE = 20.0  # seconds that the Python thread has to report a hang before fault
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_starting, _compiling = True, False
-_changed = threading.Event()  # set when _starting or _compiling changes, and with them the limit
+_starting, _compiling, _saving = True, False, False
+_changed = threading.Event()  # set when one of these changes, and with it the limit
 
 
 def alive() -> None:
@@ -30,7 +30,7 @@ def alive() -> None:
 
 
 def starting() -> None:
-    """From here to the end of the next step, the limit is `start_seconds`. For starts, and before saving or loading."""
+    """From here to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
     _now(starting=True, compiling=False)
 
 
@@ -43,6 +43,20 @@ def step_done() -> None:
         _steps.append(time.monotonic() - _last_step)
     _last_step = time.monotonic()
     alive()
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Within the block, the limit doesn't follow the time of steps, of which the block is no part."""
+    global _saving, _last_step
+    before, _saving = _saving, True
+    _changed.set()
+    try:
+        yield
+    finally:
+        _saving, _last_step = before, time.monotonic()
+        alive()
+        _changed.set()
 
 
 def compiling(begins: bool) -> None:
@@ -61,9 +75,9 @@ def _now(starting: bool, compiling: bool) -> None:
 def watching(rank: int, hang_seconds: float | None, start_seconds: float) -> Iterator[None]:
     """Within the block, ends the process with exit code 1 when it makes no progress within the limit.
 
-    The limit is `start_seconds` at first and while the process compiles, saves or loads, else `hang_seconds`. Where
-    that is None, it is as long as 20 steps, of those lately in the middle, and at least 120 s; `start_seconds` until
-    20 steps are known.
+    The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
+    None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
+    known, and while the process saves.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
@@ -86,7 +100,7 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     if not (_starting or _compiling):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if len(_steps) >= STEPS:
+        if len(_steps) >= STEPS and not _saving:
             limit = max(LEAST_SECONDS, STEPS * statistics.median(_steps))
             return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", limit
     return "faults.start_seconds", start_seconds

@@ -38,8 +38,8 @@ def test_without_a_limit_of_its_own_a_hang_is_as_long_as_twenty_steps():
         "    for _ in range(19): time.sleep(0.1); watchdog.step_done()\n"
         "    time.sleep(3); print('too few steps are known', flush=True)\n"
         "    for _ in range(40): time.sleep(0.1); watchdog.step_done()\n"
-        "    watchdog.starting(); time.sleep(3); print('saved', flush=True)\n"
-        "    watchdog.step_done(); time.sleep(3600)"
+        "    with watchdog.saving(): time.sleep(3)\n"
+        "    print('saved', flush=True); time.sleep(3600)"
     )
     assert (done.returncode, done.stdout) == (1, "too few steps are known\nsaved\n")
     start, limit, *_ = done.stderr.partition(" s (")[0].rpartition(" ")[::2]
