@@ -1,5 +1,6 @@
 """The command `launch`: starts runs on one machine, on hosts that ssh reaches, or under SLURM."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -171,6 +172,43 @@ def stage(
     from pretrain.config import RunConfig
 
     copy(load(config, overrides or [], RunConfig), to)
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")
+    ] = None,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of each machine; default: one per GPU, or one.")
+    ] = None,
+    hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check this machine before a run; in an allocation of SLURM all its nodes.
+
+    Exit code 0 means that nothing would stop a run.
+    """
+    import shlex
+
+    from launch.doctor import places
+    from launch.doctor.doctor import doctor as examine
+
+    if hostfile:
+        place = places.on_hosts(hostfile, shlex.split(ssh))
+    else:
+        place = places.in_allocation(ranks) if "SLURM_JOB_NODELIST" in os.environ else places.here(ranks)
+    raise typer.Exit(examine(place, config, overrides or [], as_json))
+
+
+@app.command(hidden=True)
+def doctor_node() -> None:
+    """Check one machine for a doctor, which says through stdin what to check."""
+    from launch.doctor.node import node
+
+    raise typer.Exit(node())
 
 
 @app.command(hidden=True)

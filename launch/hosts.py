@@ -14,7 +14,7 @@ from launch.nodes import Node, Run
 from launch.supervise.remote import Agent, Agents
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
-_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
 # What belongs to this machine or this login; the rest of the environment is handed to the hosts.
 _OWN = re.compile(
     r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
@@ -31,11 +31,11 @@ def launch_hosts(run: Run, hostfile: Path, address: str | None, ssh: list[str]) 
     hosts = read(hostfile)
     if shutil.which("ssh") is None:
         raise UserError("ssh is not on the PATH; `launch hosts` starts the ranks with it")
-    own = address or nodes.address_towards(_resolved(hosts[0].name, ssh))
+    own = address or nodes.address_towards(resolved(hosts[0].name, ssh))
 
     def start(agents: Agents, chosen: list[Node]) -> None:
         for index, host in enumerate(chosen):
-            agents.run([*_SSH, *ssh, "--", host.name, remote_command()], host.name, index, handed_over())
+            agents.run([*SSH, *ssh, "--", host.name, remote_command()], host.name, index, handed_over())
 
     def master(first: Agent) -> tuple[str, int]:
         return (own if first.address.startswith("127.") else first.address), first.hello.port
@@ -70,8 +70,11 @@ def read(hostfile: Path) -> list[Node]:
     return list(hosts.values())
 
 
-def remote_command() -> str:
-    """What the login shell of a host runs. Everything but the code's own place goes through stdin."""
+def remote_command(command: str = "agent") -> str:
+    """What the login shell of a host runs: a hidden command of `launch`.
+
+    Everything but the code's own place goes through stdin.
+    """
     search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
     return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
 
@@ -81,7 +84,7 @@ def handed_over() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not _OWN.fullmatch(name)}
 
 
-def _resolved(host: str, ssh: list[str]) -> str:
+def resolved(host: str, ssh: list[str]) -> str:
     """The name or address behind an alias of ssh's configuration."""
     shown = subprocess.run(["ssh", *ssh, "-G", "--", host], capture_output=True, text=True)
     named = (line.partition(" ") for line in shown.stdout.splitlines())

@@ -1,5 +1,6 @@
 """The GPUs, CPU threads and ports of this machine."""
 
+import contextlib
 import itertools
 import os
 import socket
@@ -40,3 +41,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine on the way to `address`; None for a loopback one or none."""
+    import psutil  # slow to import, and `launch --help` needs this module
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if not own.startswith("127.") and any(one.address == own for one in addresses):
+                return str(name)
+    return None

@@ -1,0 +1,74 @@
+"""What a check has found, and how it is shown."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warning", "fault"]
+_COLUMNS, _INDENT = 80, 9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a report. A `fault` would stop a run; a `warning` makes it slower or less safe.
+
+    `expected` and `remedy` (what to do) are empty where all is well. `node` is empty for what isn't one machine's.
+    """
+
+    check: str
+    level: Level
+    found: str
+    expected: str = ""
+    remedy: str = ""
+    node: str = ""
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """The findings in their order, wrapped at 80 columns. Nodes on which a check found the same share a line."""
+    nodes = {finding.node for finding in findings if finding.node}
+    alike: dict[Finding, list[str]] = {}
+    for finding in findings:
+        words = "" if finding.level == "ok" and len(nodes) > 1 and finding.node else finding.found
+        key = Finding(finding.check, finding.level, words, finding.expected, finding.remedy)
+        alike.setdefault(key, []).append(finding.node)
+    lines = []
+    for finding, where in sorted(alike.items(), key=lambda item: _place(item[0], findings)):
+        names = [name for name in where if name]
+        at = f" on {_names(names)}" if names and len(nodes) > 1 else ""
+        text = "; ".join(
+            part
+            for part in (
+                f"{finding.check}{at}" + (f": {finding.found}" if finding.found else ""),
+                f"expected {finding.expected}" if finding.expected else "",
+                finding.remedy,
+            )
+            if part
+        )
+        lines += textwrap.wrap(
+            f"{finding.level:<{_INDENT}}{text}",
+            _COLUMNS,
+            subsequent_indent=" " * _INDENT,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    return "\n".join([*lines, _summary(findings)])
+
+
+def _place(finding: Finding, findings: Sequence[Finding]) -> int:
+    return next(place for place, other in enumerate(findings) if other.check == finding.check)
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{len(names)} nodes ({names[0]} … {names[-1]})"
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
+    if faults:
+        return f"{_counted(faults, 'fault')} would stop a run; {_counted(warnings, 'warning')}"
+    return f"nothing would stop a run; {_counted(warnings, 'warning')}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,244 @@
+"""`launch doctor` on a healthy machine and on broken ones, which are broken for real."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from launch.doctor import gpus, places, ranks
+from launch.doctor.checks import Settings, checked
+from launch.doctor.directory import clock_finding, directory, held
+from launch.doctor.findings import Finding, report
+from tests.pretrain.runs import run_file
+
+takes_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="mounting file systems takes root and mount namespaces",
+)
+
+
+def mounted(options: str, where: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs `command` where a tmpfs is mounted at `where`; nobody else sees it."""
+    where.mkdir(exist_ok=True)
+    script = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, options, str(where), *command], capture_output=True, text=True
+    )
+
+
+def doctor(*arguments: str | Path) -> list[str]:
+    return [str(Path(sys.executable).with_name("launch")), "doctor", *map(str, arguments)]
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def only(name: str, settings: Settings, seconds: float | None = None) -> list[Finding]:
+    return list(checked([name], settings, seconds))
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[int]:
+    """The port of a server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus)
+    before = sorted(tmp_path.iterdir())
+    done = subprocess.run(doctor(path, "--ranks", "2", "--json"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    assert set(levels(findings)) >= {
+        *("versions", "GPUs", "memory", "shared memory", "run directory", "file locks", "clock"),
+        *("tracking", "run file", "all-reduce"),
+    }
+    (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
+    assert sum_over_ranks.found.startswith("2 ranks, ")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@takes_mounts
+def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path, monkeypatch):
+    """Another DeepSpeed, a shared memory of 1 MiB and a missing corpus."""
+    planted = tmp_path / "site/deepspeed-0.1.0.dist-info"
+    planted.mkdir(parents=True)
+    (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.1.0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{planted.parent}:{os.environ.get('PYTHONPATH', os.getcwd())}")  # noqa: PTH109
+    path = run_file(tmp_path, tmp_path / "nothing")
+    done = mounted("size=1m", Path("/dev/shm"), doctor(path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)  # a word is never cut
+    faults = [line.removeprefix("fault    ").partition(";")[0] for line in lines if line.startswith("fault")]
+    assert faults[0] == "versions: deepspeed 0.1.0"
+    assert faults[1].startswith("shared memory: 1.0 MB free in /dev/shm")
+    assert faults[2].startswith("run file:")
+    assert lines[-1].startswith("3 faults would stop a run")
+
+
+@takes_mounts
+@pytest.mark.parametrize(
+    ("options", "reason"), [("size=1m", "No space left on device"), ("ro", "Read-only file system")]
+)
+def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, reason):
+    code = (
+        "import sys; from pathlib import Path; from launch.doctor.directory import directory\n"
+        "(finding,) = directory(Path(sys.argv[1]) / 'a/run', None); print(finding.level, finding.found)"
+    )
+    done = mounted(options, tmp_path / "disk", [sys.executable, "-c", code, str(tmp_path / "disk")])
+    assert done.stdout == f"fault {tmp_path}/disk: {reason}\n", done.stderr
+
+
+def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there(tmp_path, monkeypatch):
+    with held(tmp_path) as locked:
+        assert {finding.check: finding.level for finding in directory(tmp_path, locked)} == {
+            "run directory": "ok",
+            "file locks": "ok",
+            "clock": "ok",
+        }
+    monkeypatch.setattr("launch.doctor.directory._SECONDS_TO_BE_SEEN", 0)
+    (locks,) = (one for one in directory(tmp_path, locked) if one.check == "file locks")
+    assert (locks.level, locks.expected) == ("fault", "one file system for all nodes")
+    unlocked = tmp_path / "unlocked"
+    unlocked.touch()
+    (locks,) = (one for one in directory(tmp_path, unlocked) if one.check == "file locks")
+    assert (locks.level, locks.expected) == ("warning", "locks that hold on every node")
+    assert list(tmp_path.iterdir()) == [unlocked]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
+    """An interposer answers as the kernel does there."""
+    source, library = tmp_path / "no_flock.c", tmp_path / "no_flock.so"
+    source.write_text("#include <errno.h>\nint flock(int f, int o) { errno = ENOTSUP; return -1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    findings = only("directory", Settings(directory=str(tmp_path)))
+    (locks,) = (one for one in findings if one.check == "file locks")
+    assert (locks.level, locks.found) == ("warning", "no file locks here (Operation not supported)")
+    assert locks.remedy.startswith("nothing prevents a second run in this directory")
+
+
+def test_a_check_that_hangs_is_ended_and_named():
+    """The server never answers, and the check itself would wait for 10 s."""
+    with silent_server() as port:
+        settings = Settings(tracking=f"http://127.0.0.1:{port}", run_file=("run.yaml",))
+        (finding,) = only("tracking", settings, seconds=3)
+    assert (finding.check, finding.level, finding.found) == ("tracking", "fault", "no answer within 3 s")
+
+
+class Answer(BaseHTTPRequestHandler):
+    """MLflow's answer to those who log in."""
+
+    def do_GET(self) -> None:
+        wanted = "Basic bWU6c2VjcmV0"  # me:secret
+        self.send_response(200 if self.headers["Authorization"] == wanted else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown(monkeypatch):
+    for name in ("USERNAME", "PASSWORD", "TOKEN"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        at = f"127.0.0.1:{server.server_port}"
+        asked = {
+            login: only("tracking", Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
+            for login in ("me:secret@", "me:wrong@", "")
+        }
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert {login: (one.level, one.found) for login, one in asked.items()} == {
+        "me:secret@": ("ok", f"http://me:***@{at} answers"),
+        "me:wrong@": ("warning", f"http://me:***@{at} refuses the login (401)"),
+        "": ("warning", f"http://{at} refuses the login (401)"),
+    }
+    (gone,) = only("tracking", Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
+    assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
+
+
+def test_a_rank_whose_port_leads_nowhere_is_named():
+    """Rank 0 is on a machine that doesn't run, so rank 1 meets a server that says nothing."""
+    with silent_server() as port:
+        group = ranks.Group([0, 1], "127.0.0.1", port, seconds=8)
+        finding = ranks.finding(ranks.Group([1, 1], "127.0.0.1", port, seconds=8), ranks.run(group, 1))
+    assert finding.level == "fault"
+    assert finding.found.startswith("ranks 0, 1 of 2 didn't join within 8 s")
+    assert f"127.0.0.1, port {port}, must be reachable from every rank" in finding.remedy
+
+
+def test_bandwidth_is_that_of_a_ring_and_compared_with_the_data_sheet():
+    """In a ring each of 4 ranks sends 2·3/4 of the bytes. A DGX A100: 300 GB/s of NVLink, 25 GB/s of network each."""
+    assert ranks.bus_bandwidth(4, 1_000_000_000, 0.5) == pytest.approx(3.0)
+    a100 = "NVIDIA A100-SXM4-80GB"
+    assert ranks.expected_bandwidth(a100, [8]) == 300
+    assert ranks.expected_bandwidth(a100, [8, 8]) == 200
+    assert ranks.expected_bandwidth(a100, [1, 1]) == 25
+    assert ranks.expected_bandwidth(None, [2]) is None
+    group = ranks.Group([8], "127.0.0.1", 1)
+    measured = {"bytes": 2**28, "gpu": a100}
+    fast, slow = (
+        ranks.finding(group, ranks.Answers(list(range(8)), {**measured, "seconds": seconds}))
+        for seconds in (0.002, 0.02)
+    )
+    assert (fast.level, slow.level) == ("ok", "warning")
+    assert slow.found == "8 ranks, 256 MiB at 23 GB/s (NVIDIA A100-SXM4-80GB)"
+
+
+def topology(*rows: str) -> str:
+    """The form of `nvidia-smi topo -m`."""
+    header = "\t\x1b[4m" + "\t".join(f"GPU{number}" for number in range(len(rows))) + "\tNIC0\tCPU Affinity\x1b[0m"
+    cells = ["\t".join([f"GPU{number}", *row.split(), "SYS", "0-31"]) for number, row in enumerate(rows)]
+    return "\n".join([header, *cells, "NIC0\tSYS\tSYS\t X ", "", "Legend:", "", "  X    = Self", ""])
+
+
+def test_gpus_with_nvlink_that_some_pairs_lack_are_a_warning():
+    """The card's column counts for none: only what joins GPUs does."""
+    joined = gpus.links("NVIDIA A100-SXM4-80GB", topology("X NV12 NV12", "NV12 X NV12", "NV12 NV12 X"))
+    assert (joined.level, joined.found) == ("ok", "NVLink (NV12)")
+    apart = gpus.links("NVIDIA A100-SXM4-80GB", topology("X NV12 SYS", "NV12 X SYS", "SYS SYS X"))
+    assert (apart.level, apart.expected) == ("warning", "NVLink between all of them (300 GB/s)")
+    assert gpus.links("NVIDIA A100 80GB PCIe", topology("X SYS", "SYS X")).level == "ok"
+
+
+def test_clocks_may_differ_by_two_seconds():
+    found = [clock_finding("this machine's", ahead) for ahead in (-1.9, 2.1, -7.04)]
+    assert [one.level for one in found] == ["ok", "warning", "warning"]
+    assert [one.found for one in found[1:]] == ["2.1 s ahead of this machine's", "7.0 s behind this machine's"]
+
+
+def test_a_report_names_the_nodes_and_gives_the_rest_a_line():
+    findings = [Finding("memory", "ok", f"{number} GB free", node=f"n{number}") for number in range(5)]
+    findings += [Finding("memory", "fault", "1 GB free", "9 GB", "free some", node="n7"), Finding("sum", "ok", "fast")]
+    assert report(findings).splitlines() == [
+        "ok       memory on 5 nodes (n0 … n4)",
+        "fault    memory on n7: 1 GB free; expected 9 GB; free some",
+        "ok       sum: fast",
+        "1 fault would stop a run; 0 warnings",
+    ]
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("127.0.0.1 slots=1\n")
+    problems: dict[str, str] = {}
+    place = places.on_hosts(hostfile, ["-p", "9", "-o", "ConnectTimeout=5"])
+    assert list(places.everywhere(place, {}, 30, problems)) == []
+    assert problems["127.0.0.1"].startswith("ssh: ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
