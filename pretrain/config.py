@@ -63,8 +63,8 @@ class CacheSection(Section):
     """The cache for blocks of remote corpora."""
 
     directory: LocalPath | None = None
-    """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-USER under
-    $TMPDIR or /tmp."""
+    """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-UID under
+    $SLURM_TMPDIR, $TMPDIR or /tmp."""
     gigabytes: PositiveFloat = 100.0
     """The largest size of the cache, in gigabytes."""
 

@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.secrets import masked, masked_values
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain.checkpoint import CONFIG
@@ -150,13 +151,13 @@ def _open_directory(setup: Setup, hosts: list[dict[str, Any]]) -> tuple[int, Tex
     if not supervised:  # a supervisor clears it before it accepts requests itself
         status.clear_stop(run)  # left from an earlier attempt
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
-    config, resolved = run / CONFIG, setup.config.model_dump(mode="json")
+    config, resolved = run / CONFIG, masked_values(setup.config.model_dump(mode="json"))
     if config.exists() and (before := _settings_in(config)) != resolved:
         kept = run / f"config.before-attempt-{attempt}.yaml"
         if before is None:
             print(f"warning: {config}: not a valid run file; kept as {kept.name}", flush=True)
         for change in changes(before, resolved) if before else []:
-            print(f"changed since the last start: {change}", flush=True)
+            print(f"changed since the last start: {masked(change)}", flush=True)
         config.rename(kept)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
     write_json(run / "environment.json", environment.describe(hosts))

@@ -109,8 +109,8 @@ class Corpus:
 def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
     """The corpus in a directory or at an fsspec URL. Raises UserError if there is none.
 
-    All files of a remote corpus but the shards are copied into `cache` (default: under /tmp) now. Blocks are copied
-    there when they are read.
+    All files of a remote corpus but the shards are copied into `cache` now, by default to a disk of this machine.
+    Blocks are copied there when they are read.
     """
     if "://" in str(location):
         return _open_remote(str(location), cache or default_directory())

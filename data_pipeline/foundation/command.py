@@ -14,6 +14,7 @@ import typer
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.secrets import masked
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
@@ -66,7 +67,7 @@ def run_command(app: typer.Typer) -> None:
         app()
     except UserError as error:
         with contextlib.suppress(OSError):  # a log on a full disk can't be written; the exit code must not change
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {masked(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == _INTERRUPTED:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.locks import lock
 
 # A process checks the size each time it has added 1 % of the limit; then it deletes files until 10 % is free.
@@ -17,8 +18,17 @@ _LOOK, _KEEP = 0.01, 0.9
 
 
 def default_directory() -> Path:
-    """A directory of this user below $TMPDIR or /tmp: on a disk of this machine, unlike home directories."""
-    return Path(tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
+    """A directory of this user below $SLURM_TMPDIR, $TMPDIR or /tmp: on this machine's disk, unlike home directories.
+
+    It is created for this user alone. Raises UserError if somebody else has a directory of that name, whose content
+    they could replace.
+    """
+    directory = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
+    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+        directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.exists() and {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
+        raise UserError(f"data.cache.directory: {directory}, the default, belongs to somebody else; name another one")
+    return directory
 
 
 def mapped_file(path: str | Path) -> memoryview:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.secrets import MASK
 
 
 def location(text: str) -> str:
@@ -28,8 +29,13 @@ def local(text: str) -> str:
 
 
 def mlflow_uri(text: str) -> str:
-    """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE. Raises ValueError like both."""
+    """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE. Raises ValueError like both.
+
+    Also for a URI from a file in which a password has been hidden.
+    """
     prefix = "sqlite:///"
+    if f":{MASK}@" in text:
+        raise ValueError(f"{text}: the password isn't recorded; write it here again, or set MLFLOW_TRACKING_PASSWORD")
     return prefix + local(text.removeprefix(prefix)) if text.startswith(prefix) else location(text)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.secrets import MASK, masked, without_login
 from pretrain.metrics.mlflow_feeder import (
     NO_TELEMETRY,
     STATE_FILE,
@@ -36,17 +37,22 @@ def dashboard(
 ) -> None:
     """Serves the MLflow UI until Ctrl-C or SIGTERM and prints its address.
 
-    With `run_dir` it opens the charts of that run in the run's own MLflow, and ignores `uri`; otherwise it opens the
+    With `run_dir` it opens the charts of that run in the run's own MLflow, and ignores `uri`, unless that has the
+    password which the run has not recorded; otherwise it opens the
     list of experiments. If MLflow already runs as a server, it only prints the address. `print_only` starts nothing and
     prints the address that a dashboard on `port` has. Raises UserError if there is nothing to show.
     """
     state = _state_of(run_dir) if run_dir else None
-    uri = absolute_uri(state.tracking_uri if state else uri)
+    given, uri = absolute_uri(uri), state.tracking_uri if state else absolute_uri(uri)
     runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
     page = (f"{runs}/{state.run_id}/model-metrics" if state else runs) + _TRAINING
     if uri.startswith(("http://", "https://")):
-        _show(f"{uri.rstrip('/')}/{page}", open_browser and not print_only)
+        _show(f"{without_login(uri).rstrip('/')}/{page}", open_browser and not print_only)
         return
+    if MASK in uri:
+        if masked(given) != uri:
+            raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
+        uri = given
     database = sqlite_file(uri)
     if database and not database.exists():
         raise UserError(f"{database}: no such file, so there is nothing to show yet; runs create it when they train")
@@ -102,12 +108,13 @@ def _free_port(port: int) -> int:
 @contextmanager
 def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     """Starts the server. However the block ends, also by SIGTERM, the server ends with all its children."""
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
     if database := sqlite_file(uri):
         command += ["--default-artifact-root", (database.parent / "mlartifacts").as_uri()]
     # one process that serves pages: MLflow's job runners are for evaluating language-model applications
     environment = {**os.environ, **NO_TELEMETRY, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment |= {"MLFLOW_BACKEND_STORE_URI": uri}  # a command line is public, and the URI may have a password
     environment |= {"MLFLOW_LOGGING_LEVEL": "WARNING", "UVICORN_LOG_LEVEL": "warning"}
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -28,6 +28,7 @@ from pydantic import NonNegativeInt
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, write_json
 from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.secrets import masked
 from pretrain.metrics import log as metric_log
 
 TRACKING_FILE = "tracking.json"
@@ -167,7 +168,7 @@ class MlflowFeeder:
         from mlflow.exceptions import MlflowException
 
         state = FeedState.load(self.run_dir)
-        if state is None or state.tracking_uri != self.uri:
+        if state is None or state.tracking_uri != masked(self.uri):
             return None
         try:
             self._client.get_run(state.run_id)
@@ -182,7 +183,7 @@ class MlflowFeeder:
         started = int(self.run.started * 1000)
         tags = {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        return FeedState(self.uri, experiment_id, run.info.run_id)
+        return FeedState(masked(self.uri), experiment_id, run.info.run_id)
 
     def _describe(self, run_id: str) -> None:
         """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.metrics.log import MetricLog
 from pretrain.metrics.mlflow_feeder import ARTIFACTS_DIRECTORY, DatasetInfo, MlflowFeeder, TrackedRun, absolute_uri
 
@@ -31,7 +32,7 @@ class Tracker:
 
     `parameters` is the resolved run config, `tags` what else names the run (git_commit, hosts, ranks, zero_stage),
     `artifacts` files such as config.yaml. Files that appear in `artifacts_directory` later, whole under their final
-    names, are uploaded too. Nothing here raises or waits because of MLflow.
+    names, are uploaded too. Nothing here raises or waits because of MLflow. Passwords in URLs are recorded as ***.
 
     >>> with Tracker(run_dir, attempt=1, run_name="t5", uri="sqlite:///runs/mlflow.db", experiment="c4") as tracker:
     ...     tracker.log(10, {"train/loss": 9.8})
@@ -55,19 +56,19 @@ class Tracker:
         self._log = MetricLog(run_dir, attempt)
         self._log_failing = False
         self._run = TrackedRun(
-            uri=absolute_uri(uri) if uri else None,
+            uri=masked(absolute_uri(uri)) if uri else None,
             experiment=experiment,
             run_name=run_name,
             attempt=attempt,
-            parameters=dict(parameters or {}),
-            tags={key: str(value) for key, value in (tags or {}).items()},
+            parameters=masked_values(parameters or {}),
+            tags={key: masked(str(value)) for key, value in (tags or {}).items()},
             datasets=list(datasets),
             artifacts=[_relative(path, run_dir) for path in artifacts],
         )
         if before := TrackedRun.load(run_dir):
             self._run.key, self._run.started = before.key, before.started
         self._run.save(run_dir)
-        self._feeding = _FeedingThread(run_dir, self._run) if self._run.uri else None
+        self._feeding = _FeedingThread(run_dir, self._run, uri) if uri else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
@@ -113,22 +114,25 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     uri = uri or run.uri
     if uri is None:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
+    if MASK in uri:
+        raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
     feeder = MlflowFeeder(run_dir, run, uri)
     try:
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
-        raise FailedError(f"{uri}: {_one_line(error)}; what was sent is kept, sync again to continue") from error
+        raise FailedError(
+            f"{masked(uri)}: {_one_line(error)}; what was sent is kept, sync again to continue"
+        ) from error
     return sent
 
 
 class _FeedingThread:
     """Calls the feeder every few seconds, less and less often while MLflow fails."""
 
-    def __init__(self, run_dir: Path, run: TrackedRun):
-        assert run.uri
-        self._uri = run.uri
-        self._feeder = MlflowFeeder(run_dir, run, run.uri)
+    def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
+        self._uri = masked(uri)
+        self._feeder = MlflowFeeder(run_dir, run, uri)
         self._closing = threading.Event()
         self._failing = self._complete = False
         self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
@@ -174,4 +178,4 @@ def _relative(path: Path, run_dir: Path) -> str:
 
 def _one_line(error: Exception) -> str:
     """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])

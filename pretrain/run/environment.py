@@ -11,21 +11,22 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.code_version import git
+from data_pipeline.foundation.secrets import masked
 
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
 def describe(hosts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The environment of a run: this machine, which has rank 0, and all `hosts`."""
+    """The environment of a run: this machine, which has rank 0, and all `hosts` with the versions that differ there."""
     here = host()
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": here["versions"],
         "host": here["host"],
         "ranks": sum(len(one["ranks"]) for one in hosts),
         "cpu": here["cpu"],
         "gpus": here["gpus"],
-        "hosts": hosts,
-        "git": {"commit": git_commit(), "diff": git("diff", "HEAD")},
+        "hosts": [_with_differences(one, here["versions"]) for one in hosts],
+        "git": {"commit": git_commit(), "diff": masked(git("diff", "HEAD"))},
     }
 
 
@@ -39,7 +40,13 @@ def host() -> dict[str, Any]:
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         },
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
+
+
+def _with_differences(host: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
+    """`host` with those of its versions that aren't `versions`."""
+    return {**host, "versions": dict(host["versions"].items() - versions.items())}
 
 
 def hosts() -> list[dict[str, Any]]:

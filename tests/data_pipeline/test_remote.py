@@ -1,6 +1,7 @@
 """A corpus on a remote file system, read through a bounded disk cache that processes share."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.disk_cache import DiskCache, default_directory
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
@@ -90,6 +91,21 @@ def test_a_cached_file_of_other_content_is_replaced(tmp_path):
     cache.get(digest(1), lambda: content(1))
     (tmp_path / digest(1)[:2] / digest(1)).write_bytes(b"")  # as a full disk may leave it
     assert cache.get(digest(1), lambda: content(1)) == content(1)
+
+
+def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    directory = default_directory()
+    assert directory == tmp_path / f"encdec-pretrain-{os.getuid()}"
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away takes root")
+def test_a_default_cache_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    os.chown(default_directory(), 65534, 65534)
+    with pytest.raises(UserError, match=r"data\.cache\.directory: .* belongs to somebody else"):
+        default_directory()
 
 
 def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, capsys):

@@ -328,6 +328,23 @@ def test_sync_that_fails_says_so(tmp_path):
         sync(tmp_path, f"sqlite:///{tmp_path}/file/mlflow.db")
 
 
+def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, client, caplog):
+    parameters = {"data": {"train": [{"corpus": "https://me:hunter2@example.org/c4"}]}}
+    with start(tmp_path / "one", uri, parameters=parameters, tags={"proxy": "http://me:hunter2@proxy"}):
+        pass
+    found = client.get_run(FeedState.load(tmp_path / "one").run_id).data
+    assert found.params["data.train.0.corpus"] == "https://me:***@example.org/c4"
+    assert found.tags["proxy"] == "http://me:***@proxy"
+    tracker = start(tmp_path / "two", "http://me:hunter2@127.0.0.1:9", parameters=parameters)
+    tracker.close("FINISHED", timeout=10)
+    assert any("MLflow at http://me:***@127.0.0.1:9: " in message for message in caplog.messages)
+    assert "hunter2" not in caplog.text
+    written = [path.read_text() for path in tmp_path.rglob("*.json*")]
+    assert [text for text in written if "hunter2" in text] == []
+    with pytest.raises(UserError, match="isn't recorded; give --uri with it"):
+        sync(tmp_path / "two")
+
+
 def test_flatten():
     nested = {"a": {"b": 1, "c": {}}, "d": [{"e": None}, {"e": True}], "f": [1, 2], "g": []}
     assert flatten(nested) == {"a.b": "1", "a.c": "{}", "d.0.e": "None", "d.1.e": "True", "f": "[1, 2]", "g": "[]"}

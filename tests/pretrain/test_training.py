@@ -132,6 +132,18 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     assert f"{rows} of {rows} rows are damaged and left out" in said[-1]
 
 
+def test_no_file_of_a_run_holds_a_password(small_corpus, tmp_path, monkeypatch):
+    """Neither that of a URL nor those of the environment."""
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    path = run_file(tmp_path, small_corpus)
+    assert train_ranks(path, 1, "tracking.mlflow.uri=http://me:hunter2@127.0.0.1:9", stop=1) == [75]
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"config.yaml", "environment.json", "tracking.json"}
+    assert [file for file in files if b"hunter2" in file.read_bytes()] == []
+    line = refused(tmp_path / "run/config.yaml")
+    assert "tracking.mlflow.uri: http://me:***@127.0.0.1:9: the password isn't recorded" in line
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):
     path = run_file(tmp_path, small_corpus, run={"name": "test", "directory": str(tmp_path / "run"), "max_steps": 8})
     program = [str(Path(sys.executable).with_name("pretrain")), "train", str(path)]

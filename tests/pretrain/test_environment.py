@@ -1,0 +1,20 @@
+"""What a run records of the machines that it runs on."""
+
+from pretrain.run import environment
+
+
+def test_every_host_is_recorded_with_the_versions_that_differ():
+    here = environment.host()
+    other = {**here, "host": "other", "versions": {**here["versions"], "torch": "0.1", "ray": ""}}
+    described = environment.describe([{**here, "ranks": [0, 1]}, {**other, "ranks": [2]}])
+    assert described["ranks"] == 3
+    assert described["versions"] == here["versions"]
+    assert [(host["host"], host["ranks"], host["versions"]) for host in described["hosts"]] == [
+        (here["host"], [0, 1], {}),
+        ("other", [2], {"torch": "0.1", "ray": ""}),
+    ]
+
+
+def test_a_password_in_uncommitted_changes_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(environment, "git", lambda *_: "+uri: https://me:hunter2@host\n")
+    assert environment.describe([])["git"]["diff"] == "+uri: https://me:***@host\n"
