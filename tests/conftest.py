@@ -23,6 +23,27 @@ SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 
+# The files that take longest begin first, so that at the end no worker is left alone with one of them.
+LONGEST = [
+    "data_pipeline/test_pipeline.py",
+    "data_pipeline/test_cluster.py",
+    "launch/test_supervision.py",
+    "pretrain/test_soak.py",
+    "pretrain/test_checkpoints.py",
+    "pretrain/test_training.py",
+    "data_pipeline/test_dedup.py",
+    "data_pipeline/test_tokenizer.py",
+    "data_pipeline/test_soak.py",
+    "data_pipeline/test_streams.py",
+    "pretrain/test_layerwise.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
 def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs one of this project's commands in a process of its own, as a user does."""
     name, *arguments = map(str, command)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -35,6 +36,14 @@ until [ -e {run}/stop ]; do sleep 0.05; done
 echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
 """
 NEVER_STOPS = "sleep 3600"
+
+
+@pytest.fixture(autouse=True)
+def _hang_ups_count() -> Iterator[None]:
+    """Also where `nohup` has the tests ignore them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:

@@ -4,6 +4,7 @@ A process of its own, with its own output, signals and exit code, without the se
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,7 @@ def _main(
     arguments: list[str], environment: dict[str, str], folder: Path, output: list[Path], terminal: str | None
 ) -> None:
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have the tests ignore it
     for number, path in enumerate((os.devnull, *output)):
         # the first terminal that the leader of a session opens becomes the session's
         os.dup2(os.open(terminal or path, os.O_RDWR | (os.O_CREAT if number and not terminal else 0)), number)
