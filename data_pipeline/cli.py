@@ -30,7 +30,7 @@ Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 
 @app.callback()
 def _commands(version: Version = False) -> None:
-    """Raw text to shards."""
+    """Build corpora: from raw text to shards."""
 
 
 @app.command("build")

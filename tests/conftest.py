@@ -53,7 +53,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 def write_c4(path: Path, records: int, skip: int = 0) -> None:
-    """A file in the published layout with some of the shipped C4 records."""
+    """Writes some of the shipped C4 records to a file in the published layout."""
     with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines, gzip.open(path, "wt", encoding="utf-8") as out:
         for number, line in enumerate(lines):
             if skip <= number < skip + records:
@@ -61,7 +61,7 @@ def write_c4(path: Path, records: int, skip: int = 0) -> None:
 
 
 def write_corpus_file(path: Path, **changes: object) -> Path:
-    """A corpus file over the C4 files beside it."""
+    """Writes a corpus file whose source is the C4 files beside it."""
     config = {
         "name": "small",
         "output": str(path.parent / "corpus"),

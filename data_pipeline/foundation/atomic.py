@@ -41,7 +41,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    """Writes `value`, in which dataclasses and sections of configs stand for their fields."""
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False, default=_fields) + "\n").encode())
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -67,8 +68,15 @@ def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """The sha256 of `value` as canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """The sha256 of `value` as canonical JSON, in which dataclasses and sections of configs stand for their fields."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _fields(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python  # slow to import
+
+    return to_jsonable_python(value)
 
 
 def flush(path: Path) -> None:

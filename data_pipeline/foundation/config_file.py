@@ -96,7 +96,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
-    """Empties sections of `config` that `update` makes another kind of: their keys are none of the new kind's."""
+    """Empties the sections of `config` whose kind `update` changes: the old kind's keys don't apply to the new one."""
     for key, value in update.items_ex(resolve=False):
         if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
             continue

@@ -293,7 +293,7 @@ def _hidden(directory: Path) -> Path:
 
 
 def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """What this rank owns: tensors by "STATE/NAME", copied to host memory, and the places of the fragments."""
+    """Copies what this rank owns: tensors by "STATE/NAME", in host memory, and the places of the fragments."""
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, Piece] = {}
     state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)

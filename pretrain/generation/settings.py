@@ -1,4 +1,4 @@
-"""How to decode. No torch: settings are checked before a model is opened."""
+"""The settings of decoding. No torch is imported: settings are checked before a model is opened."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -120,8 +120,13 @@ def _as_transformers_reads(saved: Json, path: Path) -> Json:
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
     """Raises UserError that names the settings with which our model would compute something else."""
-    if problems := [f"{key} is {settings[key]!r}" for key, ours in fixed.items() if settings.get(key, ours) != ours]:
-        raise UserError(f"{path}: models here don't support this: {'; '.join(problems)}")
+    problems = [
+        f"{key} is {settings[key]!r}, but must be {ours!r}"
+        for key, ours in fixed.items()
+        if settings.get(key, ours) != ours
+    ]
+    if problems:
+        raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
 
 
 def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:

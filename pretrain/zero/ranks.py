@@ -86,9 +86,8 @@ def communication_device() -> torch.device:
 
 
 def _environment_of_one_process() -> None:
-    os.environ.setdefault(
-        "MKL_CBWR", "AUTO"
-    )  # matrix products sum in the same order whatever the alignment of their operands
+    # matrix products then sum in the same order whatever the alignment of their operands
+    os.environ.setdefault("MKL_CBWR", "AUTO")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return

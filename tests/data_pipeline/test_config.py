@@ -1,4 +1,4 @@
-"""Corpus files: every problem at once, each with its key."""
+"""Corpus files: all problems are reported at once, each with its key."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.stages import tokenizer
-from tests.conftest import run
+from tests.in_process import run_here
 
 VALID = """
 name: a
@@ -53,7 +53,7 @@ def test_a_file_extends_others_and_has_the_last_word(corpus_file):
 
 
 def test_another_kind_of_a_section_starts_afresh(corpus_file):
-    """UL2 has no inputs_length: what the base says of span corruption doesn't hold for it."""
+    """UL2 has no inputs_length, so the base file's settings of span corruption must not apply to it."""
     corpus_file.write_text(
         VALID + "rows: {end_of_document: true, objective: {name: span_corruption, inputs_length: 64}}"
     )
@@ -130,7 +130,7 @@ def test_a_vocabulary_that_lacks_what_the_objective_needs_is_refused_before_anyt
 
 
 def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
-    done = run("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
+    done = run_here("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
         f"error: {corpus_file}: tokenizer.vocabsize: unknown key; nearest valid key: tokenizer.vocab_size"
@@ -138,7 +138,7 @@ def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
 
 
 def test_a_missing_config_exits_with_2(tmp_path):
-    done = run("data-pipeline", "build", tmp_path / "none.yaml")
+    done = run_here("data-pipeline", "build", tmp_path / "none.yaml")
     assert (done.returncode, "none.yaml: no such file" in done.stderr) == (2, True)
 
 

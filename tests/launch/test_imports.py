@@ -1,4 +1,4 @@
-"""The commands answer at once: what is slow to import is imported where it is needed."""
+"""The commands answer at once: slow imports happen only where they are needed."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.conftest import run
 
 
 def imported(code: str, *modules: str) -> list[str]:
-    """Which of `modules` the program `code` has imported."""
+    """The modules among `modules` that the program `code` has imported."""
     code = f"import sys; {code}; print(*(name for name in {modules} if name in sys.modules))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 

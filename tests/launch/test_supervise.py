@@ -1,4 +1,4 @@
-"""The supervisor over a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
+"""The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
 import contextlib
 import json
@@ -82,7 +82,7 @@ TO_KEEPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PP
 
 @pytest.mark.parametrize("signalled", [TO_KEEPER, TO_LAUNCHER], ids=["keeper", "launcher"])
 def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
-    """They hold it back, and would never say so."""
+    """These processes block the signal, and never report it themselves."""
     assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
     assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
@@ -146,7 +146,8 @@ def test_a_killed_launcher_ends_the_run(tmp_path, capfd, above):
 
 
 def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
-    """Up to where it can obey them: `catch` lets them in. A shell above it would let them in at once, dash at least."""
+    """Signals stay blocked until `catch` unblocks them. A shell above the rank would unblock them at once; dash
+    does."""
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", kept(command)])]
     supervise(launcher, dict(os.environ), tmp_path, 1, dead_rank_seconds=3600)
@@ -155,7 +156,7 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
 
 
 def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_terminal(tmp_path, capfd):
-    """Words that quote a report, as DeepSpeed's quote the command that failed, are no report."""
+    """A line that quotes a report, as DeepSpeed's quotes the command that failed, is not a report."""
     words = "Killing subprocess\n['rank ended: 4 0 {code}'] exits with return code = 3"
     assert supervised(tmp_path, "exit 0", "echo last words; exit 3", words=words) == 1
     out, err = capfd.readouterr()

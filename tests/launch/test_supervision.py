@@ -35,7 +35,7 @@ from tests.pretrain.runs import losses, run_file
 
 
 class Started:
-    """A command of this project in the background, followed through what it prints."""
+    """A command of this project in the background, whose output the test reads."""
 
     def __init__(self, folder: Path, *command: str | Path):
         name, *arguments = map(str, command)
@@ -52,7 +52,7 @@ class Started:
             )
 
     def until(self, start: str) -> None:
-        """Reads on to a line with this `start`."""
+        """Reads output up to a line that begins with `start`."""
         assert self.process.stdout
         for line in self.process.stdout:
             self.stdout += line
@@ -71,7 +71,7 @@ class Started:
         return self._errors.read_text()
 
     def others(self) -> list[psutil.Process]:
-        """Every process of the run but the started one itself; known by a name that all of them have in common."""
+        """Every process of the run except the one that was started, recognised by a name that all of them contain."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -104,7 +104,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def started(folder) -> Iterator[list[Started]]:
-    """What a test has started; ended with it."""
+    """The processes that a test has started, which are killed at its end."""
     all_started: list[Started] = []
     yield all_started
     for one in all_started:
@@ -119,7 +119,7 @@ def endless(folder: Path, corpus: Path, directory: Path | None = None, **changes
 
 
 def launched(started: list[Started], path: Path, *overrides: str) -> Started:
-    """A run of two ranks that has done two steps."""
+    """Starts a run of two ranks and waits until it has done two steps."""
     one = Started(path.parent, "launch", "local", path, "--ranks", "2", *overrides)
     started.append(one)
     one.until("step ")
@@ -132,7 +132,7 @@ def log(folder: Path, attempt: int, rank: int) -> str:
 
 
 def is_whole(folder: Path) -> None:
-    """The latest checkpoint has what its index says, and the last step that was logged."""
+    """Asserts that the latest checkpoint matches its index and is that of the last logged step."""
     checkpoint = newest(folder / "run")
     assert checkpoint
     index = checkpoint_index.read(checkpoint)

@@ -1,4 +1,4 @@
-"""Run files, runs as users start them, and what they leave."""
+"""Writes run files, runs them as users do, and reads the results."""
 
 import subprocess
 from pathlib import Path
@@ -50,7 +50,7 @@ def run_file(
         **changes,
     }
     path = folder / "run.yaml"
-    write_json(path, config)  # whole at any moment: each rank of a test may write it and read it
+    write_json(path, config)  # whole at any moment, since each rank of a test may write it and read it
     return path
 
 
@@ -60,7 +60,7 @@ def mlflow(folder: Path) -> dict[str, object]:
 
 
 def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None, fresh: bool = False) -> list[int]:
-    """Exit codes of ranks without a launcher: they start in half the time."""
+    """Runs ranks without a launcher, which takes half the time to start; returns their exit codes."""
     return on_ranks(ranks, _train, path, overrides, stop, fresh, joined=False)
 
 

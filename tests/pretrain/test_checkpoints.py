@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, on any ranks and stage, with what a disk and a vandal can do to them."""
+"""Checkpoints: complete or absent, readable on any ranks and stage, and safe against full disks and damage."""
 
 import json
 import os
@@ -33,7 +33,8 @@ from tests.pretrain.runs import losses, train, train_ranks
 
 
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
-    """1 → 2 → 4 → 2 ranks, stage 1 → 3 → 2 → 1, with every optimizer: the same rows, the same losses to rounding."""
+    """The same rows, and losses up to rounding, on 1 → 2 → 4 → 2 ranks at stages 1 → 3 → 2 → 1, with every
+    optimizer."""
     for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
         codes = trained(ranks, tmp_path, small_corpus, stage, stop)
         assert codes == [[0 if stop == STEPS else 75] * len(OPTIMIZERS)] * ranks
@@ -52,7 +53,7 @@ def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path
 
 @pytest.fixture
 def finished(whole, tmp_path) -> Path:
-    """The run file of a copy of the finished AdamW run, which has four checkpoints; in another place than it was."""
+    """The run file of a copy of the finished AdamW run, in another place; the run has four checkpoints."""
     shutil.copytree(whole / "adamw", tmp_path / "adamw")
     path = tmp_path / "adamw/run.yaml"
     content = json.loads(path.read_text())
@@ -61,7 +62,8 @@ def finished(whole, tmp_path) -> Path:
 
 
 def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
-    """Of the latest a bit, of the one before a file: the run goes on from the one before that, and says so."""
+    """The latest checkpoint has a flipped bit, the previous one lacks a file: the run resumes from the one before and
+    says so."""
     checkpoints = finished.parent / "run/checkpoints"
     tensors = checkpoints / "step-00000012/rank-00000.safetensors"
     content = bytearray(tensors.read_bytes())
@@ -116,7 +118,7 @@ def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, 
 
 
 def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished):
-    """`latest` can't be replaced; then an old checkpoint can't be emptied, being a link to one elsewhere."""
+    """First `latest` can't be replaced; then an old checkpoint, a link to a directory elsewhere, can't be emptied."""
     checkpoints = finished.parent / "run/checkpoints"
     (checkpoints / "latest").unlink()
     (checkpoints / "latest").mkdir()
@@ -144,7 +146,7 @@ def _one_rank(monkeypatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves):
-    """A file that grows is no hang, however long it takes; one that doesn't is."""
+    """A save whose file grows is no hang, however long it takes; one whose file doesn't grow is."""
 
     class Slow(save._Writing):
         def run(self) -> None:
@@ -155,7 +157,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
                     os.fsync(file.fileno())
                     time.sleep(0.05)
 
-    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # nothing is written here but by `Slow`
+    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # only `Slow` writes here
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
     saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", {}, {})
     saver._writing.start()
@@ -169,7 +171,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
 
 
 def test_no_pickle_is_read(finished):
-    """Neither one that lies there nor one under the name of a file that is read."""
+    """This holds for a pickle in the directory, and for one under the name of a file that is read."""
 
     class Planted:
         def __reduce__(self):
@@ -219,7 +221,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
-    """Set back to step 6, of four; then a save after every step."""
+    """The run, with four checkpoints, is set back to step 6 and then saves after every step."""
     checkpoints = finished.parent / "run/checkpoints"
     (checkpoints / "latest").write_text("step-00000006\n")
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
@@ -246,7 +248,7 @@ ls -A {disk}/run/checkpoints
 
 @pytest.mark.parametrize("policy", ["go_on", "stop"])
 def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp_path, policy):
-    """On a file system of its own, with room for the log and none for a checkpoint."""
+    """The checkpoints are on a file system of their own, with room for the log but not for a checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
     script = FULL_DISK.format(
@@ -268,7 +270,7 @@ def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp
 
 
 def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus, tmp_path):
-    """Rank 0 renames a checkpoint's directory as soon as every rank's files are there."""
+    """Rank 0 renames the checkpoint's directory as soon as every rank's files exist."""
     assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
     run = tmp_path / "adamw/run"
     index = checkpoint_index.read(directory_of(run, 3))

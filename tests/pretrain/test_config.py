@@ -36,14 +36,15 @@ def test_cosine(config):
 
 
 def test_inverse_square_root_is_t5s(config):
-    """Raffel et al. 2020, section 3.1.2: 1/√max(n, k) with k warm-up steps; here scaled to peak at 1e-2."""
+    """T5's rule (Raffel et al. 2020, section 3.1.2) is 1/√max(n, k) with k warm-up steps; here it is scaled to peak at
+    1e-2."""
     settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
     for step in (0, 50, 99, 100, 399, 899):
         assert settings.learning_rate(step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
 
 
 def test_a_key_of_a_family_is_named_as_in_the_file(config):
-    """And the nearest one is of the same family: T5 has no cross_attention_bias."""
+    """The suggested key is of the same family: T5 has no cross_attention_bias."""
     with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
         config("model.num_head=3")
     with pytest.raises(UserError, match=r"model\.cross_attention_bias: unknown key") as error:
@@ -61,7 +62,7 @@ def test_every_shipped_run_file_is_valid():
 
 
 def test_every_shipped_run_file_fits_its_corpus_file():
-    """Kind and length of rows, and ids of the tokenizer, as far as the corpus file tells of them."""
+    """The kind and length of rows and the tokenizer's ids fit, as far as the corpus file determines them."""
     corpora = {}
     for path in Path("configs/corpora").glob("*.yaml"):
         corpus = load(path, [], CorpusConfig)

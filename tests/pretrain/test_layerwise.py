@@ -1,4 +1,4 @@
-"""Activation checkpointing and compilation of layers: the same numbers at every stage, and nothing compiled twice."""
+"""Activation checkpointing and compilation of layers: the same numbers at every stage, nothing compiled twice."""
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ COMPILED = {"compile": True}
 def trained(
     stage: int, model: dict, compute: dict, grow: int = 0, backend: str = "aot_eager", targets: int = 8
 ) -> dict:
-    """Losses, gradient norms and graphs so far of each step, whose rows are `grow` tokens longer than the last's."""
+    """The loss, gradient norm and number of graphs so far of each step. Each step's rows are `grow` tokens longer than
+    the last's."""
     from torch._dynamo.utils import counters
 
     from pretrain.zero import layers as layerwise
@@ -24,7 +25,7 @@ def trained(
 
     torch._dynamo.reset()
     counters.clear()
-    layerwise.BACKEND = backend  # what is traced and guarded is alike; no kernels are made
+    layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
     config = run_config(stage, model, optimizer={"learning_rate": 1e-2}, compute=compute)
     prepared = setup(config)
     engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
@@ -107,7 +108,7 @@ def test_rows_of_new_widths_are_not_compiled_every_time(runs):
 
 
 def held_for_backward(compute: dict) -> int:
-    """Bytes that one forward pass keeps, each storage once, parameters aside."""
+    """The bytes that one forward pass keeps: each storage once, without parameters."""
     from pretrain.zero.construction import construct
 
     config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)

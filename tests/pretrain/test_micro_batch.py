@@ -1,4 +1,4 @@
-"""`batch.micro_batch_size: auto`: the largest that fits, chosen without a trace, once."""
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits, chosen once and without side effects."""
 
 import json
 from pathlib import Path
@@ -83,7 +83,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):
-    """Of 12 rows; 90 % of what is free has to hold them. No more than 4 rows are ever tried."""
+    """A share has 12 rows, which must fit into 90 % of the free memory. No more than 4 rows are ever tried."""
     path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
     cases = [(path, free) for free in expected]
@@ -104,7 +104,7 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     ],
 )
 def test_a_containers_limit_is_seen(tmp_path, controllers, root, limit, usage, cache):
-    """Also that of a group above, and that of a container, which sees its own group as the root."""
+    """So are the limits of a group above it, and that of a container, which sees its own group as the root."""
 
     def group(path: str, most: str, taken: int, cached: int) -> None:
         directory = tmp_path / root / path
