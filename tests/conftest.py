@@ -33,7 +33,7 @@ LONGEST = [
     "pretrain/test_training.py",
     "data_pipeline/test_dedup.py",
     "data_pipeline/test_tokenizer.py",
-    "data_pipeline/test_soak.py",
+    "data_pipeline/test_kills.py",
     "data_pipeline/test_streams.py",
     "pretrain/test_layerwise.py",
 ]
@@ -128,7 +128,7 @@ def corpus_built_with_noise(small_corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def byte_level_bpe(tmp_path_factory) -> Path:
-    """A directory with two more: gpt2, of GPT-2's files, and bart, of the same with fairseq's dictionary."""
+    """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
 
     def make(folder: Path) -> None:
         for kind, names in {
@@ -145,7 +145,7 @@ def byte_level_bpe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
-    """The directory of a finished corpus in BART's ids, with a special token and sentinels."""
+    """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     tokenizer = {
         "kind": "byte_level_bpe",
         "path": str(byte_level_bpe / "bart"),

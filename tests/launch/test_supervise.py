@@ -40,21 +40,21 @@ NEVER_STOPS = "sleep 3600"
 
 @pytest.fixture(autouse=True)
 def _hang_ups_count() -> Iterator[None]:
-    """Also where `nohup` has the tests ignore them."""
+    """The supervisor heeds SIGHUP unless it was ignored before, as it is under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
-    """What comes of a launcher that starts a shell script for each rank, prints `words` and waits."""
+    """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
     commands = [kept(["sh", "-c", script]) for script in ranks]
     launcher = [sys.executable, "-S", "-c", RUNNER, LAUNCHER, json.dumps([words, *commands])]
     return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
 
 
 def statuses(processes: list[psutil.Process]) -> set[str]:
-    """Those of the processes that are there."""
+    """The statuses of those `processes` that still exist."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,13 +63,13 @@ def statuses(processes: list[psutil.Process]) -> set[str]:
 
 
 def ended(pid_file: Path) -> bool:
-    """Whether the process has, though its init may not have looked yet."""
+    """Whether the process whose id is in `pid_file` has ended. Its init may not have reaped it yet."""
     pid = int(pid_file.read_text())
     return not psutil.pid_exists(pid) or statuses([psutil.Process(pid)]) <= {psutil.STATUS_ZOMBIE}
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
-    """A command that does the same in a process of its own."""
+    """A command that calls `supervised` in a process of its own."""
     code = (
         "import sys; from pathlib import Path; from tests.launch.test_supervise import supervised;"
         "sys.exit(supervised(Path(sys.argv[1]), *sys.argv[2:]))"
@@ -89,7 +89,7 @@ def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, sig
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])
 def test_a_signal_to_the_supervisor_stops_the_run(tmp_path, capfd, name):
-    """Closing a terminal sends SIGHUP twice; of the others a second one ends the run at once."""
+    """Closing a terminal sends SIGHUP twice, so a second SIGHUP doesn't end the run at once."""
     times = 2 if name == "HUP" else 1
     signalled = f"kill -{name} {os.getpid()}\n" * times
     assert supervised(tmp_path, f"{signalled}{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
@@ -106,7 +106,7 @@ def test_a_second_signal_to_the_supervisor_ends_ranks_that_cannot_obey_the_first
 
 
 def test_a_run_whose_terminal_is_closed_stops(tmp_path):
-    """The kernel and the shell signal the supervisor, whose output then goes nowhere."""
+    """Both the kernel and the shell signal the supervisor, which then can't print any more."""
     terminal, inside = pty.openpty()
     script = f"echo training; {STOPS_ON_REQUEST.format(run=tmp_path)}"
     command = ["setsid", "--ctty", *supervisor(tmp_path, script)]
@@ -121,7 +121,7 @@ def test_a_run_whose_terminal_is_closed_stops(tmp_path):
 
 
 def test_no_process_outlives_a_killed_supervisor(tmp_path):
-    """Not a rank that is suspended, nor a worker that a rank has started."""
+    """This includes a suspended rank and a worker that a rank has started."""
     starts_a_worker = f"sleep 3600 & touch {tmp_path}/ready; wait"
     process = subprocess.Popen(supervisor(tmp_path / "run", starts_a_worker, "kill -STOP $$"))
     tree = psutil.Process(process.pid)
@@ -137,7 +137,7 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
 
 @pytest.mark.parametrize("above", [2, 3], ids=["launcher", "runner"])
 def test_a_killed_launcher_ends_the_run(tmp_path, capfd, above):
-    """And with it the ranks that it leaves behind. `above`: how many processes lie between, and the killed one."""
+    """The ranks that it leaves behind are killed. `above`: the killed process is that many levels above the rank."""
     parent = "read -r _ _ _ pid _ < /proc/$pid/stat\n"
     script = f"echo $$ > {tmp_path}/pid\npid=$$\n{parent * above}kill -KILL $pid\n{NEVER_STOPS}"
     assert supervised(tmp_path, script) == 1
@@ -167,7 +167,7 @@ def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_ter
 
 
 def test_the_rank_that_failed_first_is_named_though_others_end_before_it(tmp_path, capfd):
-    """They fail when their collectives miss it, while it leaves its process group."""
+    """The other ranks fail because their collectives miss it, while it still leaves its process group."""
     failed = f"${rank_logs.SUPERVISED}/rank-0000$RANK.failed"
     first = f"echo ValueError: on purpose; touch {failed}; sleep 0.5; exit 1"
     then = f"until [ -e ${rank_logs.SUPERVISED}/rank-00001.failed ]; do sleep 0.05; done; touch {failed}; exit 1"
@@ -201,7 +201,7 @@ def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
 
 
 def on_a_disk_of_1_mb(disk: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """`command` in a mount namespace of its own, in which a small file system is on `disk`."""
+    """Runs `command` in its own mount namespace, in which a small file system is mounted on `disk`."""
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("a file system of one's own takes root or user namespaces")
@@ -212,7 +212,7 @@ def on_a_disk_of_1_mb(disk: Path, command: list[str]) -> subprocess.CompletedPro
 
 
 def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
-    """Neither the rank's log nor a file of its exit code holds anything."""
+    """Neither the rank's log nor the file of its exit code has any content."""
     disk = tmp_path / "disk"
     fills = f"head -c 2m /dev/zero > {disk}/filler; echo lost; exit 3"
     done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", fills))
@@ -225,8 +225,8 @@ def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
     ]
 
 
-def test_a_disk_that_is_full_for_a_while_is_told_of_once(tmp_path):
-    """Until the warning the rank holds the disk full, and then it stops."""
+def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
+    """The rank keeps the disk full until the supervisor warns, and then stops."""
     disk = tmp_path / "disk"
     fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {disk}.stderr ]; do sleep 0.05; done; rm {disk}/filler"
     stops = f"touch {disk}/run/stop; {STOPS_ON_REQUEST.format(run=disk / 'run')}"

@@ -144,7 +144,7 @@ def is_whole(folder: Path) -> None:
 
 
 def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started):
-    """Every step ends in a save here, so most signals come in the middle of one. First a fresh start on request."""
+    """Every step ends in a save here, so most signals arrive during one. The first start replaces an existing run."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     (folder / "run").mkdir()
     (folder / "run/metrics.jsonl").write_text("of an earlier run")
@@ -157,8 +157,8 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     assert not (folder / "run/stop").exists()
     is_whole(folder)
 
-    # A scheduler's warning goes to all processes. DeepSpeed's two would die of it, or kill the ranks; and the
-    # loader's workers would die.
+    # A scheduler's warning goes to all processes. It would otherwise end DeepSpeed's two processes, or make them kill
+    # the ranks, and end the loader's workers.
     stopped = max(losses(path))
     one = launched(started, path, "data.workers=1")
     holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
@@ -180,7 +180,7 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
 
 
 def test_a_crash_in_native_code_ends_the_run_though_the_others_hang(small_corpus, folder, started):
-    """After faults.dead_rank_seconds: no other limit is below half an hour, longer than a test may take."""
+    """It ends after faults.dead_rank_seconds: all other limits are longer than a test may take."""
     one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=3")
     one.named("rank 0").suspend()
     killed = time.monotonic()
@@ -246,7 +246,7 @@ def test_signals_to_one_rank_stop_all(small_corpus, folder):
 
 
 def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
-    """The others fail after it, when their collectives miss it, and may end before it."""
+    """The other ranks fail later, when their collectives miss it, but may end earlier."""
     path, logs = endless(folder, small_corpus), rank_logs.new_directory(folder / "run")
     assert on_ranks(2, fail_on_rank_1, path, logs, joined=False) == [1, 1]
     assert rank_logs.failed_first(logs) == 1
@@ -290,7 +290,7 @@ def typed_and_shown(path: Path, typed: list[bytes], *overrides: str) -> tuple[in
 
 
 def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder):
-    """A terminal sends it to all processes, and here more than once."""
+    """A terminal sends the signal to all processes, and here more than once."""
     code, shown, left = typed_and_shown(endless(folder, small_corpus), [b"\x03"] * 3, "data.workers=2")
     assert (code, left) == (75, []), shown
     assert "SIGINT: saving and stopping after this step" in shown
@@ -311,7 +311,8 @@ def test_a_run_stops_after_its_hours(small_corpus, folder):
 
 
 def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):
-    """Its shard has become a FIFO, whose open waits for a writer as a file on a dead network mount does."""
+    """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
+    does."""
     shutil.copytree(small_corpus, folder / "corpus")
     evaluation = [{"hook": "validation_loss", "every_steps": 20}]
     path = endless(folder, folder / "corpus", evaluation=evaluation)
@@ -336,7 +337,7 @@ def small_disk(folder) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder, small_disk):
-    """Nothing fits: neither checkpoints nor metrics. The terminal says so, and no step is lost."""
+    """Neither checkpoints nor metrics fit. The terminal says so, and no step is lost."""
     path = endless(folder, small_corpus, small_disk / "run")
     filler = small_disk / "filler"
     with Forked("train", path) as one:

@@ -55,7 +55,7 @@ def run_file(
 
 
 def mlflow(folder: Path) -> dict[str, object]:
-    """The section of a run that is tracked; creating MLflow's tables takes seconds."""
+    """The tracking section of a run in MLflow. Few tests need it: creating MLflow's tables takes seconds."""
     return {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1}
 
 
@@ -71,7 +71,7 @@ def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool
 
 
 def train_each(ranks: int, starts: list[tuple[Path, int | None]]) -> list[list[int]]:
-    """Exit codes on each rank of runs up to a step, or to their end, one after the other in the same processes."""
+    """Trains each run up to a step, or to its end, in the same processes; returns the exit codes of each rank."""
     return on_ranks(ranks, _train_each, starts)
 
 
@@ -83,7 +83,7 @@ def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
 
 
 def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run as users start it; where it takes one rank, without the time of its imports."""
+    """Starts a run as users do. One rank is forked, which saves the time of its imports."""
     if ranks == 1:
         return run_forked("train", path, *arguments)
     return run_command("launch", "local", path, "--ranks", str(ranks), *arguments)

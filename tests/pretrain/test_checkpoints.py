@@ -89,7 +89,7 @@ def test_without_any_sound_checkpoint_nothing_is_begun_anew(finished):
 
 
 def test_a_fresh_start_is_made_on_request_alone(finished):
-    """The run that was there, with none of its checkpoints sound, is moved aside; on two ranks."""
+    """The existing run, which has no sound checkpoint, is moved aside; on two ranks."""
     run = finished.parent / "run"
     for index in (run / "checkpoints").glob("*/index.json"):
         index.write_text("{}")

@@ -500,5 +500,5 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     assert trained.config.dropout_rate == 0.3
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=0, atol=1e-8)
-    (tmp_path / "imported/rank-00000.safetensors").unlink()  # a run that has begun needs it no more
+    (tmp_path / "imported/rank-00000.safetensors").unlink()  # once begun, the run no longer needs it
     assert "is finished: 1 of 1 steps" in run_forked("train", path).stdout

@@ -68,13 +68,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict:
-    """What each way of computing gives, one after the other on two ranks: they are slow to start compiling."""
+    """The results of each way of computing, all on the same two ranks: a rank is slow to start compiling."""
     return dict(zip(CASES, on_ranks(2, each, trained, list(CASES.values()))[0], strict=True))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_checkpointing_changes_no_bit(runs, stage):
-    """With dropout: what is computed again draws the same."""
+    """Holds with dropout: recomputed layers draw the same masks."""
     assert runs[stage, "checkpointed with dropout"] == runs[stage, "plain with dropout"]
 
 
@@ -87,8 +87,8 @@ def test_checkpointing_changes_no_bit(runs, stage):
     ],
 )
 def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model, way):
-    """Rows of every other step have padding; a kind of rows that has come is never compiled again. T5 at each stage,
-    every other family at stage 3."""
+    """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's at
+    each stage and the other families' at stage 3."""
     plain, compiled = runs[model, "plain"], runs[model, way]
     assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
     assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
@@ -101,7 +101,7 @@ def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model,
 
 
 def test_rows_of_new_widths_are_not_compiled_every_time(runs):
-    """At stage 3. Both kinds of rows have come in two widths after four steps."""
+    """At stage 3, both kinds of rows have come in two widths after four steps."""
     compiled = runs["growing"]
     assert compiled["graphs"][3:] == [compiled["graphs"][3]] * (STEPS - 3)
     assert compiled["breaks"] == 0
