@@ -16,19 +16,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
 from launch import keep
+from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
 from pretrain.run import rank_logs
-from tests.conftest import run
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -98,6 +100,7 @@ class Started:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
+    forkserver.ensure_running()  # before the name is set: the server belongs to no run
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     return tmp_path
 
@@ -162,11 +165,11 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     stopped = max(losses(path))
     one = launched(started, path, "data.workers=1")
     holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
-    for refused in (run("launch", "local", path, "--ranks", "2"), run_forked("train", path)):
-        assert refused.returncode == 2
-        assert [line for line in refused.stderr.splitlines() if "error" in line] == [
-            f"error: run.directory: {folder}/run: {holder}"
-        ]
+    with pytest.raises(UserError) as refused:
+        launch_local(path, [], ranks=2, stop_at_step=None)
+    assert str(refused.value) == f"run.directory: {folder}/run: {holder}"
+    alone = run_forked("train", path)
+    assert (alone.returncode, alone.stderr) == (2, f"error: {refused.value}\n")
     assert not (folder / "run/logs/attempt-0003").exists()
     above = [one.named("deepspeed"), one.named("launch")]
     for process in [one.process, *one.others()]:
