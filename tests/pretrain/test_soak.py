@@ -17,16 +17,15 @@ from tests.pretrain.runs import losses
 from tests.soak_training import soak
 
 
-def test_a_killed_run_comes_to_the_same_bits(tmp_path):
-    """Killed are the supervisor in the middle of a save, none of whose processes may outlive it, and DeepSpeed's
-    launcher."""
-    outcome = soak(tmp_path, change=False, kills=2, seed=306, seconds=120, steps=20)
+def test_a_killed_run_comes_to_the_same_bits(small_corpus, tmp_path):
+    """SIGKILL ends the supervisor during a save, then DeepSpeed's launcher. No process may outlive the supervisor."""
+    outcome = soak(tmp_path, small_corpus, change=False, kills=2, seed=306, seconds=120, steps=20)
     assert outcome.problems == []
     assert outcome.kills.total() > 0
 
 
 def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whole, small_corpus, tmp_path):
-    """In the middle of a save, then between two steps; then a bit of its latest checkpoint turns over."""
+    """It is killed during a save, then between two steps; then a bit of its latest checkpoint flips."""
     for ranks, stage, moment in ((2, 2, "save"), (4, 3, "step")):
         with pytest.raises(RuntimeError, match=f"rank {ranks - 1}: died"):
             on_ranks(ranks, killed_training, tmp_path, small_corpus, stage, moment)
