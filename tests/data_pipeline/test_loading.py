@@ -65,6 +65,14 @@ def test_a_corpus_of_small_weight_gets_its_rows(rows):
     assert places[owners == 1].tolist() == [0, 1]
 
 
+def test_rows_that_were_not_consumed_are_noticed():
+    """Of weights 3 and 1, the first 8 rows take 6 and 2."""
+    mixture = Mixture([3, 1])
+    assert mixture.miscount([6, 2], 8) is None
+    assert "[5, 3] rows consumed" in str(mixture.miscount([5, 3], 8))
+    assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
+
+
 def test_a_weight_without_a_row_in_a_million_is_too_light():
     assert too_light([1, 1e-7, 1]) == [1]
     assert too_light([1, 2e-6, 1]) == []

@@ -28,3 +28,8 @@ def test_every_command_has_a_version(command):
     done = run(command, "--version")
     assert done.returncode == 0
     assert done.stdout.startswith("encdec-pretrain 0.")
+
+
+def test_neither_a_rank_nor_deepspeeds_launcher_imports_mlflow_with_deepspeed():
+    assert imported("import pretrain.zero.engine", "deepspeed", "mlflow") == ["deepspeed"]
+    assert imported("import launch.node_launcher", "deepspeed", "mlflow") == ["deepspeed"]

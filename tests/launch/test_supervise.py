@@ -26,11 +26,6 @@ started = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for 
 print(words, flush=True)
 sys.exit(max([process.wait() for process in started]))
 """
-# DeepSpeed starts its launcher from another process, and that one ends with 0 where a signal has killed the launcher.
-RUNNER = """
-import subprocess, sys
-sys.exit(max(0, subprocess.call([sys.executable, "-S", "-c", *sys.argv[1:]])))
-"""
 STOPS_ON_REQUEST = """
 until [ -e {run}/stop ]; do sleep 0.05; done
 echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
@@ -49,7 +44,7 @@ def _hang_ups_count() -> Iterator[None]:
 def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
     """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
     commands = [kept(["sh", "-c", script]) for script in ranks]
-    launcher = [sys.executable, "-S", "-c", RUNNER, LAUNCHER, json.dumps([words, *commands])]
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
     return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
 
 
@@ -128,18 +123,16 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in statuses(tree.children(recursive=True))):
         time.sleep(0.05)
     below = tree.children(recursive=True)
-    assert len(below) == 7  # DeepSpeed's two, two keepers, two ranks, a worker
+    assert len(below) == 6  # the launcher, two keepers, two ranks, a worker
     process.kill()
     process.wait()
     while statuses(below) - {psutil.STATUS_ZOMBIE}:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("above", [2, 3], ids=["launcher", "runner"])
-def test_a_killed_launcher_ends_the_run(tmp_path, capfd, above):
-    """The ranks that it leaves behind are killed. `above`: the killed process is that many levels above the rank."""
-    parent = "read -r _ _ _ pid _ < /proc/$pid/stat\n"
-    script = f"echo $$ > {tmp_path}/pid\npid=$$\n{parent * above}kill -KILL $pid\n{NEVER_STOPS}"
+def test_a_killed_launcher_ends_the_run(tmp_path, capfd):
+    """The ranks that it leaves behind are killed."""
+    script = f"echo $$ > {tmp_path}/pid\n{TO_LAUNCHER.replace('TERM', 'KILL')}\n{NEVER_STOPS}"
     assert supervised(tmp_path, script) == 1
     assert "the launcher ended before its ranks" in capfd.readouterr().err
     assert ended(tmp_path / "pid")

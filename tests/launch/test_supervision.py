@@ -1,6 +1,6 @@
 """Runs that are signalled, killed, stopped or hang: real ranks. `test_supervise` has stubs for what needs no training.
 
-Four tests go through DeepSpeed's launcher, whose processes take seconds each to start; all others fork their ranks.
+Four tests go through DeepSpeed's launcher, whose start takes seconds; all others fork their ranks.
 """
 
 import contextlib
@@ -85,13 +85,11 @@ class Started:
         return found
 
     def named(self, name: str) -> psutil.Process:
-        """`deepspeed`, the `launch` process that it starts, or "rank N"."""
+        """DeepSpeed's "launcher", or "rank N"."""
         for process in self.others():
             command = process.cmdline()
             rank = process.environ().get("RANK")
-            if name == "deepspeed" and any(part.endswith("bin/deepspeed") for part in command):
-                return process
-            if name == "launch" and "deepspeed.launcher.launch" in command:
+            if name == "launcher" and "launch.node_launcher" in command:
                 return process
             if name == f"rank {rank}" and "pretrain" in command and keep.__file__ not in command:
                 return process
@@ -160,8 +158,8 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     assert not (folder / "run/stop").exists()
     is_whole(folder)
 
-    # A scheduler's warning goes to all processes. It would otherwise end DeepSpeed's two processes, or make them kill
-    # the ranks, and end the loader's workers.
+    # A scheduler's warning goes to all processes. It would otherwise end DeepSpeed's launcher, or make it kill the
+    # ranks, and end the loader's workers.
     stopped = max(losses(path))
     one = launched(started, path, "data.workers=1")
     holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
@@ -171,11 +169,10 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     alone = run_forked("train", path)
     assert (alone.returncode, alone.stderr) == (2, f"error: {refused.value}\n")
     assert not (folder / "run/logs/attempt-0003").exists()
-    above = [one.named("deepspeed"), one.named("launch")]
+    launcher = one.named("launcher")
     for process in [one.process, *one.others()]:
         process.send_signal(signal.SIGUSR1)
-    for process in above:
-        process.send_signal(signal.SIGTERM)
+    launcher.send_signal(signal.SIGTERM)
     assert one.end() == 75, one.stderr
     is_whole(folder)
     attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}

@@ -18,9 +18,10 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
+from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
@@ -59,6 +60,19 @@ def finished(whole, tmp_path) -> Path:
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "run": {**content["run"], "directory": str(tmp_path / "adamw/run")}}))
     return path
+
+
+def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
+    """It starts ranks only if the last checkpoint is damaged."""
+    assert launch_local(finished, [], ranks=2, stop_at_step=None) == 0
+    assert "is finished: 12 of 12 steps" in capsys.readouterr().out
+    assert not (finished.parent / "run/logs").exists()
+    last = finished.parent / "run/checkpoints/step-00000012"
+    assert is_sound(last)
+    content = bytearray((last / "rank-00000.safetensors").read_bytes())
+    content[-5] ^= 1
+    (last / "rank-00000.safetensors").write_bytes(content)
+    assert not is_sound(last)
 
 
 def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
@@ -279,7 +293,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     from data_pipeline.foundation import atomic
-    from pretrain.checkpoint import save
+    from pretrain.checkpoint import write
     from pretrain.train import train_on
 
     confirm = atomic.flush
@@ -289,5 +303,5 @@ def on_a_slow_disk(folder: Path, corpus: Path) -> int:
         confirm(path)
 
     if dist.get_rank() == 1:
-        atomic.flush = save.flush = slowly
+        atomic.flush = write.flush = slowly
     return train_on(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)

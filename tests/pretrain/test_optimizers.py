@@ -267,8 +267,9 @@ def test_a_group_has_the_schedule_of_its_own_rate():
     optimizer = optimizers.build(build(run), run.optimizer)
     for step in (0, 9, 50, 99):
         set_rates(optimizer, run, step)
-        rate = run.learning_rate(step)
-        assert [group["lr"] for group in optimizer.param_groups] == [rate, pytest.approx(rate / 10)]
+        factor = run.rate_factor(step)
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-2 * factor, 1e-3 * factor]
+    assert [run.rate_factor(step) for step in (0, 9, 99)] == [1 / 10, 1, 2e-3 / 1e-2]
 
 
 def test_a_group_that_matches_nothing_is_refused():
