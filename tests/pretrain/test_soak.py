@@ -44,10 +44,10 @@ def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whol
 
 def killed_training(folder: Path, corpus: Path, stage: int, moment: str) -> int:
     """The last rank kills itself as it saves for the second time, or before the eleventh step."""
-    from pretrain.checkpoint import save
+    from pretrain.checkpoint import write
     from pretrain.zero.engine import Engine
 
-    take_step, flush, saved = Engine.step, save.flush, []
+    take_step, flush, saved = Engine.step, write.flush, []
 
     def step(engine: Engine, step: int, *arguments: object) -> object:
         if moment == "step" and step == 10:
@@ -61,5 +61,5 @@ def killed_training(folder: Path, corpus: Path, stage: int, moment: str) -> int:
         flush(path)
 
     if dist.get_rank() == dist.get_world_size() - 1:
-        Engine.step, save.flush = step, count
+        Engine.step, write.flush = step, count
     return recorded_training(folder, config(folder, corpus, "adamw", stage), None)
