@@ -214,8 +214,8 @@ class FaultsSection(Section):
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
     1800 with `compute.compile`."""
     start_seconds: PositiveFloat = 3600.0
-    """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads, and, if
-    `hang_seconds` is null, while it saves."""
+    """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
+    it saves or evaluates, if `hang_seconds` is null."""
     dead_rank_seconds: PositiveFloat = 30.0
     """Seconds after one rank has died at which the others are killed."""
 

@@ -155,7 +155,7 @@ class Training:
                 self.journal.log(step, metrics)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
-                with watchdog.saving():
+                with watchdog.apart():
                     self._saved(self.saver.start(self.standing))
                 self.meter.restart()
             if stopping and not last:

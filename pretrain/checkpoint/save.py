@@ -106,7 +106,7 @@ class Saver:
         `faults.hang_seconds`.
         """
         writing, unfinished, failed = self._writing, 1, 0
-        with watchdog.saving():
+        with watchdog.apart():
             while unfinished:
                 if writing is not None:
                     writing.join(_SECONDS_OF_A_ROUND)

@@ -1,7 +1,7 @@
 """Ends a rank that hangs, with the stacks of all its threads on stderr.
 
 Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The limit follows the time that
-steps take. A rank that starts, compiles, saves or loads has a longer one, because that depends on the machine and disk.
+steps take. A rank that starts, compiles, loads, saves or evaluates has a longer one, which depends on other things.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pretrain.run import rank_logs
 
@@ -19,7 +19,7 @@ GRACE = 20.0  # seconds that the Python thread has to report a hang before fault
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_starting, _compiling, _saving = True, False, False
+_starting, _compiling, _apart = True, False, False
 _changed = threading.Event()  # set when one of these changes, and with it the limit
 
 
@@ -46,15 +46,16 @@ def step_done() -> None:
 
 
 @contextlib.contextmanager
-def saving() -> Iterator[None]:
-    """Within the block, the limit doesn't follow the time of steps, of which the block is no part."""
-    global _saving, _last_step
-    before, _saving = _saving, True
+def apart() -> Iterator[None]:
+    """Within the block, the limit doesn't follow the time of steps, of which the block, such as a save, is no part."""
+    global _apart, _last_step
+    before, _apart = _apart, True
+    alive()
     _changed.set()
     try:
         yield
     finally:
-        _saving, _last_step = before, time.monotonic()
+        _apart, _last_step = before, time.monotonic()
         alive()
         _changed.set()
 
@@ -77,7 +78,7 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float) -> Ite
 
     The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
     None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
-    known, and while the process saves.
+    known, and while the process saves or evaluates.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
@@ -95,14 +96,18 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float) -> Ite
         faulthandler.cancel_dump_traceback_later()
 
 
+def limit_of_steps(seconds: Sequence[float]) -> float | None:
+    """The limit that follows from the `seconds` of the latest steps; None until there are enough of them."""
+    return max(LEAST_SECONDS, STEPS * statistics.median(seconds)) if len(seconds) >= STEPS else None
+
+
 def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float]:
     """The limit in seconds, and the setting that it comes from."""
     if not (_starting or _compiling):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if len(_steps) >= STEPS and not _saving:
-            limit = max(LEAST_SECONDS, STEPS * statistics.median(_steps))
-            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", limit
+        if (usual := limit_of_steps(_steps)) is not None and not _apart:
+            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
     return "faults.start_seconds", start_seconds
 
 

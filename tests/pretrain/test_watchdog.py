@@ -29,22 +29,29 @@ def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
     assert 'File "<string>", line 4 in <module>' in done.stderr
 
 
-def test_without_a_limit_of_its_own_a_hang_is_as_long_as_twenty_steps():
-    """Steps of 0.1 s: 2 s. The time of the first step is that of the start."""
+def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():
+    """One step of an hour among others, as when the disk of the data was away, changes nothing."""
+    assert watchdog.limit_of_steps([0.5] * 19) is None
+    assert watchdog.limit_of_steps([0.5] * 20) == 120
+    assert watchdog.limit_of_steps([6.0] * 20) == 120
+    assert watchdog.limit_of_steps([30.0] * 99 + [3600.0]) == 600
+
+
+def test_without_a_limit_of_its_own_a_hang_is_as_long_as_the_steps_before_it():
+    """20 steps are at least 0.5 s here. The first step is part of the start, and a save is part of no step."""
     done = python(
         "import time; from pretrain.run import watchdog; watchdog.LEAST_SECONDS = 0.5\n"
         "with watchdog.watching(0, None, start_seconds=3600):\n"
-        "    time.sleep(3); watchdog.step_done()\n"
-        "    for _ in range(19): time.sleep(0.1); watchdog.step_done()\n"
-        "    time.sleep(3); print('too few steps are known', flush=True)\n"
-        "    for _ in range(40): time.sleep(0.1); watchdog.step_done()\n"
-        "    with watchdog.saving(): time.sleep(3)\n"
-        "    print('saved', flush=True); time.sleep(3600)"
+        "    for _ in range(20): watchdog.step_done()\n"
+        "    time.sleep(1); print('too few steps are known', flush=True)\n"
+        "    with watchdog.apart():\n"
+        "        for _ in range(20): watchdog.step_done()\n"
+        "        time.sleep(1); print('saved', flush=True)\n"
+        "    time.sleep(3600)"
     )
     assert (done.returncode, done.stdout) == (1, "too few steps are known\nsaved\n")
-    start, limit, *_ = done.stderr.partition(" s (")[0].rpartition(" ")[::2]
-    assert start == "rank 0: no progress for"
-    assert 2.0 <= float(limit) < 3600
+    expected = "(20 steps and 0.5 s; faults.hang_seconds sets another limit); all stacks follow"
+    assert done.stderr.splitlines()[0] == f"rank 0: no progress for 0.5 s {expected}"
 
 
 def test_a_start_that_hangs_ends_too():
