@@ -185,6 +185,9 @@ def doctor(
     ] = None,
     hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
+    cluster: Annotated[
+        Path | None, path_option("--cluster", "In an allocation: the cluster file, with its container and variables.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine before a run; in an allocation of SLURM all its nodes.
@@ -193,13 +196,17 @@ def doctor(
     """
     import shlex
 
+    from data_pipeline.foundation.config_file import load
+    from launch.cluster import ClusterConfig
     from launch.doctor import places
     from launch.doctor.doctor import doctor as examine
 
     if hostfile:
         place = places.on_hosts(hostfile, shlex.split(ssh))
+    elif "SLURM_JOB_NODELIST" in os.environ:
+        place = places.in_allocation(ranks, load(cluster, [], ClusterConfig) if cluster else ClusterConfig())
     else:
-        place = places.in_allocation(ranks) if "SLURM_JOB_NODELIST" in os.environ else places.here(ranks)
+        place = places.here(ranks)
     raise typer.Exit(examine(place, config, overrides or [], as_json))
 
 

@@ -76,7 +76,7 @@ def remote_command(command: str = "agent") -> str:
     Everything but the code's own place goes through stdin.
     """
     search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
-    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
+    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', command])}"
 
 
 def handed_over() -> dict[str, str]:

@@ -4,7 +4,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from launch.doctor.findings import Finding
 _BYTES, _AT_A_TIME = 64 * 2**20, 2**20
 _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _CLOCK = 2.0  # seconds: file systems may count in twos
+_SECONDS_TO_BE_HELD = 60.0
 _SECONDS_TO_BE_SEEN = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
@@ -28,14 +32,34 @@ def existing(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[Path | None]:
-    """A new locked file in `directory` for the duration of the block; None if it can't be created or locked."""
-    with contextlib.ExitStack() as stack:
-        path = None
-        with contextlib.suppress(OSError):
-            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path = Path(file.name)
-        yield path
+    """A new locked file in `directory` for the duration of the block; None if it can't be created or locked soon.
+
+    Another process holds it, since one that meets a dead file system waits without end.
+    """
+    command = [sys.executable, "-P", "-m", "launch.doctor.directory", str(directory)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        answered, _, _ = select.select([process.stdout], [], [], _SECONDS_TO_BE_HELD)
+        name = process.stdout.readline() if answered else b""
+        yield Path(os.fsdecode(name.removesuffix(b"\n"))) if name else None
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(_SECONDS_TO_BE_HELD)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.stdout.close()
+
+
+def _hold(directory: Path) -> None:
+    """Holds a locked file in `directory` until stdin is closed; prints its name."""
+    with tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        sys.stdout.buffer.write(os.fsencode(file.name) + b"\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 def directory(run: Path, locked: Path | None) -> list[Finding]:
@@ -132,3 +156,7 @@ def clock_finding(other: str, ahead: float) -> Finding:
     if abs(ahead) <= _CLOCK:
         return Finding("clock", "ok", f"agrees with {other}")
     return Finding("clock", "warning", found, f"{_CLOCK:g} s at most", "set the clocks by NTP (chronyc tracking)")
+
+
+if __name__ == "__main__":
+    _hold(Path(sys.argv[1]))

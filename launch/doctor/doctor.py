@@ -1,5 +1,6 @@
 """Checks the machines of a run one beside the other, then all of their ranks together."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -48,27 +49,31 @@ def _examined(place: Place, settings: Settings) -> Iterator[Finding]:
     problems: dict[str, str] = {}
     hellos: dict[int, dict[str, Any]] = {}
     ahead: dict[int, float] = {}
+    found: dict[int, list[Finding]] = {}
     directory = os.getcwd()  # noqa: PTH109
-    with held(Path(settings.directory or directory)) as locked:
+    holding = held(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
+    with holding as locked:
         shared = replace(settings, locked=str(locked) if locked else None)
         each = [dataclasses.asdict(replace(shared, ranks=node.ranks or None)) for node in place.nodes]
         limit = _SECONDS_TO_START + max(CHECKS[name].seconds for name in OF_A_NODE)
         for line in everywhere(place, {"settings": each, "directory": directory}, limit, problems):
             index = line.message["index"]
+            # a line may be late, never early: the one that was quickest says most
+            ahead[index] = max(line.message["clock"] - line.arrived, ahead.get(index, float("-inf")))
             if "host" in line.message:
                 hellos[index] = line.message
-            elif "clock" in line.message:  # a line is never early, so the least difference is the best
-                ahead[index] = max(line.message["clock"] - line.arrived, ahead.get(index, float("-inf")))
             else:
-                yield replace(Finding(**line.message["finding"]), node=names[index])
+                found.setdefault(index, []).append(replace(Finding(**line.message["finding"]), node=names[index]))
     for index, name in enumerate(names):
-        if index not in hellos:
-            found = problems.get(name, "it didn't answer")
-            yield Finding("node", "fault", found, "an answer", "a run can't start there either", name)
+        if index not in found:
+            reason = problems.get(name, "it didn't answer")
+            yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
+        yield from found.get(index, ())
     if len(names) > 1:
         yield from _differences(names, hellos)
         yield from (
-            replace(clock_finding("this machine's", seconds), node=names[index]) for index, seconds in ahead.items()
+            replace(clock_finding("this machine's", seconds), node=names[index])
+            for index, seconds in sorted(ahead.items())
         )
     if len(hellos) == len(names):
         per_node = [hellos[index]["ranks"] for index in range(len(names))]

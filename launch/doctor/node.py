@@ -12,8 +12,6 @@ from launch.doctor import ranks, versions
 from launch.doctor.checks import OF_A_NODE, Settings, checked
 from pretrain.run.hardware import count_gpus, free_port
 
-_CLOCKS = 3  # the time is sent that often, since one line may be late
-
 
 def node() -> int:
     given = json.loads(sys.stdin.readline())
@@ -34,12 +32,10 @@ def node() -> int:
         address=reached[2] if len(reached) == 4 else None,
         versions=versions.shown(),
     )
-    for _ in range(_CLOCKS):
-        _say(index, clock=time.time())
     for finding in checked(OF_A_NODE, settings):
         _say(index, finding=dataclasses.asdict(finding))
     return 0
 
 
 def _say(index: int, **what: Any) -> None:
-    print(json.dumps({"index": index, **what}), flush=True)
+    print(json.dumps({"index": index, "clock": time.time(), **what}), flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from data_pipeline.foundation.errors import UserError
 from launch import hosts
+from launch.cluster import ClusterConfig
 from launch.nodes import Node, address_towards
 from pretrain.run import slurm
 
@@ -78,13 +79,14 @@ def on_hosts(hostfile: Path, ssh: list[str]) -> Place:
     return Place(nodes, starters, address_towards(hosts.resolved(nodes[-1].name, ssh)))
 
 
-def in_allocation(ranks: int | None) -> Place:
-    """The nodes of the SLURM allocation that this process is in, with `ranks` on each."""
+def in_allocation(ranks: int | None, cluster: ClusterConfig) -> Place:
+    """The nodes of the SLURM allocation that this process is in, with `ranks` on each, in the cluster's container."""
     names = slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])
     number = len(names)
     srun = ["srun", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
     nodes = [Node(name, ranks or 0) for name in names]
-    return Place(nodes, [Starter([*srun, *_HERE], "SLURM_NODEID", {}, names)], slurm.address_of(names[0]))
+    command = [*srun, *cluster.srun, *cluster.container, *_HERE]
+    return Place(nodes, [Starter(command, "SLURM_NODEID", cluster.variables, names)], slurm.address_of(names[0]))
 
 
 def everywhere(place: Place, given: dict[str, Any], seconds: float, problems: dict[str, str]) -> Iterator[Line]:

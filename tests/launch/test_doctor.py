@@ -18,6 +18,8 @@ from launch.doctor import gpus, places, ranks
 from launch.doctor.checks import Settings, checked
 from launch.doctor.directory import clock_finding, directory, held
 from launch.doctor.findings import Finding, report
+from tests.launch import slurm_cluster, two_hosts
+from tests.launch.slurm_cluster import NODES
 from tests.pretrain.runs import run_file
 
 takes_mounts = pytest.mark.skipif(
@@ -33,6 +35,10 @@ def mounted(options: str, where: Path, command: list[str]) -> subprocess.Complet
     return subprocess.run(
         ["unshare", "-m", "sh", "-c", script, options, str(where), *command], capture_output=True, text=True
     )
+
+
+takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
+takes_slurm = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))
 
 
 def doctor(*arguments: str | Path) -> list[str]:
@@ -103,11 +109,8 @@ def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, re
 
 def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there(tmp_path, monkeypatch):
     with held(tmp_path) as locked:
-        assert {finding.check: finding.level for finding in directory(tmp_path, locked)} == {
-            "run directory": "ok",
-            "file locks": "ok",
-            "clock": "ok",
-        }
+        found = levels(directory(tmp_path, locked))
+        assert (found["file locks"], found["clock"]) == ("ok", "ok")
     monkeypatch.setattr("launch.doctor.directory._SECONDS_TO_BE_SEEN", 0)
     (locks,) = (one for one in directory(tmp_path, locked) if one.check == "file locks")
     assert (locks.level, locks.expected) == ("fault", "one file system for all nodes")
@@ -242,3 +245,44 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     place = places.on_hosts(hostfile, ["-p", "9", "-o", "ConnectTimeout=5"])
     assert list(places.everywhere(place, {}, 30, problems)) == []
     assert problems["127.0.0.1"].startswith("ssh: ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
+
+
+@takes_hosts
+def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(small_corpus, tmp_path):
+    path, hostfile = run_file(tmp_path, small_corpus), tmp_path / "hostfile"
+    hosts = two_hosts.Hosts(tmp_path)
+    hostfile.write_text("".join(f"{address} slots=1\n" for address in hosts.addresses))
+    try:
+        hosts.start()
+        command = doctor(path, "--hostfile", hostfile, "--ssh", f"{hosts.ssh} -o ConnectTimeout=5", "--json")
+        done = subprocess.run(command, capture_output=True, text=True)
+        hosts.cut_off(1)
+        cut = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        hosts.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    locks = {one.node: one.found for one in findings if one.check == "file locks"}
+    assert locks == dict.fromkeys(hosts.addresses, "flock works, also against other processes")
+    assert next(one.found for one in findings if one.check == "all-reduce").startswith("2 ranks, ")
+    assert cut.returncode == 1, cut.stdout + cut.stderr
+    (fault,) = (Finding(**one) for one in json.loads(cut.stdout) if one["level"] == "fault")
+    assert (fault.check, fault.node) == ("node", hosts.addresses[1])
+    assert fault.found.startswith("ssh: ended with exit code 255: ssh: connect to host")
+
+
+@takes_slurm
+def test_in_an_allocation_of_slurm_every_node_is_checked(tmp_path):
+    cluster = slurm_cluster.Cluster(tmp_path)
+    try:
+        cluster.start()
+        allocation = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--quiet"]
+        environment = {**os.environ, "SLURM_CONF": cluster.environment["SLURM_CONF"]}
+        done = subprocess.run([*allocation, *doctor("--json")], env=environment, capture_output=True, text=True)
+    finally:
+        cluster.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    everywhere = {(check, node) for check in ("versions", "GPUs", "memory", "shared memory", "clock") for node in NODES}
+    assert {(one.check, one.node) for one in findings} == {*everywhere, ("all-reduce", "")}
+    assert findings[-1].found.startswith("2 ranks, ")
