@@ -16,11 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from families import KINDS, ROOT, Figures, Json, arguments_of, show
 
 from pretrain.metrics.log import read_metrics
-from pretrain.models import build, parse
+from pretrain.models import outline, parse
 
 STEPS, ROWS = 200, 32
 TRAINING_SIZES: Json = {"d_model": 128, "num_heads": 4}
@@ -126,8 +125,7 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
     found = {key.rsplit("/", 1)[1]: value for row in rows for key, value in row.metrics.items() if "validation" in key}
     saved = json.loads(next((folder / name / "checkpoints").glob("step-*/index.json")).read_text())["identity"]["model"]
     config = parse(saved)
-    with torch.device("meta"):
-        parameters = build(config).num_parameters()
+    parameters = outline(config).num_parameters()
     return Run(
         parameters,
         math.log(config.padded_vocab_size),

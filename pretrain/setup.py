@@ -171,12 +171,9 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS]:
         return []
-    import torch  # here, because the launcher also checks run files and avoids the slow import where it can
+    from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
 
-    from pretrain.optimizers import groups
-
-    with torch.device("meta"):
-        return groups.problems(models.build(model), config.optimizer)
+    return groups.problems(models.outline(model), config.optimizer)
 
 
 def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:

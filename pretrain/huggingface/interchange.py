@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.json_files import Json
-from pretrain.models import ModelConfig, build
+from pretrain.models import ModelConfig, outline
 
 State = dict[str, Tensor]
 
@@ -59,8 +59,7 @@ class Interchange:
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors of the model's `state_dict()`; tied ones appear under each of their names."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in outline(config).state_dict().items()}
 
 
 def check(

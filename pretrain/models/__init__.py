@@ -1,6 +1,6 @@
 """Model families, each reading like its paper.
 
-Nothing here imports torch before `build` is called: a run file is validated in milliseconds.
+Nothing here imports torch before `build` or `outline` is called: a run file is validated in milliseconds.
 """
 
 from pretrain.models.config import (
@@ -12,7 +12,7 @@ from pretrain.models.config import (
     T5Config,
     VanillaConfig,
 )
-from pretrain.models.families import FAMILIES, AnyModelConfig, Family, build, parse
+from pretrain.models.families import FAMILIES, AnyModelConfig, Family, build, outline, parse
 
 __all__ = [
     "FAMILIES",
@@ -26,5 +26,6 @@ __all__ = [
     "T5Config",
     "VanillaConfig",
     "build",
+    "outline",
     "parse",
 ]

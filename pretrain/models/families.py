@@ -98,3 +98,11 @@ def build(config: ModelConfig) -> "Model":
     """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
     return getattr(import_module(module), name)(config)
+
+
+def outline(config: ModelConfig) -> "Model":
+    """Builds the model on the meta device: all names and whole shapes, no weights."""
+    import torch
+
+    with torch.device("meta"):
+        return build(config)
