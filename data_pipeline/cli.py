@@ -17,7 +17,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
 
-ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file.")]
+ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]

@@ -78,6 +78,25 @@ def test_the_nearest_key_is_one_of_the_kind_that_is_meant(corpus_file):
     assert f"{corpus_file}: rows.objective.noise_density: unknown key" in lines
 
 
+def test_options_of_a_source_are_those_of_its_format(corpus_file):
+    overrides = ["sources.0={format: text, path: a, options: {sampel_by: line, max_record_bytes: x}}"]
+    with pytest.raises(UserError) as error:
+        load(corpus_file, overrides, CorpusConfig)
+    where = f"{corpus_file}: sources.0.options: format text:"
+    assert sorted(str(error.value).splitlines()) == [
+        f"{where} max_record_bytes: expected integer, got 'x' "
+        "(longer records, in bytes, are noted as damage and skipped)",
+        f"{where} sampel_by: unknown key; nearest valid key: sample_by",
+    ]
+
+
+def test_a_value_of_several_types_has_one_line(corpus_file):
+    with pytest.raises(UserError) as error:
+        load(corpus_file, ["sources.0.path=[1]"], CorpusConfig)
+    (line,) = str(error.value).splitlines()
+    assert "sources.0.path: expected text or list of text, got [1] (the files: a path, a glob" in line
+
+
 def test_a_file_that_extends_itself_is_refused(corpus_file):
     corpus_file.write_text(VALID + "extends: [corpus.yaml]\n")
     with pytest.raises(UserError, match="extends itself"):

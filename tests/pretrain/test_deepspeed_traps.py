@@ -97,7 +97,7 @@ def test_the_stage_has_a_default_and_must_be_a_number():
         assert section == {"zero_optimization": {**given.get("zero_optimization", {}), "stage": 2}}
     for wrong in (True, "2"):
         values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
-        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: input should be a valid integer"):
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
             check(values, RunConfig, "run.yaml")
 
 
@@ -135,6 +135,21 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     refused = deepspeed_keys.OFFLOAD_REFUSED.keys()
     assert optimizer.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_optimizer"], *refused}
     assert parameters.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_param"]}
+
+
+def test_the_defaults_in_the_reference_are_deepspeeds():
+    from deepspeed.runtime.zero import config as zero
+    from deepspeed.runtime.zero import offload_config as offload
+
+    stated = {name: key.default for name, key in deepspeed_keys.ZERO_PASSED_ON.items() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    assert stated == {name: found[name] for name in stated}
+    for name, section in (
+        ("offload_optimizer", offload.DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", offload.DeepSpeedZeroOffloadParamConfig),
+    ):
+        stated = {key: one.default for key, one in deepspeed_keys.OFFLOAD[name].items()}
+        assert stated == {key: section.model_fields[key].default for key in stated}
 
 
 class SometimesUsed(nn.Module):

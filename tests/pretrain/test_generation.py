@@ -552,7 +552,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a text", "--top-p", 1.5], "generate: top_p: input should be less than or equal to 1, got 1.5"),
+        (["a text", "--top-p", 1.5], "generate: top_p: expected number > 0, ≤ 1, got 1.5 (tokens are sampled from"),
         (["a text", "--early-stopping", "soon"], "generate: early_stopping: expected true, false or never, got 'soon'"),
         (["a text", "--num-beams", 2, "--temperature", 1], "num_beams: beam search takes the likeliest tokens"),
         (["a text", "--file", "lines.txt"], "give texts as arguments or with --file, not both"),
