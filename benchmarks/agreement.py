@@ -39,8 +39,8 @@ REFERENCES = {
     "T5 v1.1": "T5",
     "BART": "BART",
     "autoregressive": "exported file",
-    "GPT-2": "GPT-2",
-    "BERT": "BERT",
+    "decoder_only": "GPT-2",
+    "encoder_only": "BERT",
 }
 
 
@@ -308,7 +308,7 @@ def agreement(folder: Path) -> Figures:
             difference, largest = gradient_difference(model, reference)
             gradients = _difference(difference, largest)
         slopes = "—"
-        if kind in ("Transformer", "autoregressive"):
+        if kind in ("vanilla", "autoregressive"):
             difference, largest, moved = finite_differences(kind)
             slopes = f"{_difference(difference, largest)}, at {moved}"
         rows.append(
@@ -332,7 +332,7 @@ def _difference(difference: float, largest: float) -> str:
 
 
 def generation(kind: str, folder: Path) -> list[str]:
-    if kind == "BERT":
+    if kind == "encoder_only":
         return ["—", "—"]
     if kind not in REFERENCES:
         equal, of = equal_without_cache(kind)

@@ -36,15 +36,15 @@ TRAINED: dict[str, tuple[str, Json, float]] = {
     "T5 v1.0": (SPANS, {**STACKS, "d_kv": 32, "d_ff": 512}, 3e-3),
     "T5 v1.1": (SPANS, {**STACKS, "d_kv": 32, "d_ff": 256}, 3e-3),
     "BART": (NOISED, {**STACKS, "d_ff": 512, "max_positions": 96}, 1e-3),
-    "Transformer": (SPANS, {**STACKS, "d_ff": 512}, 1e-3),
+    "vanilla": (SPANS, {**STACKS, "d_ff": 512}, 1e-3),
     "autoregressive": (CAUSAL, {**STACKS, "d_ff": 512, "max_positions": 96}, 1e-3),
     "autoregressive, without embedding loss": (
         CAUSAL,
         {**STACKS, "d_ff": 512, "max_positions": 96, "embedding_loss": None},
         1e-3,
     ),
-    "GPT-2": (CAUSAL, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
-    "BERT": (MASKED, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
+    "decoder_only": (CAUSAL, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
+    "encoder_only": (MASKED, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
 }
 
 

@@ -69,14 +69,14 @@ FAMILIES: dict[str, Family] = {
         "pretrain.models.decoder_only.DecoderOnly",
         ("causal_lm",),
         "continuations",
-        "pretrain.huggingface.gpt2",
+        "pretrain.huggingface.decoder_only",
     ),
     "encoder_only": Family(
         EncoderOnlyConfig,
         "pretrain.models.encoder_only.EncoderOnly",
         ("masked_lm",),
         None,
-        "pretrain.huggingface.bert",
+        "pretrain.huggingface.encoder_only",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The original Transformer, compared with its paper."""
+"""The vanilla Transformer, compared with its paper."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Configs of the original Transformer and of BART, which has the same layers."""
+"""The vanilla Transformer's config, and the settings that BART shares with it."""
 
 from typing import Literal, Self
 
@@ -7,7 +7,7 @@ from pydantic import model_validator
 from pretrain.models.config.base import Count, ModelConfig, Probability
 
 
-class TransformerConfig(ModelConfig):
+class PostNormConfig(ModelConfig):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
@@ -42,7 +42,7 @@ class TransformerConfig(ModelConfig):
         return self
 
 
-class VanillaConfig(TransformerConfig):
+class VanillaConfig(PostNormConfig):
     """The Transformer as published. The decoder starts from padding."""
 
     family: Literal["vanilla"] = "vanilla"
@@ -54,18 +54,3 @@ class VanillaConfig(TransformerConfig):
         if self.d_model % 2:
             raise ValueError(f"d_model: {self.d_model} is odd; sinusoidal positions need as many sines as cosines")
         return self
-
-
-class BartConfig(TransformerConfig):
-    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq."""
-
-    family: Literal["bart"] = "bart"
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
-    max_positions: Count = 1024
-    """The longest input and the longest target, in tokens."""
-    scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
-
-    @property
-    def decoder_start_id(self) -> int:
-        return self.eos_id
