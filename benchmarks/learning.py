@@ -98,7 +98,11 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
     name = kind.lower().replace(",", "").replace(" ", "-")
     values = {
         "run": {"name": name, "directory": str(folder / name), "seed": 0, "max_steps": STEPS, "cpu_threads": 1},
-        "model": {**_without_sizes(kind.split(",")[0]), **TRAINING_SIZES, **sizes},
+        "model": {
+            **{key: value for key, value in KINDS[kind.split(",")[0]].items() if not key.startswith("num_")},
+            **TRAINING_SIZES,
+            **sizes,
+        },
         "data": {
             "train": [{"corpus": str(corpora[objective])}],
             "validation": [{"corpus": str(corpora[objective])}],
@@ -137,10 +141,6 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
         seconds,
         statistics.median(speeds),
     )
-
-
-def _without_sizes(kind: str) -> Json:
-    return {key: value for key, value in KINDS[kind].items() if not key.startswith("num_")}
 
 
 def row_of(kind: str, run: Run) -> list[str]:

@@ -98,6 +98,16 @@ def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -
     return {name: tensors[theirs(name)] for name in ours}
 
 
+def to_theirs(config: ModelConfig, names: Mapping[str, str]) -> Json:
+    """The settings of `config` under transformers' names; `names` maps our names to transformers'."""
+    return {theirs: getattr(config, ours) for ours, theirs in names.items()}
+
+
+def to_ours(settings: Json, names: Mapping[str, str]) -> Json:
+    """The settings in transformers' config.json under our names; `names` as in `to_theirs`."""
+    return {ours: settings[theirs] for ours, theirs in names.items()}
+
+
 def one_of(settings: Json, key: str, ours: Mapping[str, str]) -> str:
     """Our value for the setting `key`. Raises UserError if our model has no equivalent."""
     if settings[key] not in ours:

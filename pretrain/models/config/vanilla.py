@@ -4,20 +4,14 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability
+from pretrain.models.config.base import Count, HeadsShareWidth, ModelConfig, Probability
 
 
-class PostNormConfig(ModelConfig):
+class PostNormConfig(HeadsShareWidth):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
 
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_encoder_layers: Count
     """Layers of the encoder."""
     num_decoder_layers: Count
@@ -30,16 +24,6 @@ class PostNormConfig(ModelConfig):
     """Probability of dropout of attention weights, in training only."""
     activation_dropout_rate: Probability = 0.0
     """Probability of dropout of the hidden units of feed-forward layers, in training only."""
-
-    @property
-    def d_kv(self) -> int:
-        return self.d_model // self.num_heads
-
-    @model_validator(mode="after")
-    def _heads_share_the_width(self) -> Self:
-        if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
-        return self
 
 
 class VanillaConfig(PostNormConfig):
