@@ -17,7 +17,8 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.origin import Origin
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
-from pretrain.models.config import EncoderOnlyConfig, ModelConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.run import status
 from pretrain.run.standing import Standing, position_after

@@ -12,7 +12,7 @@ from pretrain.generation.beams import beam_search
 from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 

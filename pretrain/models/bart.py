@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.config import BartConfig
+from pretrain.models.config.bart import BartConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding, LayerNorm, Linear
 from pretrain.models.positions import LearnedPositions

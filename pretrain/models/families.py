@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pretrain.models.config import (
-    AutoregressiveConfig,
-    BartConfig,
-    DecoderOnlyConfig,
-    EncoderOnlyConfig,
-    ModelConfig,
-    T5Config,
-    VanillaConfig,
-)
+from pretrain.models.config.autoregressive import AutoregressiveConfig
+from pretrain.models.config.bart import BartConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.vanilla import VanillaConfig
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model

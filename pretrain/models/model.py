@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, cast
 from torch import nn
 
 from pretrain.models.attention import Attention
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.loss import Losses
 
 

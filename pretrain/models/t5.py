@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.config import T5Config
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.masks import masked, visible
 from pretrain.models.positions import (
@@ -189,15 +189,7 @@ class Decoder(Stack):
         positions = positions_from(held, queries, x.device, positions)
         seen = visible(queries, keys, x.device, causal=True, query_segments=segments, key_segments=segments)
         bias = masked(self.bias(queries, keys, x), seen, x.dtype)
-        seen = visible(
-            queries,
-            encoder_states.size(1),
-            x.device,
-            key_mask=encoder_attention_mask,
-            query_segments=segments,
-            key_segments=encoder_segments,
-        )
-        cross_bias = masked(None, seen, x.dtype)
+        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         turned = self.rotation(positions, x)
         x = self.dropout(self.placed(x, positions))
         for i, layer in enumerate(self.layers):

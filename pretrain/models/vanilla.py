@@ -9,9 +9,8 @@ import math
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.config import VanillaConfig
-from pretrain.models.config.vanilla import PostNormConfig
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder
+from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.masks import masked, visible
 from pretrain.models.positions import positions_from, sinusoids
@@ -150,15 +149,7 @@ class Decoder(nn.Module):
             key_segments=segments,
         )
         bias = masked(None, seen, x.dtype)
-        seen = visible(
-            queries,
-            encoder_states.size(1),
-            x.device,
-            key_mask=encoder_attention_mask,
-            query_segments=segments,
-            key_segments=encoder_segments,
-        )
-        cross_bias = masked(None, seen, x.dtype)
+        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         x = self.inputs(x, positions_from(held, queries, x.device, positions))
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, bias, causal, cross_bias, cache[i] if cache else None)

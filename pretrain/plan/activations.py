@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from pretrain import models
 from pretrain.models import ModelConfig
-from pretrain.models.config import EncoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 

@@ -30,7 +30,7 @@ from pretrain.generation.texts import Written, padded, write
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model
