@@ -29,6 +29,11 @@ def path_argument(name: str, help: str, read: Callable[[str], Any] = local_path)
     return typer.Argument(metavar=name, help=help, parser=_parser(name, read))
 
 
+def config_argument(name: str, help: str) -> Any:
+    """A positional typer argument that is a config file: a path, or `configs:NAME` for one that ships."""
+    return path_argument(name, help, lambda text: Path(paths.config(text)))
+
+
 def path_option(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
     """A typer option that is a path; `read` as in `path_argument`."""
     return typer.Option(name, metavar="PATH", help=help, parser=_parser(name, read))
