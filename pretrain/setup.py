@@ -108,8 +108,10 @@ class Setup:
         ]
 
 
-def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None) -> Setup:
+def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:
     """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
+
+    With `ranks_are_here`, it checks this machine's devices too.
 
     Raises UserError with every problem found, one line each.
     """
@@ -117,7 +119,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = cut_rows(config, rank, ranks)
-    problems += device_problems(config)
+    problems += device_problems(config) if ranks_are_here else []
     problems += _given_twice("train", training) + _given_twice("validation", validation)
     names, alike = _names(config, validation)
     problems += alike + _disagreements(training, validation) + _objective_problems(config, training)

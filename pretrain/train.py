@@ -19,7 +19,7 @@ from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.journal import Journal
 from pretrain.metrics.throughput import ThroughputMeter, peak_flops
-from pretrain.run import lock, status, stop_signals, watchdog
+from pretrain.run import lock, slurm, status, stop_signals, watchdog
 from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 
+_HANG_WHERE_RANKS_COMPILE = 1800.0
+
+
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
@@ -37,9 +40,14 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     """
     lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     faults = config.faults
+    hang = faults.hang_seconds
+    if hang is None and config.compute.compile:  # in a collective, ranks wait for one that compiles
+        hang = _HANG_WHERE_RANKS_COMPILE
+    if "RANK" not in os.environ:
+        os.environ |= slurm.rank_environment(os.environ)
     with (
-        watching(int(os.environ.get("RANK", "0")), faults.hang_seconds, faults.start_seconds),
-        joined(config.run.cpu_threads, max(faults.hang_seconds, faults.start_seconds)) as (rank, ranks),
+        watching(int(os.environ.get("RANK", "0")), hang, faults.start_seconds),
+        joined(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds)) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 
@@ -147,15 +155,16 @@ class Training:
                 self.journal.log(step, metrics)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
-                self._saved(self.saver.start(self.standing))
+                with watchdog.saving():
+                    self._saved(self.saver.start(self.standing))
                 self.meter.restart()
             if stopping and not last:
                 return End.STOPPED
         return End.FINISHED
 
     def _stop_wanted(self, step: int) -> bool:
-        asked = stop_signals.received() or status.stop_requested(self.setup.directory)
-        return asked or step == self.stop_at_step or time.monotonic() > self.deadline
+        by_file = self.setup.cut.rank == 0 and status.stop_requested(self.setup.directory)
+        return stop_signals.received() or by_file or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:
         """Reports a save that has ended. Raises FailedError if it failed and that ends the run."""
@@ -209,6 +218,7 @@ class Training:
         from pretrain.checkpoint.restore import restore
 
         run, spiked = self.setup.directory, self.standing
+        watchdog.starting()
         there = checkpoint_index.read(back).standing
         restore(self.engine, back)
         self.engine.take_metrics()  # discards those of the steps that are undone
