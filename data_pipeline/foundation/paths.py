@@ -9,7 +9,7 @@ from pathlib import Path
 import data_pipeline
 from data_pipeline.foundation.errors import UserError
 
-SHIPPED = "configs:"
+_SHIPPED = "configs:"
 _CONFIGS = Path(data_pipeline.__file__).with_name("configs")  # in a checkout, a link to the folder at the top
 
 
@@ -38,9 +38,9 @@ def config(text: str) -> str:
 
     Raises ValueError for a URL, and for a name that doesn't ship, with the nearest ones that do.
     """
-    if not text.startswith(SHIPPED):
+    if not text.startswith(_SHIPPED):
         return local(text)
-    names = {SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*.yaml")}
+    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*.yaml")}
     if text not in names:
         nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
         raise ValueError(f"{text}: no such file ships with the package; the nearest are {', '.join(nearest)}")
