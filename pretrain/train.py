@@ -13,6 +13,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import StreamState
+from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
@@ -89,20 +90,21 @@ class Training:
         from pretrain.checkpoint.tensors import load_weights
         from pretrain.micro_batch import settled
         from pretrain.zero.engine import Engine
+        from pretrain.zero.internals import gathered
 
         self.config, self.journal = setup.config, journal
         self.stop_at_step = stop_at_step
         hours = self.config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
-        model = construct(self.config, setup.model, setup.cut)
+        model, outline = construct(self.config, setup.model, setup.cut), models.outline(setup.model)
         if setup.initial_weights and not setup.resume:
-            load_weights(model, setup.initial_weights)
-        self.meter = ThroughputMeter(model, peak_flops(self.config.precision) * setup.cut.ranks)
+            load_weights(model, setup.initial_weights, gathered)
+        self.meter = ThroughputMeter(outline, peak_flops(self.config.precision) * setup.cut.ranks)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
-        journal.announce(model.num_parameters(), setup.cut)
+        journal.announce(outline.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
         self.standing = self.sound = setup.standing  # sound: after the last step that was applied
 

@@ -22,7 +22,8 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation.validation_loss import describe
-from pretrain.generation.fill_blanks import fill
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import write
 from pretrain.huggingface import export
 from pretrain.metrics.log import read_metrics
 from pretrain.setup import prepare
@@ -218,7 +219,7 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
     config = trained.model.config
     assert (config.vocab_size, config.pad_id, config.eos_id) == (50_286, 1, 2)
     assert trained.tokenizer.describe() == json.loads((bart_corpus / "manifest.json").read_text())["tokenizer"]
-    assert fill(trained, "See <extra_id_0> there.").startswith("See [")
+    assert next(write(trained, ["See <extra_id_0> there."], GenerationSettings())).whole.startswith("See [")
     export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs("See <extra_id_0> there.").input_ids == trained.tokenizer.encode_with_sentinels(
@@ -283,8 +284,7 @@ def test_a_checkpoint_of_another_model_is_refused(reference, tmp_path):
 def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference):
     checkpoint = reference.parent / "run/checkpoints/step-00000008"
     saved = checkpoint_index.read(checkpoint).model
-    with torch.device("meta"):
-        other = models.build(saved.model_copy(update={"d_ff": 96, "feed_forward": "relu"}))
+    other = models.outline(saved.model_copy(update={"d_ff": 96, "feed_forward": "relu"}))
     with pytest.raises(FailedError) as error:
         load_weights(other, checkpoint)
     missing, extra, misshapen = str(error.value).splitlines()
