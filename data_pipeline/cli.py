@@ -9,7 +9,7 @@ import typer
 
 from data_pipeline.fetch.commands import fetch_app
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import Version, path_argument, run_command
+from data_pipeline.foundation.command import Version, config_path, path_argument, run_command
 from data_pipeline.foundation.errors import FailedError, UserError
 
 # Each command imports what it needs itself, so that --help and a mistyped option answer at once.
@@ -17,7 +17,9 @@ from data_pipeline.foundation.errors import FailedError, UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
 
-ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.")]
+ConfigPath = Annotated[
+    Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.", config_path)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import Version, path_argument, path_option, run_command
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -17,13 +18,38 @@ def _commands(version: Version = False) -> None:
     """Start and supervise training runs."""
 
 
-RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.")]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
 StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
     int | None, typer.Option(min=1, help="When a node is lost, go on with the others if so many are left.")
 ]
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the files, the corpus and the run.")] = "first",
+    model: Annotated[str, typer.Option(metavar="NAME", help="A file of configs/models.")] = "t5-v1.1-small",
+    text: Annotated[
+        str | None, path_option("--text", "Text: a path, glob or URL. Default: what ships.", paths.location)
+    ] = None,
+    text_format: Annotated[
+        str | None, typer.Option("--format", help="Of --text: text, jsonl, parquet, … Default: by its name.")
+    ] = None,
+    corpus: Annotated[
+        str | None, path_option("--corpus", "Train on this finished corpus: no corpus file.", paths.location)
+    ] = None,
+) -> None:
+    """Write a first corpus file and run file into the current folder. Existing files stay as they are."""
+    import shlex
+
+    from launch.first_files import write_first_files
+
+    corpus_file, run_file = write_first_files(name, model, text, text_format, corpus)
+    print(f"wrote {f'{corpus_file} and ' if corpus_file else ''}{run_file}. Next:")
+    print(f"  data-pipeline {f'build {corpus_file}' if corpus_file else f'show {shlex.quote(str(corpus))}'}")
+    print(f"  launch local {run_file}")
 
 
 @app.command()
@@ -69,13 +95,15 @@ def hosts(
 
 @app.command("slurm")
 def slurm_command(
-    config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file to build.")],
+    config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file to build.", config_path)],
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="GPUs, and ranks, of each node; default: all, by the cluster file.")
     ] = None,
-    cluster: Annotated[Path | None, path_option("--cluster", "A cluster file: partition, environment, …")] = None,
+    cluster: Annotated[
+        Path | None, path_option("--cluster", "A cluster file: partition, environment, …", config_path)
+    ] = None,
     mode: Annotated[str, typer.Option(help="Who starts the ranks of a node: deepspeed or srun.")] = "deepspeed",
     time: Annotated[str | None, typer.Option(help="SLURM's time limit: days-hours:minutes:seconds.")] = None,
     min_nodes: MinNodes = None,

@@ -27,8 +27,9 @@ meaning stands below its field.
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the place in a list,
 from 0. A key without a default is **required**; a section without one has the defaults of its keys.
 
-At the top of a file, `extends: [other.yaml]` names files to start from, by paths relative to it. They are merged in
-order, the file itself last. `${samples:}` stands for the directory of the sample texts.
+At the top of a file, `extends: [other.yaml]` names files to start from, by paths relative to it or, if they ship with
+the package, as `configs:models/t5-v1.1-base.yaml`. They are merged in order, the file itself last. `${samples:}` stands
+for the directory of the sample texts.
 """
 
 Kinds = dict[str, type[Section]]

@@ -25,6 +25,11 @@ def local_path(text: str) -> Path:
     return Path(paths.local(text))
 
 
+def config_path(text: str) -> Path:
+    """A config file: a path on this machine, or `configs:NAME` for one that ships; ValueError for others."""
+    return Path(paths.config(text))
+
+
 def path_argument(name: str, help: str, read: Callable[[str], Any] = local_path) -> Any:
     """A positional typer argument that is a path. `read` parses it and raises ValueError for a path it refuses."""
     return typer.Argument(metavar=name, help=help, parser=_parser(name, read))

@@ -39,8 +39,9 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     """The config in the file at `path` with `overrides` applied, checked against `schema`.
 
     Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). Under
-    `extends`, a file may name other files to start from, by paths relative to itself. They are merged in order, the
-    file itself last. Raises UserError, which names the file, each wrong key and the nearest valid key.
+    `extends`, a file may name other files to start from: by paths relative to itself, or as `configs:NAME` if they ship
+    with the package. They are merged in order, the file itself last. Raises UserError, which names the file, each wrong
+    key and the nearest valid key.
     """
     merged = _merged(path, overrides)
     try:
@@ -106,7 +107,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     bases = config.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
     try:
-        parents = [path.parent / paths.local(base) for base in bases]
+        parents = [path.parent / paths.config(base) for base in bases]
     except ValueError as error:
         raise UserError(f"{path}: extends: {error}") from None
     merged = OmegaConf.create()

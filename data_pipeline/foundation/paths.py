@@ -1,11 +1,17 @@
 """Paths and URLs in config files and arguments, and readable errors when they can't be opened."""
 
 import contextlib
+import difflib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import data_pipeline
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.secrets import MASK
+
+_SHIPPED = "configs:"
+_CONFIGS = Path(data_pipeline.__file__).with_name("configs")  # in a checkout, a link to the folder at the top
 
 
 def location(text: str) -> str:
@@ -26,6 +32,20 @@ def local(text: str) -> str:
     if "://" in text:
         raise ValueError(f"{text} is a URL; expected a path on this machine or on a file system mounted here")
     return location(text)
+
+
+def config(text: str) -> str:
+    """A config file: a `local` path, or `configs:NAME` for one that ships with the package.
+
+    Raises ValueError for a URL, and for a name that doesn't ship, with the nearest ones that do.
+    """
+    if not text.startswith(_SHIPPED):
+        return local(text)
+    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*.yaml")}
+    if text not in names:
+        nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
+        raise ValueError(f"{text}: no such file ships with the package; the nearest are {', '.join(nearest)}")
+    return str(names[text])
 
 
 def mlflow_uri(text: str) -> str:

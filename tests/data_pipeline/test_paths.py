@@ -15,6 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from pretrain.config import RunConfig
 from tests.conftest import run
+from tests.in_process import run_here
 
 CORPUS = """
 name: a
@@ -142,3 +143,37 @@ def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url):
     (line,) = str(error.value).splitlines()
     assert line.startswith(f"{url}: ")
     assert not (tmp_path / "corpus").exists()
+
+
+def test_a_shipped_file_is_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("extends: [configs:models/t5-v1.1-base.yaml]\n" + RUN.replace("d_model: 8, ", ""))
+    assert load("run.yaml", [], RunConfig).model.d_model == 768
+    Path("corpus.yaml").write_text(
+        "extends: configs:corpora/c4-bart.yaml\nname: mine\n"
+    )  # extends a file beside itself
+    config = load("corpus.yaml", [], CorpusConfig)
+    assert (config.name, config.rows.objective.name, config.sources[0].name) == ("mine", "denoising", "c4")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("data-pipeline build", "CORPUS.yaml"), ("pretrain train", "RUN.yaml"), ("launch local", "RUN.yaml")],
+)
+def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(*command.split(), "configs:models/t5-v1.1-base.yaml", "no.key=1")
+    assert done.returncode == 2
+    assert "/configs/models/t5-v1.1-base.yaml: no: unknown key" in done.stderr
+    done = run_here(*command.split(), "configs:models/t5-v1.2-base.yaml")
+    said = f"error: {name}: configs:models/t5-v1.2-base.yaml: no such file ships with the package; the nearest are "
+    assert (done.returncode, done.stderr.startswith(said + "configs:models/t5-v1.")) == (2, True), done.stderr
+
+
+def test_an_unknown_shipped_file_under_extends_is_one_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: configs:../../etc/models/gpt2-smal.yaml\n" + RUN)
+    with pytest.raises(UserError) as error:
+        load(path, [], RunConfig)
+    said = f"{path}: extends: configs:../../etc/models/gpt2-smal.yaml: no such file ships with the package; the nearest"
+    assert str(error.value).startswith(f"{said} are configs:models/gpt2-small.yaml, ")

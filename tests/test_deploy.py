@@ -1,0 +1,129 @@
+"""What ships for other machines: the image's lock has the tested versions, and manifests pass their published schemas.
+
+The schemas in tests/data/schemas are pruned to what the manifests use; a key that a schema doesn't have is an error.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from data_pipeline.foundation import paths
+from launch.hosts import read
+
+ROOT = Path(__file__).parent.parent
+SCHEMAS = ROOT / "tests/data/schemas"
+CUDA = re.compile(r"nvidia-|cuda-|triton$")  # torch asks for them on machines with GPUs
+BUILDERS = {"setuptools", "wheel", "packaging"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(path: str) -> dict[str, str]:
+    found = re.findall(r"^([\w.-]+)==([^\s\\;]+)", (ROOT / path).read_text(), re.MULTILINE)
+    return {normalized(name): version for name, version in found}
+
+
+@pytest.mark.parametrize("lock", ["docker/requirements.txt", "docker/build-requirements.txt"])
+def test_every_requirement_of_the_image_is_locked_by_hashes(lock):
+    text = re.sub(r"\\\n", "", (ROOT / lock).read_text())
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(pins(lock))
+    for line in lines:
+        assert re.fullmatch(r"[\w.-]+==\S+(\s+--hash=sha256:[0-9a-f]{64})+", line), line
+
+
+def test_the_image_has_the_tested_versions_of_all_that_the_product_needs():
+    tested, locked = pins("constraints.txt"), pins("docker/requirements.txt")
+    assert {name for name in locked if not CUDA.match(name)} <= tested.keys() | BUILDERS
+    assert {name: version for name, version in locked.items() if tested.get(name, version) != version} == {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {normalized(re.match(r"[\w.-]+", line)[0]) for line in project["dependencies"]}
+    assert needed <= locked.keys()
+    builders = pins("docker/build-requirements.txt")
+    assert builders.keys() == BUILDERS
+    assert {name: version for name, version in builders.items() if locked.get(name, version) != version} == {}
+
+
+def test_the_image_copies_what_its_steps_read_and_no_step_runs_as_root_afterwards():
+    dockerfile = (ROOT / "docker/Dockerfile").read_text()
+    sources = [word for line in re.findall(r"^COPY (.*)", dockerfile, re.MULTILINE) for word in line.split()[:-1]]
+    assert all((ROOT / source).exists() for source in sources)
+    included = re.findall(r"^!(.*)", (ROOT / "docker/Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert {source.split("/")[0] for source in sources} == set(included)
+    assert re.findall(r"^(?:RUN|COPY|USER|WORKDIR).*", dockerfile, re.MULTILINE)[-2:] == [
+        "USER trainer",
+        "WORKDIR /work",
+    ]
+
+
+def manifest(path: str) -> dict:
+    return yaml.safe_load((ROOT / "deploy" / path).read_text())
+
+
+@pytest.mark.parametrize("path", ["kubeflow/runtime.yaml", "kubeflow/trainjob.yaml"])
+def test_manifests_for_kubeflow_pass_trainers_schema(path):
+    document = manifest(path)
+    schema = json.loads((SCHEMAS / "kubeflow-trainer.json").read_text())[document["kind"]]
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError, match="numNode"):
+        jsonschema.validate({**document, "spec": {**document["spec"], "numNode": 2}}, schema)
+
+
+def test_the_manifest_for_skypilot_passes_its_schemas():
+    task = manifest("skypilot/run.yaml")
+    schemas = json.loads((SCHEMAS / "skypilot.json").read_text())
+    for part, document in (
+        ("task", task),
+        ("resources", task["resources"]),
+        ("storage", task["file_mounts"]["/bucket"]),
+    ):
+        jsonschema.validate(document, schemas[part])
+        with pytest.raises(jsonschema.ValidationError, match="nodes"):
+            jsonschema.validate({**document, "nodes": 2}, schemas[part])
+
+
+def test_the_parts_of_the_kubeflow_manifests_fit_each_other_and_the_image():
+    runtime, job = manifest("kubeflow/runtime.yaml"), manifest("kubeflow/trainjob.yaml")
+    policy = runtime["spec"]["mlPolicy"]["mpi"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    node, launcher = (
+        entry["template"]["spec"]["template"]["spec"]["containers"][0]
+        for entry in runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    )
+    gpus = int(node["resources"]["limits"]["nvidia.com/gpu"])
+    assert gpus == policy["numProcPerNode"] == job["spec"]["trainer"]["numProcPerNode"]
+    assert (node["name"], launcher["name"]) == ("node", "node")  # Trainer mounts keys into containers of this name
+    sshd = (ROOT / "docker/sshd_config").read_text()
+    assert f"HostKey {policy['sshAuthMountPath']}/id_rsa" in sshd
+    assert f"Port {node['readinessProbe']['tcpSocket']['port']}" in sshd
+    assert "sshd_config /etc/encdec-pretrain/sshd_config" in (ROOT / "docker/Dockerfile").read_text()
+    assert node["args"][-1] == "/etc/encdec-pretrain/sshd_config"
+
+
+def test_the_run_files_that_manifests_name_ship():
+    (run,) = manifest("kubeflow/trainjob.yaml")["spec"]["trainer"]["args"]
+    assert Path(paths.config(run)).exists()
+    assert (ROOT / manifest("skypilot/run.yaml")["envs"]["RUN"]).exists()
+
+
+def test_skypilots_variables_become_a_hostfile(tmp_path):
+    """The line of the manifest, as its shell runs it, gives what `launch hosts` reads."""
+    script = manifest("skypilot/run.yaml")["run"]
+    (line,) = [line.strip() for line in script.splitlines() if "SKYPILOT_NODE_IPS" in line]
+    line = line.replace("/tmp/hostfile", shlex.quote(str(tmp_path / "hostfile")))
+    environment = {
+        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+        "PATH": "/usr/bin:/bin",
+    }
+    subprocess.run(["bash", "-c", line], env=environment, check=True)
+    assert [(node.name, node.ranks) for node in read(tmp_path / "hostfile")] == [("10.0.0.4", 8), ("10.0.0.5", 8)]
