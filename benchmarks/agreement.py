@@ -150,8 +150,8 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
 
 
 def finite_differences(kind: str, per_tensor: int = 2, step: float = 1e-5) -> tuple[float, float, int]:
-    """The largest difference between a gradient and the slope of the loss, the largest gradient, and how many
-    parameters were moved. In fp64 and training mode, with label smoothing and the embedding loss."""
+    """The largest difference between a gradient and the slope of the loss, the largest gradient, and the number of
+    parameters that were moved. Runs in fp64 and training mode, with label smoothing and the embedding loss."""
     changes = {"embedding_loss": {**EMBEDDING_LOSS, "detach": "none"}} if kind == "autoregressive" else {}
     model = randomised(build(config_of(kind, 32, 100, 40, **changes)), 0.2).double().train()
     batch = batch_of(model.config)
@@ -199,7 +199,7 @@ def until_end(row: list[int], end: int) -> list[int]:
 
 
 def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tuple[int, int]:
-    """How many rows of random prompts, padded together, get transformers' tokens up to their end mark; and of how many.
+    """Counts rows of random prompts, padded together, that get transformers' tokens up to the end mark; and all rows.
 
     Few ids and large weights make texts vary; with fp64, rounding decides nothing. The end mark is an id that was
     generated before, so that some rows end and others reach the maximum length.
@@ -231,7 +231,7 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
 
 
 def equal_without_cache(kind: str, batches: int = 10) -> tuple[int, int]:
-    """How many rows decoded greedily with caches have at each step the likeliest token without a cache; of how many."""
+    """Counts rows whose greedily decoded tokens, with caches, are the likeliest without a cache; and all rows."""
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0).double()
     draws, equal = random.Random(kind), 0
     assert isinstance(model, EncoderDecoderModel)

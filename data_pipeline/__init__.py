@@ -1,1 +1,1 @@
-"""Raw text to shards, and shards to batches."""
+"""From raw text to shards, and from shards to batches."""

@@ -17,7 +17,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
 
-ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file.")]
+ConfigPath = Annotated[Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
@@ -30,7 +30,7 @@ Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 
 @app.callback()
 def _commands(version: Version = False) -> None:
-    """Raw text to shards."""
+    """Build corpora: from raw text to shards."""
 
 
 @app.command("build")

@@ -17,25 +17,26 @@ from pydantic import (
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import LocalPath, Section
+from data_pipeline.foundation.config_file import LocalPath, Section, problems
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
 from data_pipeline.sources import OPTIONS
 
 
 class SourceConfig(Section):
-    """Files of one format. `path` is a path, a glob or a list of them, local or an fsspec URL.
-
-    `name` is part of every document's id; it defaults to the format. `language` is for documents that don't state
-    theirs. `options` are the format's. `cleaning` replaces the corpus's rules; pairs are cleaned only if their source
-    has rules of its own.
-    """
+    """Files of one format."""
 
     format: Literal["wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "text", "parquet", "pairs"]
+    """The format of the files."""
     path: str | list[str]
+    """The files: a path, a glob, or a list of them, local or as fsspec URLs."""
     name: str = ""
+    """Part of every document's id, different for each source. `""`: the format's name."""
     language: str = ""
+    """The language of documents that don't state theirs. `""`: unknown."""
     options: dict[str, Any] = {}
+    """Options of the format."""
     cleaning: CleaningConfig | None = None
+    """Replaces the corpus's section `cleaning` for this source. null: the corpus's rules; for pairs, none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,21 +57,23 @@ class SourceConfig(Section):
             raise ValueError("a source's name can't contain '/'")
         return name
 
-    @model_validator(mode="after")
-    def _options_are_the_formats(self) -> "SourceConfig":
-        try:
-            OPTIONS[self.format].model_validate(self.options)
-        except ValidationError as error:
-            known = ", ".join(OPTIONS[self.format].model_fields) or "none"
-            problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg'].lower()}" for p in error.errors())
-            raise ValueError(f"options: {problems} (format {self.format} has: {known})") from None
-        return self
+    @field_validator("options")
+    @classmethod
+    def _options_are_the_formats(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
+        if (declared := others.data.get("format")) is not None:
+            try:
+                OPTIONS[declared].model_validate(options)
+            except ValidationError as error:
+                lines = problems(error, OPTIONS[declared])
+                raise ValueError("\n".join(f"format {declared}: {line}" for line in lines)) from None
+        return options
 
 
 class SplitConfig(Section):
     """Which documents are held out, chosen by the md5 of the normalised URL or, without a URL, of the id."""
 
     validation_fraction: float = Field(0.001, ge=0, lt=1)
+    """The share of documents held out for validation."""
 
     @property
     def ratio(self) -> tuple[int, int]:
@@ -81,24 +84,31 @@ class SplitConfig(Section):
 
 class TokenizerConfig(Section):
     """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing byte-level BPE.
-
-    `path` is the sentencepiece file, or the directory of the byte-level BPE, which holds encoder.json and vocab.bpe, or
-    vocab.json and merges.txt. `dictionary` is fairseq's, which maps GPT-2's ids to BART's; by default dict.txt in that
-    directory, if there is one. `special_tokens` get ids between the pieces and the sentinels and never match text:
-    <mask>, <s>, [R]. `sample_documents` and `sample_bytes` limit the training sample, which is the first training
-    documents in the order of a hash.
-    """
+    The training sample is the first training documents in the order of a hash."""
 
     kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
+    """The kind of tokenizer; only sentencepiece can be trained."""
     path: LocalPath | None = Field(None, validate_default=True)
+    """An existing tokenizer: a sentencepiece file, or a directory with encoder.json and vocab.bpe, or with vocab.json
+    and merges.txt. null: train one on the corpus."""
     dictionary: LocalPath | None = None
-    vocab_size: PositiveInt = 32_000  # pieces; special tokens and sentinels come on top
+    """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
+    tokenizer, if there is one."""
+    vocab_size: PositiveInt = 32_000
+    """Pieces to train; special tokens and sentinels come on top."""
     special_tokens: list[str] = []
+    """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the pieces and the
+    sentinels."""
     sentinels: NonNegativeInt = 100
+    """Sentinels, the tokens that stand for masked spans."""
     sample_documents: PositiveInt = 1_000_000
-    sample_bytes: PositiveInt = 100_000_000  # of UTF-8 text; the trainer takes up to 23 bytes of memory for each
+    """The most documents to train on."""
+    sample_bytes: PositiveInt = 100_000_000
+    """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
+    """The share of the sample's characters that get pieces of their own; the rest are unknown."""
     byte_fallback: bool = False
+    """Encode unknown characters as the bytes of their UTF-8."""
 
     @field_validator("path")
     @classmethod
@@ -138,16 +148,18 @@ _SUITABLE = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concat
 
 
 class RowsConfig(Section):
-    """How documents become rows, and rows become examples.
-
-    `apply_at` chooses whether noise is applied when rows are loaded or when shards are built. `end_of_document` puts an
-    end mark after each document, for models that generate whole documents.
-    """
+    """How documents become rows, and rows become examples."""
 
     packing: Literal["concatenate", "complete_documents", "sentence_pairs", "examples"] = "concatenate"
+    """How documents become rows. `concatenate`: end to end, cut to the objective's length. `complete_documents`: one
+    document, or one pair, a row. `sentence_pairs`: two texts a row. `examples`: several pairs a row."""
     end_of_document: bool = False
+    """Put an end mark after each document, for models that generate whole documents."""
     objective: AnyObjective = SpanCorruption()
+    """What a model learns from a row."""
     apply_at: Literal["load", "build"] = "load"
+    """When the objective is applied. `load`: when rows are loaded, anew in every epoch. `build`: once, when shards are
+    built."""
 
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
@@ -162,31 +174,52 @@ class RowsConfig(Section):
 
 
 class ShardsConfig(Section):
+    """The size of the shards, which are WebDataset tars."""
+
     rows_per_block: PositiveInt = 1024
+    """Rows of a block, the unit that is read and checked at once."""
     blocks_per_shard: PositiveInt = 64
+    """Blocks of a shard. A task holds the tokens of one shard in memory."""
 
 
 class RayConfig(Section):
-    """`address` is an existing cluster; null starts one inside the command, with `num_cpus` CPUs (null: all)."""
+    """Where the build runs."""
 
     address: str | None = None
+    """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one."""
     num_cpus: PositiveInt | None = None
+    """CPUs of the cluster that the command starts. null: all."""
 
 
 class CorpusConfig(Section):
+    """A corpus file: which texts to read, and how they become shards."""
+
     name: str
+    """The corpus's name, in its manifest and in the names of metrics."""
     output: LocalPath
+    """The directory of the corpus."""
     seed: int = 0
+    """Seed of every random choice: the tokenizer's sample, the order of rows, the noise."""
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
-    bytes_per_unit: PositiveInt = 64 * 2**20  # a multistream bz2 dump is cut into ranges of about this size
-    characters_per_part: PositiveInt = 500_000_000  # read for one file of documents, the unit of later stages
+    """The texts to read."""
+    bytes_per_unit: PositiveInt = 64 * 2**20
+    """Size of the ranges into which a multistream bz2 dump is cut, in bytes."""
+    characters_per_part: PositiveInt = 500_000_000
+    """Characters read for one file of documents, the unit of later stages."""
     cleaning: CleaningConfig = CleaningConfig()
+    """Which pages and lines are dropped for what they say."""
     dedup: DedupConfig = DedupConfig()
+    """Which duplicates are dropped."""
     split: SplitConfig = SplitConfig()
+    """Which documents are held out."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    """How text becomes tokens."""
     rows: RowsConfig = RowsConfig()
+    """How documents become rows, and rows become examples."""
     shards: ShardsConfig = ShardsConfig()
+    """The size of the shards."""
     ray: RayConfig = RayConfig()
+    """Where the build runs."""
 
     @field_validator("sources")
     @classmethod

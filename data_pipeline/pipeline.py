@@ -1,23 +1,24 @@
 """From raw text to a finished corpus: the stages, in order."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
-from data_pipeline import report
+from data_pipeline import manifest, report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus import manifest
 from data_pipeline.execution import ownership
 from data_pipeline.execution.inputs import list_files
 from data_pipeline.execution.parts import keep_only, parts_of
 from data_pipeline.execution.work_units import Finished, forget_damaged, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import counted
 from data_pipeline.stages import deduplication as dedup
 from data_pipeline.stages import documents, shards, tokenizer, tokens
+from data_pipeline.stages.built import Built
+from data_pipeline.stages.documents import DocumentsResult
 
 _ERRORS_SHOWN = 10
 
@@ -30,6 +31,15 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
     `repair` also reads the files, and rebuilds those whose checksum differs.
     """
+    try:
+        corpus = _build(config, until, strict, repair)
+        remove_leftovers(corpus)  # of workers that were lost while they wrote
+        return corpus
+    finally:
+        ownership.release(Path(config.output))
+
+
+def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path:
     corpus = Path(config.output)
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
@@ -40,46 +50,39 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     if repair:
         _forget_damaged(corpus)
     dedup.forget(corpus, config)
-    planned = documents.plan(config, corpus)
-    finished: dict[str, list[Finished]] = {}
-
-    finished["documents"] = left = run(documents.STAGE, planned, corpus, config.ray)
-    tell_damage(left, strict)
-    parts = parts_of(left)
+    built = Built(run(documents.STAGE, documents.plan(config, corpus), corpus, config.ray))
+    tell_damage(built.documents, strict)
+    parts = parts_of(built.documents)
     if config.steps:
         keep_only(corpus, ".stages/documents", parts)
-        finished |= dedup.deduplicate(config, corpus, parts)
-        left = finished[dedup.LAST.name]
-        parts = parts_of(left)
+        built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
+        parts = parts_of(built.deduplicated)
     keep_only(corpus, "documents", parts)
-    for_training = documents.total(left, "train")
-    nothing_left = for_training == 0 and (until != "documents" or documents.total(left, "validation") == 0)
+    for_training = documents.total(built.left, "train")
+    nothing_left = for_training == 0 and (until != "documents" or documents.total(built.left, "validation") == 0)
     if nothing_left or until == "documents":
-        found = _record(config, corpus, finished)
+        found = _record(config, corpus, built)
         if nothing_left:
             reason = report.why_nothing_is_left(found)
             raise FailedError(f"{config.name}: {reason} (more in {corpus / report.FOR_PEOPLE})")
         return corpus
 
-    planned = tokenizer.plan(config.tokenizer, config.seed, parts)
-    finished["tokenizer"] = run(tokenizer.STAGE, planned, corpus, config.ray)
-    (trained,) = finished["tokenizer"]
-    if sampled := tokenizer.describe_sample(trained, left):
+    to_train = tokenizer.plan(config.tokenizer, config.seed, parts)
+    (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
+    if sampled := tokenizer.describe_sample(trained, built.left):
         print(sampled)
     if until == "tokenizer":
-        _record(config, corpus, finished)
+        _record(config, corpus, built)
         return corpus
 
-    planned = tokens.plan(config, parts, trained)
-    finished["tokens"] = run(tokens.STAGE, planned, corpus, config.ray)
+    built.tokens = run(tokens.STAGE, tokens.plan(config, parts, trained), corpus, config.ray)
 
-    finished["rows"] = run(
-        shards.COUNT, shards.plan_counts(config, corpus, finished["tokens"], trained), corpus, config.ray
-    )
-    planned = shards.plan(config, corpus, finished["tokens"], trained, finished["rows"])
-    finished["shards"] = run(shards.STAGE, planned, corpus, config.ray)
+    to_count = shards.plan_counts(config, corpus, built.tokens, trained)
+    built.rows = run(shards.COUNT, to_count, corpus, config.ray)
+    to_write = shards.plan(config, corpus, built.tokens, trained, built.rows)
+    built.shards = run(shards.STAGE, to_write, corpus, config.ray)
 
-    _record(config, corpus, finished)
+    _record(config, corpus, built)
     return corpus
 
 
@@ -92,24 +95,24 @@ def _prepare(corpus: Path) -> None:
     remove_leftovers(corpus)
 
 
-def tell_damage(units: list[Finished], strict: bool) -> None:
+def tell_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
     """Prints one line for each damaged input: its first damage, and the number of damaged records.
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.
     """
-    readable = {unit.result["source"] for unit in units if unit.result["status"] != "unreadable"}
+    readable = {unit.result.source for unit in units if unit.result.status != "unreadable"}
     errors = []
-    for result in (unit.result for unit in units if unit.result["status"] != "ok"):
-        position, reason = result["damage"][0]
-        records = result["counts"].get("damaged", 0)
+    for result in (unit.result for unit in units if unit.result.status != "ok"):
+        position, reason = result.damage[0]
+        records = result.counts.get("damaged", 0)
         more = f" ({records:,} records damaged in all)" if records > 1 else ""
-        line = f"{result['source']}/{result['file']}: {result['status']} at {position}: {reason}{more}"
-        if strict or result["source"] not in readable:
+        line = f"{result.source}/{result.file}: {result.status} at {position}: {reason}{more}"
+        if strict or result.source not in readable:
             errors.append(line)
         else:
             print(f"warning: {line}; its undamaged records were kept", file=sys.stderr)
     if errors and not strict:
-        sources = sorted({unit.result["source"] for unit in units} - readable)
+        sources = sorted({unit.result.source for unit in units} - readable)
         others = [f"and {len(errors) - _ERRORS_SHOWN:,} more inputs"] if len(errors) > _ERRORS_SHOWN else []
         question = f"nothing could be read from source {', '.join(sources)}: are its path and format right?"
         errors = [*errors[:_ERRORS_SHOWN], *others, question]
@@ -127,7 +130,7 @@ def _forget_damaged(corpus: Path) -> None:
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> report.Json:
+def _record(config: CorpusConfig, corpus: Path, built: Built) -> report.Json:
     """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
 
     Returns the report.
@@ -135,17 +138,17 @@ def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finishe
     lineage = manifest.lineage(config)
     stages = {
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
-        for stage, units in finished.items()
+        for stage, units in built.by_stage.items()
     }
     names = [report.FILE, report.FOR_PEOPLE]
-    if "shards" in finished:
+    if built.shards:
         names += ["manifest.json", "blocks.parquet"]
-    recorded = _read_mark(corpus)
+    recorded = read_sound_json(_mark(corpus), dict[str, str]) or {}
     if stages.items() <= recorded.items() and all((corpus / name).exists() for name in names):
         return report.read(corpus)  # perhaps of more stages than this command asks for
-    if "shards" in finished:
-        manifest.write(config, corpus, finished)
-    written = report.write(corpus, config.name, finished)
+    if built.shards:
+        manifest.write(config, corpus, built)
+    written = report.write(corpus, config.name, built)
     write_json(_mark(corpus), stages)
     return written
 
@@ -153,11 +156,3 @@ def _record(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finishe
 def _mark(corpus: Path) -> Path:
     """The file that records which units of each stage the report and the manifest were made from."""
     return corpus / ".stages" / "complete"
-
-
-def _read_mark(corpus: Path) -> dict[str, str]:
-    try:
-        recorded = json.loads(_mark(corpus).read_text())
-    except (OSError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}

@@ -2,13 +2,19 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.execution.work_units import Finished
+from data_pipeline.execution.parts import PartsResult
+from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
+from data_pipeline.stages.built import Built
+from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.shards import ShardResult
 from data_pipeline.text.tally import EXAMPLES
 
 Json = dict[str, Any]
@@ -19,36 +25,38 @@ _LINE, _SPAN = "line_", "span_"
 _BAR = 40
 
 
-def write(corpus: Path, name: str, stages: dict[str, list[Finished]]) -> Json:
-    """Writes report.json and report.md for the finished `stages`; returns the content of report.json."""
-    documents = [unit.result for unit in stages["documents"]]
-    deduplicated = [unit.result for unit in stages.get("deduplicated", [])]
-    left = deduplicated or documents
-    counts = _sum(result["counts"] for result in documents + deduplicated)
+def write(corpus: Path, name: str, built: Built) -> Json:
+    """Writes report.json and report.md for the stages that have run; returns the content of report.json."""
+    documents = [unit.result for unit in built.documents]
+    left = [unit.result for unit in built.left]
+    cleaned = [unit.result for unit in (*built.documents, *built.deduplicated)]
+    counts = _sum(result.counts for result in cleaned)
+    # The stage of documents works on the input files, and all others on the text.
+    input_bytes = sum(result.bytes for result in documents)
+    text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
+    sizes = {"documents": input_bytes} | dict.fromkeys(("tokenizer", "tokens", "rows", "shards"), text_left)
     rules = {rule: n for rule, n in counts.items() if rule not in _NO_RULES}
     report = {
         "name": name,
         "documents": {
             "read": counts["read"],
-            "kept": sum(sum(result["documents"].values()) for result in left),
+            "kept": sum(sum(result.documents.values()) for result in left),
             "dropped": {rule: n for rule, n in rules.items() if not rule.startswith((_LINE, _SPAN))},
         },
         "lines": {"read": _lines_read(counts), "dropped": _of_kind(_LINE, rules)},
         "spans": {"dropped": _of_kind(_SPAN, rules)},
         "undecodable_documents": counts["undecodable"],
-        "examples": _examples(documents + deduplicated),
-        "lengths": dict(sorted(_sum(result["lengths"] for result in left).items(), key=lambda item: int(item[0]))),
-        "languages": _most_common(result["languages"] for result in left),
-        "domains": _most_common(result["domains"] for result in left),
+        "examples": _examples(cleaned),
+        "lengths": dict(sorted(_sum(result.lengths for result in left).items(), key=lambda item: int(item[0]))),
+        "languages": _most_common(result.languages for result in left),
+        "domains": _most_common(result.domains for result in left),
         "inputs": [_input(result) for result in documents],
-        "pieces": sum(unit.result["pieces"] for unit in stages.get("tokenizer", [])),
-        "splits": _splits(stages.get("shards", [])),
-        "tokenizer_sample": next((unit.result["sample"] for unit in stages.get("tokenizer", [])), {}),
-        "stages": [
-            _speed(stage, units, left if stage in ("tokenizer", "tokens", "rows", "shards") else documents)
-            for stage, units in stages.items()
-            if units
-        ],
+        "pieces": sum(unit.result.pieces for unit in built.tokenizer),
+        "splits": _splits([unit.result for unit in built.shards]),
+        "tokenizer_sample": next(
+            (asdict(unit.result.sample) for unit in built.tokenizer if unit.result.sample.documents), {}
+        ),
+        "stages": [_speed(stage, units, sizes.get(stage, text_read)) for stage, units in built.by_stage.items()],
     }
     write_json(corpus / FILE, report)
     write_bytes(corpus / FOR_PEOPLE, as_markdown(report).encode())
@@ -158,50 +166,50 @@ def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
     return dict(sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))[:number])
 
 
-def _examples(documents: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
     examples: dict[str, list[str]] = {}
-    for result in documents:
-        for rule, found in result["examples"].items():
+    for result in results:
+        for rule, found in result.examples.items():
             kept = examples.setdefault(rule, [])
             kept += found[: EXAMPLES - len(kept)]
     return dict(sorted(examples.items()))
 
 
-def _input(result: dict[str, Any]) -> dict[str, Any]:
-    start, stop, _ = result["range"]
+def _input(result: DocumentsResult) -> Json:
+    start, stop, _ = result.range
     part = f" from byte {start}" if start or stop else ""
-    damage = [{"position": position, "reason": reason} for position, reason in result["damage"]]
     return {
-        "path": f"{result['source']}/{result['file']}{part}",
-        "bytes": result.get("bytes", 0),
-        "documents": sum(result["documents"].values()),
-        "status": result["status"],
-        "reason": f"{damage[0]['position']}: {damage[0]['reason']}" if damage else "",
-        "damage": damage,
+        "path": f"{result.source}/{result.file}{part}",
+        "bytes": result.bytes,
+        "documents": sum(result.documents.values()),
+        "status": result.status,
+        "reason": ": ".join(result.damage[0]) if result.damage else "",
+        "damage": [damage._asdict() for damage in result.damage],
     }
 
 
-def _splits(shards: list[Finished]) -> dict[str, dict[str, int]]:
+def _splits(shards: list[ShardResult]) -> dict[str, dict[str, int]]:
     splits: dict[str, dict[str, int]] = {}
-    for unit in shards:
+    for shard in shards:
         split = splits.setdefault(
-            unit.result["split"], {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
+            shard.split, {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
         )
+        split["rows"] += shard.rows
+        split["tokens"] += shard.tokens
         split["shards"] += 1
-        for count in ("rows", "tokens", "documents", "dropped_tokens"):
-            split[count] += unit.result[count]
+        split["documents"] += shard.documents
+        split["dropped_tokens"] += shard.dropped_tokens
     return splits
 
 
-def _speed(stage: str, units: list[Finished], documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Megabytes count the input files for the documents stage, and the text for all other stages."""
-    size = sum(result.get("bytes", 0) if stage == "documents" else result["text_bytes"] for result in documents) / 1e6
-    seconds = sum(unit.seconds for unit in units)
+def _speed(stage: str, units: Sequence[Finished[Result]], size: int) -> Json:
+    """`size`: the bytes that the stage worked on."""
+    megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
     return {
         "name": stage,
-        "megabytes": round(size, 3),
+        "megabytes": round(megabytes, 3),
         "core_seconds": round(seconds, 1),
-        "megabytes_per_core_second": round(size / seconds, 3) if seconds else None,
+        "megabytes_per_core_second": round(megabytes / seconds, 3) if seconds else None,
     }
 
 

@@ -17,7 +17,7 @@ def _commands(version: Version = False) -> None:
 
 @app.command()
 def local(
-    config: Annotated[Path, path_argument("RUN.yaml", "The run file.")],
+    config: Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per GPU, or one.")] = None,
     stop_at_step: Annotated[

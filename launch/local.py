@@ -1,5 +1,7 @@
 """Ranks on this machine, started by the deepspeed launcher."""
 
+import base64
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
 from pretrain.run.hardware import VISIBLE, count_gpus, free_port, threads_per_rank
@@ -30,22 +32,28 @@ def launch_local(
     run = Path(config.run.directory)
     lock.check(run)
     # reports every problem once, before each rank would
-    prepare(config, 0, ranks, None if fresh else newest(run))
+    setup = prepare(config, 0, ranks, None if fresh else newest(run))
+    if setup.finished and setup.resume and is_sound(setup.resume):  # else the ranks resume from an earlier checkpoint
+        print(setup.nothing_left)
+        return 0
     if fresh and (aside := status.move_aside(run)):
         print(f"{run}: moved the existing run to {aside}", flush=True)
     options = ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     command = [
-        str(Path(sys.executable).with_name("deepspeed")),
-        "--num_gpus",  # DeepSpeed counts CPU ranks with it too
-        str(ranks),
-        "--master_port",
-        str(free_port()),
+        *(sys.executable, "-u", "-m", "launch.node_launcher"),
+        f"--world_info={_world(ranks)}",
+        f"--master_port={free_port()}",
         "--no_local_rank",
         "--quiet",
         "--no_python",
         *kept(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options])),
     ]
     return supervise(command, _environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)
+
+
+def _world(ranks: int) -> str:
+    """The machines and the numbers of their ranks, as DeepSpeed's launcher takes them."""
+    return base64.urlsafe_b64encode(json.dumps({"localhost": list(range(ranks))}).encode()).decode()
 
 
 def _environment(gpus: int, ranks: int) -> dict[str, str]:

@@ -59,7 +59,7 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     if known and not any(codes.values()) and now == before and now.state == "finished":
         return 0  # the run was already finished
     if len(requests.signals) < 2:
-        _tell(reports, logs)
+        _report_failure(reports, logs)
     return _REFUSED if _REFUSED in codes.values() else 1
 
 
@@ -86,12 +86,12 @@ class _StopRequests:
         if self._asked:
             return
         self._asked = True
-        stop_signals.tell(number, message)
+        stop_signals.announce(number, message)
         try:
             status.request_stop(self._run)
         except OSError as error:  # the run must not end unsaved because of it
             failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
-            stop_signals.tell(number, f"{failed}; signal a rank instead")
+            stop_signals.announce(number, f"{failed}; signal a rank instead")
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def _stop_requests(run: Path) -> Iterator[_StopRequests]:
             signal.signal(number, handler)
 
 
-def _tell(reports: Reports, logs: Path) -> None:
+def _report_failure(reports: Reports, logs: Path) -> None:
     """Reports on stderr which rank failed and its last output; also that a full disk may have lost output."""
     if refusal := rank_logs.refusal(logs):
         lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"

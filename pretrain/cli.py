@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
-RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file.")]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
 ]
@@ -52,6 +52,14 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     raise typer.Exit(0 if rank_logs.supervised() else code)
+
+
+@app.command()
+def reference() -> None:
+    """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
+    from pretrain.reference import page
+
+    print(page(), end="")
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -23,56 +24,70 @@ from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):
-    """Name, place, seed and length of a run.
-
-    `max_hours`: the run saves and stops when this time has passed since its latest start. `cpu_threads`: threads of
-    each rank on a CPU (null: cores ÷ ranks); sums depend on it in their last bit, so fix it for bit-equal runs.
-    """
+    """Name, place, seed and length of a run."""
 
     name: str
+    """The run's name in MLflow."""
     directory: LocalPath
+    """The run's directory, with its checkpoints, metrics and logs."""
     seed: int = 0
+    """Seed of every random choice: weights, dropout, the order of rows, the noise."""
     max_steps: PositiveInt
+    """Optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None
+    """Hours since the latest start after which the run saves and stops. null: no limit."""
     cpu_threads: PositiveInt | None = None
+    """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
+    runs."""
 
 
 class TrainingCorpus(Section):
+    """A corpus to train on."""
+
     corpus: Location
+    """A finished corpus: its directory or fsspec URL."""
     weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
+    """The corpus's part of the rows, relative to the other weights."""
 
 
 class ValidationCorpus(Section):
-    """A held-out corpus. `name` appears in the names of its metrics (null: the corpus's own name)."""
+    """A held-out corpus."""
 
     corpus: Location
+    """A finished corpus, of which the held-out rows are used: its directory or fsspec URL."""
     name: Annotated[str, Field(min_length=1)] | None = None
+    """The corpus's name in the names of its metrics. null: its own name."""
 
 
 class CacheSection(Section):
-    """The cache for blocks of remote corpora. All ranks of a machine share `directory` (null: encdec-pretrain under
-    $XDG_CACHE_HOME or ~/.cache). `gigabytes` is its maximum size."""
+    """The cache for blocks of remote corpora."""
 
     directory: LocalPath | None = None
+    """The directory, which all ranks of a machine share. null: encdec-pretrain under $XDG_CACHE_HOME or ~/.cache."""
     gigabytes: PositiveFloat = 100.0
+    """The largest size of the cache, in gigabytes."""
 
 
 class DataSection(Section):
-    """The training and validation data. A corpus is a directory or an fsspec URL.
-
-    `objective` replaces the corpora's own objective; they must have been built with `apply_at: load`. Each rank has
-    `workers` loader processes, and each of these prepares `prefetch` micro-batches ahead. At a damaged block
-    `on_damage: stop` ends the run, and `skip` gives its rows weight 0.
-    """
+    """The training and validation data."""
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
+    """The corpora to train on."""
     validation: list[ValidationCorpus] = []
+    """The corpora whose held-out rows are evaluated."""
     objective: AnyObjective | None = None
+    """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
     lanes: PositiveInt = 64
+    """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
+    loader process caches this many blocks."""
     workers: NonNegativeInt = 2
+    """Loader processes of each rank. 0: the rank loads its rows itself."""
     prefetch: PositiveInt = 4
+    """Micro-batches that each loader process prepares ahead."""
     on_damage: Literal["stop", "skip"] = "stop"
+    """What a damaged block does. `stop`: it ends the run. `skip`: its rows get weight 0."""
     cache: CacheSection = CacheSection()
+    """The cache for blocks of remote corpora."""
 
     @field_validator("train")
     @classmethod
@@ -88,22 +103,23 @@ class DataSection(Section):
 
 
 class RampUp(Section):
-    """Each step before `until_step` takes `global_batch_size` rows."""
+    """A smaller global batch for the first steps."""
 
     until_step: PositiveInt
+    """The first step that is no longer part of this entry; steps count from 0."""
     global_batch_size: PositiveInt
+    """Rows per step over all ranks before `until_step`."""
 
 
 class BatchSection(Section):
-    """Batch sizes in rows: `global_batch_size` per step over all ranks, `micro_batch_size` per forward pass on a rank.
-
-    `micro_batch_size` may also be `auto`, the largest that fits into memory, or null, a rank's whole share.
-    `ramp_up` lists smaller global batches for the first steps, in order.
-    """
+    """Batch sizes, in rows."""
 
     global_batch_size: PositiveInt
+    """Rows per step over all ranks."""
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Rows per forward pass on a rank. `auto`: as many as fit into memory. null: the rank's whole share of a step."""
     ramp_up: list[RampUp] = []
+    """Smaller global batches for the first steps, in order."""
 
     def rows(self, step: int) -> int:
         """Rows of step `step` (from 0) over all ranks."""
@@ -121,107 +137,154 @@ class BatchSection(Section):
         return self
 
 
+class ZeroSection(Section):
+    """DeepSpeed's `zero_optimization`: the stage, and any other of its keys that pretrain/deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stage: Annotated[int, Field(strict=True)] = deepspeed_keys.ZERO_PASSED_ON["stage"].default
+    """The stage of ZeRO, from 1 to 3."""
+
+
+class DeepSpeedSection(Section):
+    """Any key of DeepSpeed's config that pretrain/deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    zero_optimization: ZeroSection = ZeroSection()
+    """What is divided over the ranks, and how."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "DeepSpeedSection":
+        if found := deepspeed_keys.problems({**dict(self), "zero_optimization": dict(self.zero_optimization)}):
+            raise ValueError("\n".join(found))
+        return self
+
+
 class ComputeSection(Section):
-    """`compile` applies torch.compile to each layer. `activation_checkpointing` keeps only the inputs of layers for the
-    backward pass and recomputes the rest: about a third more arithmetic, far less memory."""
+    """How layers are computed."""
 
     compile: bool = False
+    """Apply torch.compile to each layer."""
     activation_checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
+    less memory."""
 
 
 class CheckpointSection(Section):
-    """A run saves a checkpoint every `every_steps` steps and at its end.
-
-    It keeps the last `keep_last` checkpoints and those of every `keep_every_steps` steps. When a save fails, on a full
-    disk for instance, `on_failure: go_on` trains on until the next save, and `stop` ends the run. A new run starts from
-    the weights in `init_from`: a checkpoint, a run, or the output of `pretrain import` (null: random weights).
-    """
+    """When checkpoints are saved, which are kept, and where a new run's weights come from."""
 
     every_steps: PositiveInt = 1000
+    """Steps from one checkpoint to the next. A run also saves at its end."""
     keep_last: PositiveInt = 3
+    """How many of the latest checkpoints are kept."""
     keep_every_steps: PositiveInt | None = None
+    """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
     on_failure: Literal["go_on", "stop"] = "go_on"
+    """What a save that fails does, on a full disk for instance. `go_on`: the run trains on until the next save. `stop`:
+    it ends."""
     init_from: LocalPath | None = None
+    """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
+    weights."""
 
 
 class SpikeSection(Section):
-    """A loss is a spike if it exceeds the mean of the last `window` steps by more than `threshold` standard deviations.
-
-    `action: warn` only prints a warning. `rewind` restores the latest checkpoint and continues with the rows after
-    the spike, at most `max_rewinds` times in a run.
-    """
+    """A loss that jumps."""
 
     threshold: PositiveFloat = 6.0
+    """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
     window: Annotated[int, Field(ge=8)] = 128
+    """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
+    """What a spike does. `warn`: prints a warning. `rewind`: restores the latest checkpoint and goes on with the rows
+    after the spike."""
     max_rewinds: PositiveInt = 3
+    """The most rewinds of a run."""
 
 
 class FaultsSection(Section):
-    """When a run counts as broken.
-
-    `max_skipped_steps` steps in a row without a finite gradient end the run. `spikes: null` turns the detection of
-    spikes off. A rank that makes no progress for `hang_seconds` ends the run; while it starts, up to the end of its
-    first step, or compiles, the limit is `start_seconds`. After one rank has died, the others are killed after
-    `dead_rank_seconds`.
-    """
+    """When a run counts as broken."""
 
     max_skipped_steps: PositiveInt = 20
+    """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
+    """What a loss that jumps does. null: spikes aren't looked for."""
     hang_seconds: PositiveFloat = 1800.0
+    """Seconds without progress of a rank that end the run."""
     start_seconds: PositiveFloat = 3600.0
+    """The same, in seconds, while a rank starts (up to the end of its first step) or compiles."""
     dead_rank_seconds: PositiveFloat = 30.0
+    """Seconds after one rank has died at which the others are killed."""
 
 
 class ValidationLossHook(Section):
+    """An evaluation during the run."""
+
     hook: Literal["validation_loss"]
+    """What is evaluated. `validation_loss`: the loss on the held-out rows of `data.validation`."""
     every_steps: PositiveInt = 500
+    """Steps from one evaluation to the next."""
 
 
 class MlflowSection(Section):
+    """Where MLflow stores the run."""
+
     uri: Annotated[str, AfterValidator(paths.mlflow_uri)] = "sqlite:///runs/mlflow.db"
+    """MLflow's tracking URI."""
     experiment: str = "encdec-pretrain"
+    """The experiment that the run belongs to."""
 
 
 class TrackingSection(Section):
-    """Metrics always go to the run's metrics.jsonl, and to MLflow unless `mlflow` is null."""
+    """Where metrics go, besides the run's metrics.jsonl."""
 
     mlflow: MlflowSection | None = MlflowSection()
+    """Where MLflow stores the run. null: it isn't sent to MLflow."""
     log_every_steps: PositiveInt = 10
+    """Steps from one line of metrics to the next."""
 
 
 class RunConfig(Section):
+    """A run file: which model is trained, on which corpora, and how."""
+
     run: RunSection
+    """Name, place, seed and length of the run."""
     model: AnyModelConfig
+    """The model."""
     data: DataSection
+    """The training and validation data."""
     batch: BatchSection
+    """Batch sizes, in rows."""
     optimizer: AnyOptimizer
+    """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
+    """The learning rate over the steps of the run."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    deepspeed: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    """Keys for DeepSpeed."""
     compute: ComputeSection = ComputeSection()
+    """How layers are computed."""
     faults: FaultsSection = FaultsSection()
+    """When the run counts as broken."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """When checkpoints are saved, which are kept, and where a new run's weights come from."""
     evaluation: list[ValidationLossHook] = []
+    """Evaluations during the run."""
     tracking: TrackingSection = TrackingSection()
+    """Where metrics go."""
+
+    def rate_factor(self, step: int) -> float:
+        """The learning rate of step `step` (from 0) relative to its peak."""
+        return schedules.factor(self.optimizer, self.schedule, self.run.max_steps, step)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""
-        return schedules.learning_rate(self.optimizer, self.schedule, self.run.max_steps, step)
+        return self.optimizer.learning_rate * self.rate_factor(step)
 
     @property
     def zero_stage(self) -> int:
-        return self.deepspeed["zero_optimization"]["stage"]
-
-    @field_validator("deepspeed")
-    @classmethod
-    def _deepspeed_agrees(cls, given: dict[str, Any]) -> dict[str, Any]:
-        zero = given.setdefault("zero_optimization", {})
-        if isinstance(zero, dict):
-            zero.setdefault("stage", 2)
-        if found := deepspeed_keys.problems(given):
-            raise ValueError("\n".join(found))
-        return given
+        return self.deepspeed.zero_optimization.stage
 
     @model_validator(mode="after")
     def _validation_has_data(self) -> "RunConfig":

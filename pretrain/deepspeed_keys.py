@@ -6,24 +6,30 @@ DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't 
 
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_pipeline.foundation import paths
 
 
+class Key(NamedTuple):
+    """A key that is passed on: DeepSpeed's default (None: it has none) and the meaning."""
+
+    default: Any
+    meaning: str
+
+
 def problems(given: dict[str, Any]) -> list[str]:
-    """The problems of a `deepspeed` section, one line each, beginning with the key."""
+    """The problems of a `deepspeed` section, one line each, beginning with the key. `given` names ZeRO's stage."""
     found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
     found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
     if given.get("log_level") not in ("debug", "info"):
         found += [f"{key}: {_SILENCED}" for key in given if key in NEEDS_LOG]
-    zero = given.get("zero_optimization", {})
-    return found + (list(_zero_problems(zero)) if isinstance(zero, dict) else [f"{_ZERO}: expected keys and values"])
+    return found + list(_zero_problems(given[_ZERO]))
 
 
 def offloads_to(given: dict[str, Any], device: str) -> list[str]:
     """The keys below a `deepspeed` section that offload to `device`."""
-    zero = given["zero_optimization"]
+    zero = given[_ZERO]
     return [f"{_ZERO}.{key}" for key in OFFLOAD if (zero.get(key) or {}).get("device") == device]
 
 
@@ -35,19 +41,27 @@ _OWN_CHECKPOINTS = "the section checkpoint decides how checkpoints are written, 
 _OWN_SCALE = "a step's loss is the mean over all its tokens, which determines how gradients are scaled"
 _REPLICAS = "every rank runs all layers of the model; shard it with zero_optimization"
 
-PASSED_ON = (
-    _ZERO,
-    "aio",
-    "comet",
-    "csv_monitor",
-    "disable_python_gc",
-    "flops_profiler",
-    "log_level",
-    "tensorboard",
-    "timers",
-    "wandb",
-)
-NEEDS_LOG = ("comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown")
+# The defaults are DeepSpeed's, but for ZeRO's stage.
+PASSED_ON = {
+    _ZERO: Key({}, "How ZeRO shards the state of training over the ranks."),
+    "aio": Key(
+        None, "How files are read and written when state is offloaded to NVMe: block_size, queue_depth and others."
+    ),
+    "comet": Key(None, "Report DeepSpeed's own metrics to Comet."),
+    "csv_monitor": Key(None, "Write DeepSpeed's own metrics to CSV files."),
+    "disable_python_gc": Key(False, "Turn Python's garbage collector off during training."),
+    "flops_profiler": Key(None, "Profile one step: enabled, profile_step, module_depth and others."),
+    "log_level": Key(None, "The level of DeepSpeed's log; null shows only errors."),
+    "tensorboard": Key(None, "Write DeepSpeed's own metrics for TensorBoard."),
+    "timers": Key(None, "DeepSpeed's timer of throughput: {throughput: {enabled, synchronized}}."),
+    "wandb": Key(None, "Report DeepSpeed's own metrics to Weights & Biases."),
+}
+NEEDS_LOG = {
+    "comms_logger": Key(None, "Log collective operations and their sizes; needs log_level: info."),
+    "dump_state": Key(False, "Log the engine's settings at the start; needs log_level: info."),
+    "memory_breakdown": Key(False, "Log the memory that is used; needs log_level: info."),
+    "wall_clock_breakdown": Key(False, "Log the time of each part of a step; needs log_level: info."),
+}
 REFUSED = {
     "train_batch_size": "follows from batch.global_batch_size",
     "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
@@ -99,34 +113,46 @@ REFUSED = {
     "sparse_gradients": _REMOVED,
 }
 
-ZERO_PASSED_ON = (
-    "stage",
-    "allgather_bucket_size",
-    "allgather_partitions",
-    "contiguous_gradients",
-    "enable_sanity_checks",
-    "log_trace_cache_warnings",
-    "memory_efficient_linear",
-    "offload_optimizer",
-    "offload_param",
-    "overlap_comm",
-    "override_module_apply",
-    "parameter_alignment",
-    "reduce_bucket_size",
-    "reduce_scatter",
-    "stage3_allgather_sequential",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_model_persistence_threshold",
-    "stage3_module_granularity_threshold",
-    "stage3_param_persistence_threshold",
-    "stage3_prefetch_bucket_size",
-    "stage3_use_all_reduce_for_fetch_params",
-    "sub_group_size",
-    "use_multi_rank_bucket_allreduce",
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-)
+ZERO_PASSED_ON = {
+    "stage": Key(2, "What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too."),
+    "allgather_bucket_size": Key(500_000_000, "Stages 1 and 2: elements gathered at a time."),
+    "allgather_partitions": Key(True, "Gather updated parameters in one collective. false: by broadcasts."),
+    "contiguous_gradients": Key(True, "Copy gradients to one buffer as they are made, against fragmented memory."),
+    "enable_sanity_checks": Key(False, "DeepSpeed's internal checks, for debugging."),
+    "log_trace_cache_warnings": Key(False, "Stage 3: log when the recorded order of layers no longer holds."),
+    "memory_efficient_linear": Key(True, "Stage 3: use linear layers that keep less memory."),
+    "offload_optimizer": Key(None, "Where the optimizer's state is kept; it is then also updated on the CPU."),
+    "offload_param": Key(None, "Stage 3: where parameters are kept."),
+    "overlap_comm": Key(None, "Reduce gradients during the backward pass. null: at stage 3 only."),
+    "override_module_apply": Key(True, "Stage 3: gather parameters in torch's Module.apply."),
+    "parameter_alignment": Key(
+        False, "Stages 1 and 2: begin each parameter at a multiple of 16 bytes, which takes more memory."
+    ),
+    "reduce_bucket_size": Key(500_000_000, "Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each."),
+    "reduce_scatter": Key(True, "Reduce gradients to the ranks that own them. false: all-reduce them."),
+    "stage3_allgather_sequential": Key(False, "Gather parameters one by one, which takes less memory."),
+    "stage3_max_live_parameters": Key(1_000_000_000, "The most gathered elements on a rank before some are released."),
+    "stage3_max_reuse_distance": Key(
+        1_000_000_000, "A parameter that is needed again within this many elements isn't released."
+    ),
+    "stage3_model_persistence_threshold": Key(
+        9223372036854775807, "The most elements that may stay whole on every rank."
+    ),
+    "stage3_module_granularity_threshold": Key(
+        0, "Modules with fewer elements per submodule are gathered whole. 0 turns it off."
+    ),
+    "stage3_param_persistence_threshold": Key(100_000, "Parameters of fewer elements stay whole on every rank."),
+    "stage3_prefetch_bucket_size": Key(50_000_000, "Elements gathered ahead of their use."),
+    "stage3_use_all_reduce_for_fetch_params": Key(False, "Gather parameters by all-reduce."),
+    "sub_group_size": Key(1_000_000_000, "Stage 3: elements updated at a time."),
+    "use_multi_rank_bucket_allreduce": Key(
+        True, "Stages 1 and 2: reduce the buckets of several ranks in one collective."
+    ),
+    "zero_hpz_partition_size": Key(
+        1, "ZeRO++, stage 3: ranks of a group that keeps a second copy of the weights. 1 turns it off."
+    ),
+    "zero_quantized_weights": Key(False, "ZeRO++, stage 3: gather weights quantized."),
+}
 ZERO_REFUSED = {
     "round_robin_gradients": "DeepSpeed's map of fragments is wrong with it",
     "elastic_checkpoint": _OWN_CHECKPOINTS,
@@ -149,17 +175,27 @@ ZERO_REFUSED = {
     "mics_hierarchical_params_gather": _REMOVED,
     "zeropp_loco_param": _REMOVED,
 }
+_DEVICE = Key("none", "Where to: none, cpu or nvme (stage 3 only).")
+_NVME_PATH = Key(None, "A directory on the NVMe drive.")
+_PIN_MEMORY = Key(True, "Use page-locked memory, which GPUs copy faster and which can't be swapped out.")
 OFFLOAD = {
-    "offload_optimizer": (
-        "device",
-        "nvme_path",
-        "buffer_count",
-        "pin_memory",
-        "pipeline_read",
-        "pipeline_write",
-        "fast_init",
-    ),
-    "offload_param": ("device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"),
+    "offload_optimizer": {
+        "device": _DEVICE,
+        "nvme_path": _NVME_PATH,
+        "buffer_count": Key(4, "NVMe: buffers; at least the number of tensors that the optimizer has for a parameter."),
+        "pin_memory": _PIN_MEMORY,
+        "pipeline_read": Key(False, "NVMe: read the next tensors during an update."),
+        "pipeline_write": Key(False, "NVMe: write the last tensors during an update."),
+        "fast_init": Key(False, "NVMe: start faster."),
+    },
+    "offload_param": {
+        "device": _DEVICE,
+        "nvme_path": _NVME_PATH,
+        "buffer_count": Key(5, "NVMe: buffers."),
+        "buffer_size": Key(100_000_000, "NVMe: elements of a buffer."),
+        "max_in_cpu": Key(1_000_000_000, "NVMe: elements that stay in the CPU's memory."),
+        "pin_memory": _PIN_MEMORY,
+    },
 }
 OFFLOAD_REFUSED = {
     "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
@@ -169,13 +205,13 @@ OFFLOAD_REFUSED = {
 
 
 def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
-    stage = zero.get("stage")
-    if stage == 0 and not isinstance(stage, bool):
+    stage = zero["stage"]
+    if stage == 0:
         yield (
             f"{_ZERO}.stage: 0 is refused: with it, DeepSpeed gives no gradient norm and doesn't skip a step "
             "with a non-finite gradient; set 1, which costs no more, even on one rank"
         )
-    elif stage not in (1, 2, 3) or isinstance(stage, bool):
+    elif stage not in (1, 2, 3):
         yield f"{_ZERO}.stage: expected 1, 2 or 3, got {stage!r}"
     yield from (f"{_ZERO}.{key}: {ZERO_REFUSED[key]}" for key in zero if key in ZERO_REFUSED)
     yield from _unknown(zero, ZERO_PASSED_ON, ZERO_REFUSED, f"{_ZERO}.")
@@ -183,7 +219,7 @@ def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
         yield from _offload_problems(f"{_ZERO}.{key}", zero.get(key), known, stage)
 
 
-def _offload_problems(key: str, section: Any, known: Iterable[str], stage: Any) -> Iterator[str]:
+def _offload_problems(key: str, section: Any, known: Iterable[str], stage: int) -> Iterator[str]:
     if section is None:
         return
     if not isinstance(section, dict):

@@ -8,15 +8,16 @@ from pretrain.run.hardware import count_gpus
 def device_problems(config: RunConfig) -> list[str]:
     """What this machine can't do, one line for each key."""
     problems = []
+    deepspeed = config.deepspeed.model_dump()
     if config.precision == "bf16" and count_gpus() and (gpu := _gpu_without_bf16()):
         problems.append(f"precision: {gpu} has no bf16; set fp32")
-    if (on_nvme := offloads_to(config.deepspeed, "nvme")) and not _reads_asynchronously():
+    if (on_nvme := offloads_to(deepspeed, "nvme")) and not _reads_asynchronously():
         problems += [
             f"deepspeed.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
             "install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
             for key in on_nvme
         ]
-    if config.deepspeed.get("zero_optimization", {}).get("zero_quantized_weights") and not count_gpus():
+    if deepspeed["zero_optimization"].get("zero_quantized_weights") and not count_gpus():
         problems.append("deepspeed.zero_optimization.zero_quantized_weights: DeepSpeed's quantizer needs a GPU")
     return problems
 
@@ -30,6 +31,6 @@ def _gpu_without_bf16() -> str | None:
 
 def _reads_asynchronously() -> bool:
     """Whether DeepSpeed's async_io extension is built or can be built."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from pretrain.zero.internals import deepspeed
 
-    return AsyncIOBuilder().is_compatible(verbose=False)
+    return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

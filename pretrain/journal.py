@@ -46,12 +46,6 @@ class Journal:
             attempt, self._lock = _open_directory(self.setup)
             self._tracker = _tracker(self.setup, attempt)
 
-    @staticmethod
-    def nothing_left(setup: Setup) -> None:
-        if setup.cut.rank == 0:
-            done = f"{setup.standing.step} of {setup.config.run.max_steps} steps"
-            print(f"{setup.directory} is finished: {done}. Next: pretrain export {setup.directory} OUT")
-
     def announce(self, parameters: int, cut: Cut) -> None:
         config = self.setup.config
         self._print(

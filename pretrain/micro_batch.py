@@ -60,7 +60,7 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
     """Everything that decides how much memory rows need and how much there is."""
     config, cuda = setup.config, engine.device.type == "cuda"
     objective = config.data.objective or setup.training[0].objective
-    settings = [config.precision, config.deepspeed, config.compute.model_dump(), config.optimizer.model_dump()]
+    settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return {
         "rows": setup.cut.micro_batch,
         "lengths": list(objective.shape),

@@ -19,6 +19,7 @@ from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config import EncoderOnlyConfig, ModelConfig
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
+from pretrain.run import status
 from pretrain.run.standing import Standing, position_after
 
 
@@ -57,6 +58,17 @@ class Setup:
             return Standing()
         standing = checkpoint_index.read(self.resume).standing
         return replace(standing, position=position_after(self.directory, standing))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has taken its last step and has recorded that it finished."""
+        return self.standing.step >= self.config.run.max_steps and status.read(self.directory).state == "finished"
+
+    @property
+    def nothing_left(self) -> str:
+        """What a user sees who starts a finished run again."""
+        done = f"{self.standing.step} of {self.config.run.max_steps} steps"
+        return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
 
     @property
     def origin(self) -> Origin:
@@ -139,11 +151,8 @@ def _other_than_resumed(
     """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
         return problems
-    expected = _stream(config, training).mixture.consumed(saved.position)
-    if saved.consumed == expected:
-        return []
-    place = f"position {saved.position}"
-    return [f"the checkpoint of step {saved.step} has consumed {saved.consumed} rows, expected {expected} at {place}"]
+    problem = _stream(config, training).mixture.miscount(saved.consumed, saved.position)
+    return [f"the checkpoint of step {saved.step} is inconsistent: {problem}"] if problem else []
 
 
 def _stream(config: RunConfig, training: list[Corpus]) -> Stream:

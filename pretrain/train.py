@@ -50,12 +50,12 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     setup = prepare(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
     if fresh and (aside := by_rank_0(lambda: status.move_aside(run))) and rank == 0:
         print(f"{run}: moved the existing run to {aside}", flush=True)
-    nothing_left = setup.standing.step >= config.run.max_steps
-    if nothing_left and by_rank_0(lambda: status.read(setup.directory).state == "finished"):
-        Journal.nothing_left(setup)
+    if by_rank_0(lambda: setup.finished):
+        if rank == 0:
+            print(setup.nothing_left)
         return 0
     with Journal(setup) as journal:
-        if nothing_left:  # killed after its last checkpoint
+        if setup.standing.step >= config.run.max_steps:  # killed after its last checkpoint
             journal.finish(setup.standing.step, finished=True)
             return 0
         stop_signals.catch()

@@ -26,7 +26,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 def write_c4(path: Path, records: int, skip: int = 0) -> None:
-    """A file in the published layout with some of the shipped C4 records."""
+    """Writes some of the shipped C4 records to a file in the published layout."""
     with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines, gzip.open(path, "wt", encoding="utf-8") as out:
         for number, line in enumerate(lines):
             if skip <= number < skip + records:
@@ -34,7 +34,7 @@ def write_c4(path: Path, records: int, skip: int = 0) -> None:
 
 
 def write_corpus_file(path: Path, **changes: object) -> Path:
-    """A corpus file over the C4 files beside it."""
+    """Writes a corpus file whose source is the C4 files beside it."""
     config = {
         "name": "small",
         "output": str(path.parent / "corpus"),
@@ -77,7 +77,7 @@ def corpus_built_with_noise(small_corpus) -> Path:
 
 @pytest.fixture(scope="session")
 def byte_level_bpe(tmp_path_factory) -> Path:
-    """A directory with two more: gpt2, of GPT-2's files, and bart, of the same with fairseq's dictionary."""
+    """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
     folder = tmp_path_factory.mktemp("byte_level_bpe")
     for kind, names in {
         "gpt2": ("encoder.json", "vocab.bpe"),
@@ -92,7 +92,7 @@ def byte_level_bpe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
-    """The directory of a finished corpus in BART's ids, with a special token and sentinels."""
+    """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     folder = tmp_path_factory.mktemp("bart")
     write_c4(folder / "c4.json.gz", records=60)
     tokenizer = {

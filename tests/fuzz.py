@@ -46,7 +46,7 @@ _INFORMATION = {"read", "undecodable", "truncated_xml", "damaged"}
 
 @dataclass(frozen=True)
 class Seed:
-    """A file to damage: its format, its uncompressed bytes, the options its reader is given."""
+    """A file to damage: its format, its uncompressed bytes, and the options for its reader."""
 
     format: str
     content: bytes
@@ -91,7 +91,8 @@ def damaged(generator: random.Random, content: bytes) -> bytes:
 
 
 def check(seed: int, number: int, only: str | None = None) -> str:
-    """Runs one case; returns its format. Raises AssertionError, or whatever a reader shouldn't have raised."""
+    """Runs one case; returns its format. Raises AssertionError, or any other error that a reader shouldn't have
+    raised."""
     generator = random.Random(f"{seed}/{number}")
     base = generator.choice([base for base in seeds() if only in (None, base.format)])
     compress = generator.choice(_COMPRESSIONS if base.format != "parquet" else _COMPRESSIONS[:1])
@@ -101,11 +102,11 @@ def check(seed: int, number: int, only: str | None = None) -> str:
     else:
         stored = compress(damaged(generator, base.content))
     records, intake, stopped = _read(base, stored)
-    if base.format != "parquet":  # a row group that can't be read is lost as a whole, and noted so
+    if base.format != "parquet":  # an unreadable row group is lost as a whole, and noted as such
         dropped = sum(n for rule, n in intake.counters.items() if rule not in _INFORMATION)
         noted = intake.counters["damaged"]
         accounted = len(records) + dropped
-        # where a file ends in damage, the record it ends in was read too
+        # if a file ends in damage, the record there was read too
         assert accounted <= intake.counters["read"] <= accounted + noted + stopped, intake.counters
     whole = compress(base.content)
     if after and stored[:4] == whole[:4] and not stopped and not intake.damage:  # still known for an archive
@@ -231,7 +232,7 @@ def _worker(task: tuple[int, int, str | None]) -> tuple[int, str, str]:
     signal.alarm(_SECONDS_PER_CASE)
     try:
         return number, check(seed, number, only), ""
-    except BaseException as error:  # whatever it is, it is a finding
+    except BaseException as error:  # any error is a finding
         return number, "", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     finally:
         signal.alarm(0)

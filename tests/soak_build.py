@@ -1,16 +1,15 @@
-"""Kills builds at random moments and compares what they make in the end with an undisturbed build.
+"""Kills builds at random moments and compares the results with an undisturbed build.
 
     python -m tests.soak_build [--kills 30] [--seed 0] [--minutes 15]
 
-The shipped samples are built once in peace. Then they are built again and again in a fresh directory, while SIGKILL
-hits the driver, a Ray worker, the raylet or all processes at once; what ends by it is started again, at once, until it
-gets through. Every file of each finished corpus but the report, which holds times, must have the same sha256.
+The shipped samples are first built undisturbed. Then they are built again and again in a fresh directory, while SIGKILL
+hits the driver, a worker at work, the raylet or all processes at once. A build that ends is started again, until it
+completes. Every file of each finished corpus, except the report, which contains times, must have the same sha256.
 """
 
 import argparse
 import contextlib
 import hashlib
-import os
 import random
 import shutil
 import signal
@@ -32,7 +31,7 @@ _SECONDS_TO_FINISH = 180.0
 
 @dataclass
 class Outcome:
-    """What a soak saw. `problems`: differences, hangs and builds that failed without having been hit."""
+    """The results of a soak. `problems`: differences, hangs, and builds that failed without having been hit."""
 
     kills: Counter[str] = field(default_factory=Counter)
     builds: int = 0
@@ -41,7 +40,7 @@ class Outcome:
 
 
 def checksums(corpus: Path) -> dict[str, str]:
-    """sha256 of everything a build makes but the report."""
+    """The sha256 of every file of a build except the report."""
     files = [path for path in corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
     return {
         str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -51,7 +50,7 @@ def checksums(corpus: Path) -> dict[str, str]:
 
 
 def write_inputs(folder: Path) -> Path:
-    """The corpus file over the shipped samples, C4's in four files."""
+    """Writes the corpus file for the shipped samples, with C4's in four files."""
     for part in range(4):
         write_c4(folder / f"c4-{part}.json.gz", records=250, skip=250 * part)
     sources = [
@@ -64,7 +63,7 @@ def write_inputs(folder: Path) -> Path:
 
 
 def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
-    """Builds beside `config` until there were `kills` kills, or `seconds` are over. `pause`: longest between kills."""
+    """Builds beside `config` until `kills` kills or `seconds` are reached. `pause`: the longest time between kills."""
     folder, outcome, generator = config.parent, Outcome(), random.Random(seed)
     wanted = folder / "undisturbed"
     done = _start(config, wanted, folder / "undisturbed.log").wait(_SECONDS_TO_FINISH)
@@ -94,7 +93,7 @@ def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> O
 def _build(
     config: Path, corpus: Path, log: Path, kills: int, pause: float, generator: random.Random, outcome: Outcome
 ) -> None:
-    """One build, started again until it gets through."""
+    """Runs one build, starting it again until it completes."""
     seen: set[psutil.Process] = set()
     driver, hit = _start(config, corpus, log), False
     quiet_since = time.monotonic()
@@ -112,7 +111,7 @@ def _build(
                 driver, hit = _start(config, corpus, log), False
                 quiet_since = time.monotonic()
             elif may_kill:
-                victim = _kill(generator, driver.pid, seen)
+                victim = _kill(generator, driver.pid, corpus, seen)
                 outcome.kills[victim] += victim != ""
                 hit = hit or victim != ""
                 quiet_since = time.monotonic()
@@ -122,7 +121,7 @@ def _build(
                 return
     finally:
         if driver.poll() is None:
-            seen.update(_tree(driver.pid))
+            seen.update(family(driver.pid))
         for process in seen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -135,18 +134,17 @@ def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(program, stdout=file, stderr=file, start_new_session=True)
 
 
-def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> str:
-    """Kills a random victim of the build that is the process `driver`; returns its kind, or "" where none is there."""
+def _kill(generator: random.Random, driver: int, corpus: Path, seen: set[psutil.Process]) -> str:
+    """Kills a random process of the build of `corpus` by `driver`; returns its kind, or "" if there is none."""
     victim = generator.choice(VICTIMS)
-    tree = _tree(driver)
+    tree = family(driver)
     seen.update(tree)
     if victim == "all":
         targets = tree
     elif victim == "driver":
         targets = tree[:1]
     else:
-        start = "ray::" if victim == "worker" else "raylet"
-        candidates = [process for process in tree[1:] if _title(process).startswith(start)]
+        candidates = raylets(tree) if victim == "raylet" else at_work(tree, corpus)
         targets = [generator.choice(candidates)] if candidates else []
     for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -154,8 +152,8 @@ def _kill(generator: random.Random, driver: int, seen: set[psutil.Process]) -> s
     return victim if targets else ""
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it."""
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -163,11 +161,25 @@ def _tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _title(process: psutil.Process) -> str:
-    """ "ray::map" of a worker, "raylet" of a raylet."""
-    with contextlib.suppress(psutil.Error, IndexError):
-        return os.path.basename(process.cmdline()[0])  # noqa: PTH119 (a worker's title is no path)
-    return ""
+def raylets(tree: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes in `tree` that run Ray's program `raylet`."""
+    found = []
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet":
+                found.append(process)
+    return found
+
+
+def at_work(tree: list[psutil.Process], corpus: Path) -> list[psutil.Process]:
+    """The processes in `tree` that work on a unit of `corpus`: each has the file open whose lock makes builds wait."""
+    held = str(corpus.resolve() / ".stages" / "workers")
+    found = []
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == held for file in process.open_files()):
+                found.append(process)
+    return found
 
 
 def main() -> int:

@@ -3,9 +3,9 @@
     python -m tests.soak_training same   [--kills 40] [--seed 0] [--minutes 30]
     python -m tests.soak_training change [--kills 40] [--seed 0] [--minutes 30]
 
-A small T5 is trained by `launch local` on real text, with dropout and accumulation. SIGKILL hits a rank, the deepspeed
-runner, its launch process or the supervisor: while they start, between steps, in the middle of a save. What ends by it
-is started again until the run is finished.
+A small T5 is trained by `launch local` on real text, with dropout and accumulation. SIGKILL hits a rank, DeepSpeed's
+launcher or the supervisor: while they start, between steps, in the middle of a save. A run that ends
+is started again until it is finished.
 
 same: always on 2 ranks at ZeRO stage 2. Losses and parameters must be those of the undisturbed run, bit for bit.
 change: each start on 1, 2 or 4 ranks and at stage 1, 2 or 3; twice the disk fills up, twice a file of the latest
@@ -44,7 +44,7 @@ from pretrain.metrics.log import read_metrics
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 
-VICTIMS = ("rank", "runner", "launch", "supervisor")
+VICTIMS = ("rank", "launcher", "supervisor")
 MOMENTS = ("start", "step", "save")
 ROWS, LANES = 16, 8
 _SECONDS_TO_START = 120.0
@@ -53,7 +53,7 @@ _DISK_BYTES = 64 << 20
 
 @dataclass
 class Outcome:
-    """What a soak saw. `kills`: by (victim, moment). `problems`: what should not have been."""
+    """The results of a soak. `kills`: by (victim, moment). `problems`: what should not have happened."""
 
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     starts: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Run:
-    """A run file and what it leads to in `directory`."""
+    """A run file, and the files of its run in `directory`."""
 
     def __init__(self, folder: Path, name: str, corpus: Path, steps: int, directory: Path | None = None):
         self.directory = directory or folder / name
@@ -113,7 +113,7 @@ class Run:
             return subprocess.Popen(program, stdout=file, stderr=file, env=environment, start_new_session=True)
 
     def step(self) -> int:
-        """Lines in the log of metrics: a clock that ticks with the steps."""
+        """The number of lines in the log of metrics: a clock that ticks with the steps."""
         with contextlib.suppress(FileNotFoundError), (self.directory / "metrics.jsonl").open("rb") as file:
             return sum(1 for _ in file)
         return 0
@@ -133,7 +133,7 @@ class Run:
 
 
 def soak(folder: Path, change: bool, kills: int, seed: int, seconds: float, steps: int) -> Outcome:
-    """Trains `steps` steps with up to `kills` kills, none after `seconds`; then lets the run finish."""
+    """Trains for `steps` steps with up to `kills` kills, none after `seconds`; then lets the run finish."""
     corpus, outcome, generator = folder / "corpus", Outcome(steps=steps), random.Random(seed)
     _build(folder)
     whole = Run(folder, "whole", corpus, steps)
@@ -156,7 +156,7 @@ def _build(folder: Path) -> None:
 
 
 def _train(killed: Run, change: bool, kills: int, generator: random.Random, until: float, outcome: Outcome) -> None:
-    """Starts the run until it is finished, and kills it while it may."""
+    """Starts the run until it is finished, and kills it as long as kills are allowed."""
     while True:
         ranks, stage = (generator.choice((1, 2, 4)), generator.choice((1, 2, 3))) if change else (2, 2)
         count = outcome.kills.total()
@@ -188,7 +188,7 @@ def _train(killed: Run, change: bool, kills: int, generator: random.Random, unti
 
 
 def _wait_for(moment: str, killed: Run, supervisor: subprocess.Popen[bytes], generator: random.Random) -> bool:
-    """Waits for a moment of that kind; False if the run ended before."""
+    """Waits for a moment of this kind; returns False if the run ended before."""
     before = killed.step()
     deadline = time.monotonic() + _SECONDS_TO_START
     if moment == "start":
@@ -207,12 +207,12 @@ def _wait_for(moment: str, killed: Run, supervisor: subprocess.Popen[bytes], gen
 
 
 def _kill(victim: str, supervisor: subprocess.Popen[bytes], generator: random.Random) -> bool:
-    """SIGKILL to a victim of that kind; to the supervisor where there is none yet."""
+    """Sends SIGKILL to a victim of this kind, or to the supervisor if there is none yet."""
     try:
         tree = psutil.Process(supervisor.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return False
-    marks = {"rank": "-m\0pretrain\0train", "runner": "bin/deepspeed", "launch": "deepspeed.launcher.launch"}
+    marks = {"rank": "-m\0pretrain\0train", "launcher": "-m\0launch.node_launcher"}
     found = [process for process in tree if victim in marks and marks[victim] in _command(process)]
     with contextlib.suppress(psutil.NoSuchProcess):
         (generator.choice(found) if found else psutil.Process(supervisor.pid)).send_signal(signal.SIGKILL)
@@ -226,7 +226,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _wait_until_gone(killed: Run, outcome: Outcome, seconds: float = 30.0) -> None:
-    """No process of the run may outlive its supervisor for long."""
+    """Checks that no process of the run outlives its supervisor for long."""
     deadline = time.monotonic() + seconds
     while left := [process for process in psutil.process_iter() if str(killed.path) in _command(process)]:
         if time.monotonic() > deadline:
@@ -242,7 +242,7 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def _damage(directory: Path, generator: random.Random) -> bool:
-    """Turns over a bit of a tensor file of the latest checkpoint, where another one could take its place."""
+    """Flips a bit in a tensor file of the latest checkpoint, if another checkpoint could take its place."""
     latest = newest(directory)
     if latest is None or len(all_steps(directory)) < 2:
         return False
@@ -255,7 +255,7 @@ def _damage(directory: Path, generator: random.Random) -> bool:
 
 
 def _fill_disk(killed: Run, supervisor: subprocess.Popen[bytes]) -> bool:
-    """Leaves no room on the disk until a save has failed."""
+    """Fills the disk until a save has failed."""
     before, told = killed.step(), killed.log.read_text().count("can't be saved")
     while killed.step() <= before:
         if supervisor.poll() is not None:
@@ -321,7 +321,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     arguments = parser.parse_args()
     change = arguments.kind == "change"
-    if change and os.geteuid():  # its own mounts, and root among them
+    if change and os.geteuid():  # with mounts of its own, and as root among them
         os.execvp(
             "unshare", ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-m", *_module(sys.argv)]
         )

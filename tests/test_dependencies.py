@@ -1,4 +1,4 @@
-"""What is imported is what pyproject.toml declares."""
+"""Every imported distribution is declared in pyproject.toml."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FOR_OTHERS = {"protobuf"}  # sentencepiece's descriptions of its model files import it, and don't require it
+FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "families"}
 
 
@@ -23,7 +23,7 @@ def declared(requirements: list[str]) -> set[str]:
 
 
 def imported(*folders: str) -> dict[str, set[str]]:
-    """The distributions that each imported module may come from; those of Python and of this project left out."""
+    """The distributions that each imported module may come from, except Python's and this project's."""
     modules = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

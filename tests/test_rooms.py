@@ -1,4 +1,4 @@
-"""The house: packages are made of rooms, and no import leads back up, between packages, rooms or modules."""
+"""Packages consist of rooms, and no import leads back up between packages, rooms or modules."""
 
 import ast
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("launch", "pretrain", "data_pipeline")  # from the top down
+PACKAGES = ("launch", "pretrain", "data_pipeline")  # from top to bottom
 
 
 def modules() -> dict[str, Path]:
-    """The files of the three packages, by the names they are imported by."""
+    """The files of the three packages, by module name."""
     found = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -22,7 +22,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    """Which of the modules `known` a module imports, at its top or later; types alone don't count."""
+    """The modules among `known` that a module imports, at its top or later; imports for types only don't count."""
     if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         return
     if isinstance(tree, ast.ImportFrom) and tree.level == 0 and tree.module:
@@ -37,7 +37,7 @@ def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    """What each module imports of this project."""
+    """The modules of this project that each module imports."""
     known = modules()
     return {
         name: {other for other in imports(ast.parse(path.read_text()), known) if other in known and other != name}
@@ -46,7 +46,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    """The folder that a module lies in; a module at the top of its package is a room of its own."""
+    """The folder of a module; a module at the top of its package is a room of its own."""
     package, *rest = module.split(".")
     if len(rest) == 1 and not (ROOT / package / rest[0]).is_dir():
         return module

@@ -28,7 +28,7 @@ def contains_bad_word(text: str, language: str) -> bool:
 
 
 def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0) -> bool:
-    """Whether a page is dropped for bad words. Of the pages that have any, `filter_fraction` are, chosen by URL.
+    """Whether a page is dropped for bad words: of the pages that have any, the share `filter_fraction`, by their URLs.
 
     The choice is TFDS's: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared with
     its numerator. Multilingual C4 uses 0.999.
@@ -77,9 +77,8 @@ def _between_boundaries(phrases: set[str]) -> Callable[[str], bool]:
     among the words of the text. An entry of several words is searched for only if its first word occurs.
     """
     words = {phrase for phrase in phrases if _WORD.fullmatch(phrase)}
-    beginning_with: dict[str, list[tuple[str, re.Pattern]]] = {
-        "": []
-    }  # "": phrases that begin with no word; any text may have them
+    # "": phrases that don't begin with a word; any text may have them
+    beginning_with: dict[str, list[tuple[str, re.Pattern]]] = {"": []}
     for phrase in phrases - words:
         first_word = _WORD.match(phrase)
         pattern = re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")

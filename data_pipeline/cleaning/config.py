@@ -15,33 +15,40 @@ class LanguageConfig(Section):
     """Drops pages whose language isn't in `keep` or is detected with a probability below `threshold`."""
 
     detector: Literal["fast", "langdetect", "none"] = "fast"
+    """What detects the language of a page. `fast`: CLD2. `langdetect`: C4's own, 40 times slower. `none`: no page is
+    dropped for its language."""
     keep: list[str] = ["en"]
+    """Language codes of the pages to keep, as the detector spells them."""
     threshold: float = Field(0.99, ge=0, le=1)
+    """The least probability of the detected language with which a page is kept."""
 
 
 class CleaningConfig(Section):
-    """Cleaning rules, in the order in which they are applied. 0 or null turns a rule off.
-
-    `profile` sets the defaults of the other keys: with "c4", every rule of C4 is on; with "wikipedia" or "none", only
-    the rules named in the file are. As in C4, `language` and `bad_words` are applied after lines and spans have been
-    deduplicated.
-
-    `web_rules`: C4's rules on content (end marks, JavaScript, policies, lorem ipsum, curly brackets, citation marks).
-    `paragraphs`: multilingual C4's rule, the least number of lines with at least 200 characters. `bad_words`: languages
-    whose lists of bad words are used. `bad_words_fraction`: the share of pages with a bad word that are dropped, chosen
-    by URL (multilingual C4: 0.999).
-    """
+    """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
+    `language` and `bad_words` are applied after lines and spans have been deduplicated."""
 
     profile: Profile = "c4"
+    """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
+    the file are on."""
     max_page_characters: PositiveInt | None = None
+    """Longer pages are dropped, in characters. null: no limit."""
     web_rules: bool = False
+    """C4's rules on content: end marks, JavaScript, policies, lorem ipsum, curly brackets and citation marks."""
     max_word_length: PositiveInt | None = None
+    """Lines with a longer word are dropped, in characters between white space. null: no limit."""
     min_words_per_line: NonNegativeInt = 0
+    """Lines of fewer words are dropped. 0 turns it off."""
     min_sentences_per_page: NonNegativeInt = 0
+    """Pages of fewer sentences are dropped. 0 turns it off."""
     paragraphs: NonNegativeInt = 0
+    """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
+    off."""
     language: LanguageConfig = LanguageConfig(detector="none")
+    """Which languages to keep."""
     bad_words: list[str] = []
+    """Languages of the lists of bad words; a page with one of these words is dropped. [] turns it off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
+    """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,6 +22,7 @@ from data_pipeline.objectives import AnyObjective, Objective
 from data_pipeline.tokenizer import Tokenizer, load
 
 FORMAT_VERSION = 1
+DOCUMENTS = "documents/"
 _OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 
 

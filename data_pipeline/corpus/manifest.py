@@ -1,4 +1,4 @@
-"""The manifest of a finished corpus: shards, blocks, counts, checksums and lineage; and checks against its files."""
+"""Checks a finished corpus against its manifest."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,109 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.blocks import count_rows, decode_block
-from data_pipeline.corpus.corpus import FORMAT_VERSION, Blocks, Corpus
-from data_pipeline.execution.work_units import Finished
-from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
-from data_pipeline.foundation.code_version import code_version
+from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
+from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.progress import track
-from data_pipeline.sources import OPTIONS
-from data_pipeline.tokenizer import load
-
-_DOCUMENTS = "documents/"
-_BLOCK_SCHEMA = pa.schema(
-    [
-        ("split", pa.string()),
-        ("shard", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("first_row", pa.int64()),
-        ("rows", pa.int64()),
-        ("tokens", pa.int64()),
-        ("sha256", pa.string()),
-    ]
-)
-
-
-def write(config: CorpusConfig, corpus: Path, finished: dict[str, list[Finished]]) -> None:
-    """Writes blocks.parquet, then manifest.json, which completes the corpus. `finished`: the units of each stage."""
-    shards = finished["shards"]
-    tokenizer = load(corpus, config.tokenizer.layout)
-    rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
-    splits: dict[str, dict[str, Any]] = {}
-    for unit in shards:
-        split = splits.setdefault(unit.result["split"], {"rows": 0, "tokens": 0, "documents": 0, "shards": []})
-        for count in ("rows", "tokens", "documents"):
-            split[count] += unit.result[count]
-        ((name, output),) = unit.outputs.items()
-        split["shards"].append({"name": name, "rows": unit.result["rows"], **output})
-    blocks = [
-        {"split": unit.result["split"], "shard": next(iter(unit.outputs)), **block}
-        for unit in shards
-        for block in unit.result["blocks"]
-    ]
-    with atomic_path(corpus / "blocks.parquet") as path:
-        pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
-    identity = {
-        "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
-        "rows": rows,
-        "seed": config.seed,
-        "shards": [output["sha256"] for unit in shards for output in unit.outputs.values()],
-    }
-    write_json(
-        corpus / "manifest.json",
-        {
-            "format_version": FORMAT_VERSION,
-            "name": config.name,
-            "fingerprint": fingerprint(identity),
-            "seed": config.seed,
-            "tokenizer": tokenizer.describe(),
-            "rows": rows,
-            "splits": splits,
-            "inputs": [
-                {key: unit.result[key] for key in ("source", "file", "bytes", "sha256", "status")}
-                for unit in finished["documents"]
-                if unit.result["range"][0] == 0
-            ],
-            "config": lineage(config),
-            "documents": [
-                {"name": name, **output}
-                for stage in ("documents", "deduplicated")
-                for unit in finished.get(stage, [])
-                for name, output in unit.outputs.items()
-                if name.startswith(_DOCUMENTS)
-            ],
-            "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
-            "code_version": code_version(),
-        },
-    )
-
-
-def lineage(config: CorpusConfig) -> dict[str, Any]:
-    """The settings that the documents, the tokenizer and the shards were made with, defaults included.
-
-    It has no paths: the manifest's `inputs` list the files that were read, by name and checksum.
-    """
-    return {
-        "sources": [
-            {
-                **source.model_dump(include={"name", "format", "language"}),
-                "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
-                "cleaning": config.cleaning_of(source).model_dump(),
-            }
-            for source in config.sources
-        ],
-        "dedup": config.dedup.model_dump(),
-        "split": config.split.model_dump(),
-        "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
-        "shards": config.shards.model_dump(),
-        "bytes_per_unit": config.bytes_per_unit,
-        "characters_per_part": config.characters_per_part,
-    }
 
 
 def verify(corpus: Corpus) -> list[str]:
@@ -143,7 +44,7 @@ def verify(corpus: Corpus) -> list[str]:
 
 def has_documents(corpus: Corpus) -> bool:
     """Whether this copy of the corpus has its documents and its manifest lists them; old manifests don't."""
-    return "documents" in corpus.manifest and (corpus.directory / _DOCUMENTS).exists()
+    return "documents" in corpus.manifest and (corpus.directory / DOCUMENTS).exists()
 
 
 def _verify_file(path: Path, expected: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ class Clusters:
     """
 
     def __init__(self, least_pending: int = _LEAST_PENDING):
-        self.pairs = 0
         self._least_pending = least_pending
         self._forest = np.zeros((0, 2), dtype=np.uint64)  # a document, the first of its cluster
         self._pending: list[np.ndarray] = []
@@ -21,7 +20,6 @@ class Clusters:
 
     def join(self, pairs: np.ndarray) -> None:
         """Puts both documents of each pair into one cluster. `pairs`: (n, 2) uint64."""
-        self.pairs += len(pairs)
         self._waiting += len(pairs)
         self._pending.append(pairs)
         if self._waiting > max(self._least_pending, len(self._forest)):

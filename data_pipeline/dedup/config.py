@@ -8,25 +8,31 @@ from data_pipeline.foundation.config_file import Section
 
 
 class MinHashConfig(Section):
-    """Near-duplicates: the Jaccard similarity of their sets of `ngram` successive words is near `threshold` or more."""
+    """Near-duplicates, by the estimated Jaccard similarity of their sets of successive words."""
 
     threshold: float = Field(0.8, gt=0, lt=1)
+    """The similarity from which documents count as near-duplicates; near it, some are missed and some are taken."""
     permutations: PositiveInt = 128
+    """Hash values per document; more estimate the similarity better and take longer."""
     ngram: PositiveInt = 5
+    """Successive words in an element of a document's set."""
 
 
 class DedupConfig(Section):
-    """The kinds of duplicates to drop, in this order. `minhash: true` means its defaults.
-
-    `keys_per_bucket` bounds the memory that a task needs to compare keys: 70 bytes for each line, 120 for each URL.
-    """
+    """The kinds of duplicates to drop, in this order."""
 
     urls: Literal["newest"] | None = "newest"
+    """Which page of a URL is kept. null: all of them."""
     lines: bool = True
+    """Drop all copies of a line but one, whatever their case and the white space around them."""
     spans: bool = False
+    """Drop all copies but one of any three successive sentences, whatever their case and white space."""
     documents: bool = True
+    """Drop all copies of a text but one."""
     minhash: MinHashConfig | None = None
+    """Drop near-duplicates. true: with the defaults below. null or false turns it off."""
     keys_per_bucket: PositiveInt = 2**24
+    """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
 
     @field_validator("minhash", mode="before")
     @classmethod

@@ -103,14 +103,13 @@ class KeyBucket:
         return np.concatenate(tables), np.repeat(np.arange(len(files), dtype=np.uint64), counts)
 
 
-def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> int:
-    """Writes the losing `places` (n,) in `units` (n,), numbered below `count`, sorted by unit; returns their number."""
+def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> None:
+    """Writes the losing `places` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
     there = places >> np.uint64(32) != NOBODY
     units, places = units[there], places[there]
     order = np.lexsort((places, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
     _save({"losers": places[order], "starts": starts.astype(np.int64)}, path)
-    return len(places)
 
 
 def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:

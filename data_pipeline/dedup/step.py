@@ -11,7 +11,11 @@ Row = dict[str, Any]
 
 
 class Step(Protocol):
-    """`group`: number of key words that duplicates share; `order`: number of words that rank them, smallest first."""
+    """A step of deduplication.
+
+    `group` is the number of key words that duplicates share, `order` the number of words that rank them, smallest
+    first.
+    """
 
     group: int
     order: int

@@ -13,7 +13,7 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.json_file import read_sound_json
-from data_pipeline.sources.record import Input
+from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
 
@@ -108,26 +108,25 @@ def _printable(path: str | Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Input]:
-    """The pieces of `file`, one for each unit: byte ranges of a large multistream Wikipedia dump, else the whole file.
+def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
+    """The pieces of `file`, one for each unit: several for a large multistream Wikipedia dump, else the whole file.
 
     Finding the streams of a dump without its index takes as long as reading it, so the ranges are saved in `plans`.
     """
-    options = file.source.options
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:
-        return [Input(file.path, options=options)]
+        return [Range()]
     plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
-    cuts = read_sound_json(plan, list[tuple[int, int | None, int]])
+    cuts = read_sound_json(plan, list[Range])
     if cuts is None:
         index = index_of(file.path)
         exists = index != file.path and fsspec.core.url_to_fs(index)[0].exists(index)
         try:
             found = ranges(file.path, index if exists else None, bytes_per_unit)
+            cuts = [Range(cut.start, cut.stop, cut.first_ordinal) for cut in found]
         except DamagedInput:
-            found = [Input(file.path)]  # read from the start, it shows where the damage is
-        cuts = [(cut.start, cut.stop, cut.first_ordinal) for cut in found]
+            cuts = [Range()]  # read from the start, it shows where the damage is
         write_json(plan, cuts)
-    return [Input(file.path, start, stop, first_ordinal, options) for start, stop, first_ordinal in cuts]
+    return cuts
 
 
 def _until_magic(path: PurePosixPath) -> list[str]:

@@ -24,7 +24,7 @@ _tokens: dict[Path, str] = {}
 
 
 def claim(corpus: Path) -> None:
-    """Claims `corpus` for this process until it ends. Waits for workers that a killed build left behind.
+    """Claims `corpus` for this process until `release`. Waits for workers that a killed build left behind.
 
     Raises FailedError if another build is running, UserError if the corpus can't be written.
     """
@@ -46,6 +46,14 @@ def claim(corpus: Path) -> None:
     with (corpus / ".stages" / "workers").open("a") as file:
         _wait_for_former_workers(file.fileno(), corpus)
     _claimed[corpus] = descriptor
+
+
+def release(corpus: Path) -> None:
+    """Gives up this process's claim on `corpus`, if it has one, so that another process can build it."""
+    corpus = corpus.resolve()
+    _tokens.pop(corpus, None)
+    if (descriptor := _claimed.pop(corpus, None)) is not None:
+        os.close(descriptor)
 
 
 def begin(corpus: Path) -> str:

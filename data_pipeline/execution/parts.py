@@ -6,18 +6,18 @@ Each unit of the documents stage writes one or more parts, and every later stage
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.execution.work_units import Finished
+from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.text.document import Document
+from data_pipeline.text.tally import Tally
 
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
@@ -30,34 +30,43 @@ _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part as one stage passes it to the next.
+class WrittenPart:
+    """A part in the result of its unit.
 
-    `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `urls` is
-    the file with its `url_keys` URL keys, or "" where the config asks for none.
+    `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
+    counts them by split. `urls` is the file with its `url_keys` URL keys, or "" if the config asks for none.
     """
 
-    name: str
     path: str
-    checksums: list[str]
     source: str
     first_id: str
     text_bytes: int
     documents: dict[str, int]
-    urls: str
-    url_keys: int
+    urls: str = ""
+    url_keys: int = 0
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+    @property
+    def files(self) -> list[str]:
+        return [name for name in (self.path, self.urls) if name]
 
 
-def parts_of(units: list[Finished]) -> list[Part]:
+@dataclass(frozen=True, kw_only=True)
+class Part(WrittenPart):
+    """A part as one stage passes it to the next."""
+
+    checksums: list[str]
+
+
+def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
     """The parts that the `units` of a stage wrote, in order."""
     return [
-        Part(
-            name=Path(part["path"]).stem,
-            checksums=[unit.outputs[name]["sha256"] for name in (part["path"], part["urls"]) if name],
-            **part,
-        )
+        Part(**vars(part), checksums=[unit.outputs[name].sha256 for name in part.files])
         for unit in units
-        for part in unit.result["parts"]
+        for part in unit.result.parts
     ]
 
 
@@ -82,18 +91,47 @@ class Histograms:
 
     def end_part(self) -> None:
         """Forgets rare domains, so that memory grows with the part and not with the unit."""
-        self.domains = self._most_common(_DOMAINS_BETWEEN_PARTS)
+        self.domains = Counter(self.most_common_domains(_DOMAINS_BETWEEN_PARTS))
 
-    def as_json(self) -> dict[str, dict[str, int]]:
-        return {
-            "lengths": dict(self.lengths),
-            "languages": dict(self.languages),
-            "domains": dict(self._most_common(_DOMAINS_IN_RESULT)),
-        }
-
-    def _most_common(self, number: int) -> Counter[str]:
+    def most_common_domains(self, number: int = _DOMAINS_IN_RESULT) -> dict[str, int]:
         """The most frequent domains, sorted by count and then by name."""
-        return Counter(dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:number]))
+        return dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:number])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsResult(Result):
+    """The result of a unit that writes parts: counts by rule with examples of what was dropped, parts, histograms."""
+
+    counts: dict[str, int]
+    examples: dict[str, list[str]]
+    parts: list[WrittenPart]
+    lengths: dict[str, int]
+    languages: dict[str, int]
+    domains: dict[str, int]
+
+    @classmethod
+    def of(cls, counts: Tally, parts: list[WrittenPart], histograms: Histograms) -> "PartsResult":
+        return cls(
+            counts=dict(sorted(counts.items())),
+            examples=dict(sorted(counts.examples.items())),
+            parts=parts,
+            lengths=dict(histograms.lengths),
+            languages=dict(histograms.languages),
+            domains=histograms.most_common_domains(),
+        )
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """The documents of all parts by split."""
+        return dict(sum((Counter(part.documents) for part in self.parts), Counter()))
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(part.text_bytes for part in self.parts)
+
+    @property
+    def files(self) -> list[str]:
+        return [name for part in self.parts for name in part.files]
 
 
 class PartFile:
@@ -119,6 +157,10 @@ class PartFile:
         self._writer.write_table(pa.Table.from_pylist(self._group, SCHEMA))
         self._group, self._characters = [], 0
 
+    def describe(self, path: str, source: str, first_id: str, urls: str = "", url_keys: int = 0) -> WrittenPart:
+        documents = dict(sorted(self.documents.items()))
+        return WrittenPart(path, source, first_id, self.text_bytes, documents, urls, url_keys)
+
 
 @contextlib.contextmanager
 def part_file(path: Path) -> Iterator[PartFile]:
@@ -129,32 +171,9 @@ def part_file(path: Path) -> Iterator[PartFile]:
         part.flush()
 
 
-def describe(
-    corpus: Path, path: Path, file: PartFile, source: str, first_id: str, urls: Path | None = None, url_keys: int = 0
-) -> dict[str, Any]:
-    """The description of a part in its unit's result: `Part` without the fields that the commit adds."""
-    return {
-        "path": str(path.relative_to(corpus)),
-        "source": source,
-        "first_id": first_id,
-        "text_bytes": file.text_bytes,
-        "documents": dict(sorted(file.documents.items())),
-        "urls": str(urls.relative_to(corpus)) if urls else "",
-        "url_keys": url_keys,
-    }
-
-
-def totals(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Documents by split and bytes of text over all described `parts` of a unit."""
-    documents: Counter[str] = Counter()
-    for part in parts:
-        documents.update(part["documents"])
-    return {"documents": dict(sorted(documents.items())), "text_bytes": sum(part["text_bytes"] for part in parts)}
-
-
 def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
     """Removes the parts in `folder` that aren't in `parts`: an attempt under another config may have written more."""
-    known = {name for part in parts for name in (part.path, part.urls)}
+    known = {name for part in parts for name in part.files}
     for path in (corpus / folder).glob("part-*"):
         if path.suffix in (".parquet", ".safetensors") and str(path.relative_to(corpus)) not in known:
             path.unlink()

@@ -1,4 +1,7 @@
-"""Ray as units use it: starts or joins a cluster, and applies a function to inputs on free workers."""
+"""Ray as units use it: starts or joins a cluster, and applies a function to inputs on free workers.
+
+Call `ray_environment.prepare` before importing this module.
+"""
 
 import contextlib
 import logging
@@ -11,22 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
-# Ray prints pages about every lost worker; our own messages have what matters.
-_OF_LOST_WORKERS = (
-    "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
-    r"|how to address the out of memory issue|^\s*$"
-)
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)  # Ray reads these two on import
-os.environ.setdefault("RAY_task_oom_retries", str(_RETRIES))
+import ray
+import ray.data.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import ray  # noqa: E402
-import ray.data.exceptions  # noqa: E402
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
-
-from data_pipeline.config import RayConfig  # noqa: E402
-from data_pipeline.execution import ownership  # noqa: E402
-from data_pipeline.foundation.errors import FailedError  # noqa: E402
+from data_pipeline.config import RayConfig
+from data_pipeline.execution import ownership
+from data_pipeline.execution.ray_environment import RETRIES
+from data_pipeline.foundation.errors import FailedError
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
@@ -67,10 +62,10 @@ def start(config: RayConfig, corpus: Path, token: str) -> None:
 
 
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
-    """(name, `function` of the input) for each of `inputs` by name, as they finish.
+    """Applies `function` to each of `inputs`; yields (name, result) as they finish.
 
     Each input is a separate row, so that what a worker gets doesn't grow with the number of inputs. If a worker or node
-    is lost, its input is retried elsewhere, up to `_RETRIES` times. The last try gets a whole node to itself, which
+    is lost, its input is retried elsewhere, up to `RETRIES` times. The last try gets a whole node to itself, which
     helps if only several units at once fill the memory. After that the input is `Lost`.
 
     Raises FailedError, which says that `what` failed, if Ray gives up.
@@ -82,10 +77,9 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
     rows = [{"name": name, "input": text} for name, text in inputs.items()]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # Ray 2.60 has no other way to bound retries than the one it will replace in 2.64
-        dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=_RETRIES)
+        # Ray 2.64 will remove arguments like `max_retries`, but 2.60 has no other way to bound retries
+        warnings.simplefilter("ignore")
+        dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=RETRIES)
     left = dict(inputs)
     try:
         for row in dataset.iter_rows():

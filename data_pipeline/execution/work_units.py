@@ -6,87 +6,127 @@ is written last and commits it: it has the fingerprint of the unit's inputs, its
 """
 
 import errno
-import json
 import os
 import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership
+from data_pipeline.execution import ownership, ray_environment
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import counted, track
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One piece of work. `spec` is the worker's argument, as JSON; `inputs` fingerprints all its result depends on.
+class Result:
+    """What a unit's work returns: each stage that counts something has its own."""
+
+    @property
+    def files(self) -> list[str]:
+        """The outputs that weren't known when the unit was planned."""
+        return []
+
+
+Spec = TypeVar("Spec")
+ResultType = TypeVar("ResultType", bound=Result, covariant=True)
+
+
+@dataclass(frozen=True)
+class Unit(Generic[Spec]):
+    """One piece of work. `spec` is the worker's argument; `inputs` fingerprints all that its result depends on.
 
     A spec's size must not grow with the number of units: long lists are passed as files (`name_lists`).
 
-    `outputs` are the files it writes, relative to the corpus directory. A unit that doesn't know them beforehand lists
-    them as `parts` in its result. `bytes` is the size of its input, for the progress display.
+    `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
+    beforehand. `bytes` is the size of its input, for the progress display.
     """
 
     name: str
-    spec: Json
+    spec: Spec
     inputs: str
     outputs: tuple[str, ...] = ()
     bytes: int = 0
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
-    `way_out` says which setting of the corpus file reduces a unit's memory.
+    Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
+    of the corpus file reduces a unit's memory.
     """
 
     name: str
     version: int
-    work: Callable[[Path, Json], Json]
+    work: Callable[[Path, Spec], ResultType]
     way_out: str
+
+    def fingerprint(self, unit: Unit[Spec]) -> str:
+        return fingerprint([self.name, self.version, unit.inputs])
+
+    @property
+    def unit(self) -> Any:
+        """The type of this stage's units."""
+        return Unit[get_type_hints(self.work)["spec"]]  # type: ignore[misc]
+
+    @property
+    def finished(self) -> Any:
+        """The type of its finished units."""
+        return Finished[get_type_hints(self.work)["return"]]  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Finished:
+class Output:
+    """A file that a unit has written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Finished(Generic[ResultType]):
     """A committed unit: its counts, the sha256 of each output, and the core-seconds it took."""
 
     name: str
     fingerprint: str
-    result: Json
-    outputs: dict[str, Json]
+    result: ResultType
+    outputs: dict[str, Output]
     seconds: float
 
     @property
     def checksums(self) -> list[str]:
-        return [output["sha256"] for output in self.outputs.values()]
+        return [output.sha256 for output in self.outputs.values()]
 
 
-_FINISHED = TypeAdapter(Finished)
+@dataclass(frozen=True)
+class _Failed:
+    name: str
+    error: str
+    exit_code: int = FailedError.exit_code
 
 
-def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) -> list[Finished]:
+def run(
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+) -> list[Finished[ResultType]]:
     """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
 
     A failed unit doesn't stop the others. At the end raises FailedError, with one line for each failure.
     """
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
-    wanted = {unit.name: fingerprint([stage.name, stage.version, unit.inputs]) for unit in units}
-    done = {unit.name: _committed(corpus, stage.name, unit.name) for unit in units}
-    reasons = {unit.name: _why_redo(corpus, done[unit.name], wanted[unit.name]) for unit in units}
+    kind = stage.finished
+    done = {unit.name: _committed(_sidecar(corpus, stage.name, unit.name), kind) for unit in units}
+    reasons = {unit.name: _why_redo(corpus, done[unit.name], stage.fingerprint(unit)) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if not units:  # print nothing for a stage that this config doesn't use
@@ -98,31 +138,31 @@ def run(stage: Stage, units: list[Unit], corpus: Path, ray_config: RayConfig) ->
         print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
         errors = []
         sizes = {unit.name: unit.bytes for unit in todo}
-        size = (lambda row: sizes[row["name"]]) if all(sizes.values()) else None
+        size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
         notes = _notes(corpus, stage.name)
         shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
         notes.mkdir(parents=True, exist_ok=True)
-        rows = _on_ray(stage, todo, wanted, corpus, ray_config)
+        rows = _on_ray(stage, todo, corpus, ray_config)
         for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
-            if "error" in row:
-                errors.append((row["exit_code"], row["error"]))
+            if isinstance(row, _Failed):
+                errors.append(row)
             else:
-                done[row["name"]] = Finished(**row)
+                done[row.name] = row
         shutil.rmtree(notes, ignore_errors=True)
         if errors:
             _raise(errors)
-    _forget_others(corpus, stage.name, set(wanted))
+    _forget_others(corpus, stage.name, done.keys())
     return [finished for unit in units if (finished := done[unit.name]) is not None]
 
 
-def _why_redo(corpus: Path, finished: Finished | None, wanted: str) -> str:
+def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> str:
     if finished is None:
         return "new"
     if finished.fingerprint != wanted:
         return "input or config changed"
     for name, output in finished.outputs.items():
         path = corpus / name
-        if not path.exists() or path.stat().st_size != output["bytes"]:
+        if not path.exists() or path.stat().st_size != output.bytes:
             return "output missing or cut"
     return ""
 
@@ -133,7 +173,7 @@ def forget_damaged(corpus: Path) -> list[str]:
     Reads every file of every stage. Returns the names of the damaged files, relative to `corpus`.
     """
     sidecars = sorted((corpus / ".stages").glob("*/*.json"))
-    found = [(sidecar, _committed(corpus, sidecar.parent.name, sidecar.stem)) for sidecar in sidecars]
+    found = [(sidecar, _committed(sidecar, Finished[Result])) for sidecar in sidecars]
     written = [
         (sidecar, name, output)
         for sidecar, finished in found
@@ -151,15 +191,15 @@ def forget_damaged(corpus: Path) -> list[str]:
     return damaged
 
 
-def _is_whole(path: Path, output: Json) -> bool:
-    return path.is_file() and path.stat().st_size == output["bytes"] and sha256(path) == output["sha256"]
+def _is_whole(path: Path, output: Output) -> bool:
+    return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
 
 
-def _committed(corpus: Path, stage: str, unit: str) -> Finished | None:
+def _committed(sidecar: Path, kind: type[Finished[ResultType]]) -> Finished[ResultType] | None:
     """The unit recorded in its sidecar, or None if the sidecar is missing or damaged: the work is then done again."""
     try:
-        return _FINISHED.validate_json(_sidecar(corpus, stage, unit).read_bytes(), strict=True)
-    except (FileNotFoundError, ValidationError):
+        return parse_json(sidecar.read_bytes(), kind, sidecar)
+    except (FileNotFoundError, FailedError):
         return None
 
 
@@ -172,70 +212,70 @@ def _notes(corpus: Path, stage: str) -> Path:
     return corpus / ".stages" / "progress" / stage
 
 
-def _forget_others(corpus: Path, stage: str, names: set[str]) -> None:
+def _forget_others(corpus: Path, stage: str, names: Collection[str]) -> None:
     """Removes sidecars and outputs of units that are no longer in the plan."""
     for sidecar in (corpus / ".stages" / stage).glob("*.json"):
         if sidecar.stem not in names:
-            stale = _committed(corpus, stage, sidecar.stem)
+            stale = _committed(sidecar, Finished[Result])
             sidecar.unlink()
             for name in stale.outputs if stale else ():
                 (corpus / name).unlink(missing_ok=True)
 
 
-def _perform(stage: Stage, unit: Unit, wanted: str, corpus: Path, token: str) -> Json:
-    """Runs in a worker: does the work and commits it. Returns the committed row, or the error."""
+def _perform(
+    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str
+) -> Finished[ResultType] | _Failed:
+    """Runs in a worker: does the work and commits it."""
     started = time.process_time()
     try:
         with ownership.at_work(corpus, token), progress.noted_in(_notes(corpus, stage.name) / unit.name):
             result = stage.work(corpus, unit.spec)
-            parts = [name for part in result.get("parts", ()) for name in (part["path"], part["urls"]) if name]
             outputs = {
-                name: {"bytes": (corpus / name).stat().st_size, "sha256": sha256(corpus / name)}
-                for name in (*unit.outputs, *parts)
+                name: Output((corpus / name).stat().st_size, sha256(corpus / name))
+                for name in (*unit.outputs, *result.files)
             }
-            finished = Finished(unit.name, wanted, result, outputs, round(time.process_time() - started, 3))
-            write_json(_sidecar(corpus, stage.name, unit.name), asdict(finished))
-            return asdict(finished)
+            seconds = round(time.process_time() - started, 3)
+            finished = Finished(unit.name, stage.fingerprint(unit), result, outputs, seconds)
+            write_json(_sidecar(corpus, stage.name, unit.name), finished)
+            return finished
     except UserError as error:
-        return {"name": unit.name, "error": str(error), "exit_code": error.exit_code}
+        return _Failed(unit.name, str(error), error.exit_code)
     except OSError as error:
         if error.errno == errno.ENOMEM:
-            return _failure(stage, unit.name, f"out of memory on {socket.gethostname()}")
+            return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             return _bug(stage, unit, corpus, error)
-        message = f"{corpus}: {os.strerror(error.errno)}; what is finished is kept"
-        return {"name": unit.name, "error": message, "exit_code": 1}
+        return _Failed(unit.name, f"{corpus}: {os.strerror(error.errno)}; what is finished is kept")
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
-        return _failure(stage, unit.name, reason)
+        return _out_of_memory(stage, unit.name, reason)
     except Exception as error:
         return _bug(stage, unit, corpus, error)
 
 
-def _failure(stage: Stage, unit: str, reason: str) -> Json:
-    """The row of a unit that ran out of memory."""
+def _out_of_memory(stage: Stage, unit: str, reason: str) -> _Failed:
     way_out = f"{stage.way_out}, or use a machine with more memory"
-    message = f"{stage.name}: unit {unit}: {reason}; {way_out}; what is finished is kept"
-    return {"name": unit, "error": message, "exit_code": FailedError.exit_code}
+    return _Failed(unit, f"{stage.name}: unit {unit}: {reason}; {way_out}; what is finished is kept")
 
 
-def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Json:
-    """The row of a unit that failed unexpectedly. Saves the traceback for a bug report and names its file."""
+def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> _Failed:
+    """Saves the traceback of an unexpected error for a bug report, and names its file."""
     path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
     write_bytes(path, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    message = f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})"
-    return {"name": unit.name, "error": message, "exit_code": 1}
+    return _Failed(unit.name, f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})")
 
 
-def _raise(errors: list[tuple[int, str]]) -> None:
-    message = "\n".join(dict.fromkeys(text for _, text in errors))
-    raise UserError(message) if max(code for code, _ in errors) == UserError.exit_code else FailedError(message)
+def _raise(errors: list[_Failed]) -> None:
+    message = "\n".join(dict.fromkeys(failed.error for failed in errors))
+    user_error = max(failed.exit_code for failed in errors) == UserError.exit_code
+    raise UserError(message) if user_error else FailedError(message)
 
 
 def _on_ray(
-    stage: Stage, todo: list[Unit], wanted: dict[str, str], corpus: Path, ray_config: RayConfig
-) -> Iterator[Json]:
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+) -> Iterator[Finished[ResultType] | _Failed]:
+    ray_environment.prepare()
     from data_pipeline.execution import ray_cluster
 
     corpus = corpus.resolve()
@@ -243,9 +283,12 @@ def _on_ray(
     ray_cluster.start(ray_config, corpus, token)
 
     def perform(row: str) -> str:
-        unit, made_from = json.loads(row)
-        return json.dumps(_perform(stage, Unit(**unit), made_from, corpus, token))
+        return to_json(_perform(stage, parse_json(row, stage.unit, stage.name), corpus, token)).decode()
 
-    rows = {unit.name: json.dumps([asdict(unit), wanted[unit.name]]) for unit in todo}
+    rows = {unit.name: to_json(unit).decode() for unit in todo}
+    kind = stage.finished | _Failed
     for name, answer in ray_cluster.each(perform, rows, stage.name):
-        yield _failure(stage, name, answer.reason) if isinstance(answer, ray_cluster.Lost) else json.loads(answer)
+        if isinstance(answer, ray_cluster.Lost):
+            yield _out_of_memory(stage, name, answer.reason)
+        else:
+            yield parse_json(answer, kind, stage.name)

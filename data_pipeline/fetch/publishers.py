@@ -1,4 +1,4 @@
-"""Where files are published."""
+"""The addresses of the publishers."""
 
 COMMON_CRAWL = "https://data.commoncrawl.org/"
 HUGGING_FACE = "https://huggingface.co/"

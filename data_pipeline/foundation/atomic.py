@@ -1,4 +1,4 @@
-"""Atomic writes: a file appears whole or not at all (unique temporary name, flush, fsync, rename)."""
+"""Atomic writes: a file or directory appears whole or not at all (unique temporary name, flush, fsync, rename)."""
 
 import contextlib
 import hashlib
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from data_pipeline.foundation.errors import UserError
+
 TEMPORARY_SUFFIX = ".tmp"
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -18,12 +20,10 @@ _BYTES_AT_A_TIME = 1 << 20
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    temporary = hidden(path)
     try:
         yield temporary
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
+        reveal(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -35,13 +35,46 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A hidden directory beside `path`, renamed to `path` when the block succeeds and removed when it raises.
+
+    Raises UserError if `path` exists and isn't an empty directory.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: exists already; choose another directory")
+    temporary = hidden(path)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            flush(file)
+        reveal(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def hidden(path: Path, token: str | None = None) -> Path:
+    """The temporary name beside `path` with this token, or with a unique one. `remove_leftovers` finds it."""
+    return path.with_name(f".{path.name}.{token or uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+
+
+def reveal(temporary: Path, path: Path) -> None:
+    """Renames a finished file or directory to `path`, with both on the disk when this returns."""
+    flush(temporary)
+    temporary.replace(path)
+    flush(path.parent)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     with atomic_file(path) as file:
         file.write(content)
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    """Writes `value`, in which dataclasses and sections of configs stand for their fields."""
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False, default=_fields) + "\n").encode())
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -67,8 +100,15 @@ def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """The sha256 of `value` as canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """The sha256 of `value` as canonical JSON, in which dataclasses and sections of configs stand for their fields."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _fields(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python  # slow to import
+
+    return to_jsonable_python(value)
 
 
 def flush(path: Path) -> None:

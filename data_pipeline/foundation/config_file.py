@@ -3,15 +3,15 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from yaml import YAMLError
 
 import data_pipeline
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import key_meanings, paths
 from data_pipeline.foundation.errors import UserError
 
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
@@ -22,14 +22,17 @@ _KINDS = {"objective": "name", "optimizer": "name", "schedule": "name", "model":
 
 
 class Section(BaseModel):
-    """A part of a config file. Unknown keys are errors; values keep their types ("5" is not a number)."""
+    """A part of a config file. Unknown keys are errors; values keep their types ("5" is not a number).
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    The docstring below a field says what its key means. It is part of messages and of docs/reference.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)
-LocalPath = Annotated[str, AfterValidator(paths.local)]
-Location = Annotated[str, AfterValidator(paths.location)]  # a local path or a fsspec URL
+LocalPath = Annotated[str, AfterValidator(paths.local), WithJsonSchema({"type": "string", "format": "path"})]
+Location = Annotated[str, AfterValidator(paths.location), WithJsonSchema({"type": "string", "format": "path or URL"})]
 
 
 def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
@@ -64,9 +67,17 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problems = [_describe(dict(problem), schema) for problem in error.errors()]
-        lines = [line for problem in problems for line in problem.splitlines()]
-        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
+        raise UserError("\n".join(f"{path}: {line}" for line in problems(error, schema))) from None
+
+
+def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
+    """One line for each problem that `schema` has found, beginning with its key."""
+    first: dict[str, tuple[dict[str, Any], _Place]] = {}  # a value that may have several types has a problem for each
+    reported: list[dict[str, Any]] = [dict(problem) for problem in error.errors()]
+    for problem in reported:
+        place = _walk(schema, problem["loc"])
+        first.setdefault(place.key, (problem, place))
+    return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
@@ -96,7 +107,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
-    """Empties sections of `config` that `update` makes another kind of: their keys are none of the new kind's."""
+    """Empties the sections of `config` whose kind `update` changes: the old kind's keys don't apply to the new one."""
     for key, value in update.items_ex(resolve=False):
         if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
             continue
@@ -110,45 +121,83 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _describe(problem: dict[str, Any], schema: type[BaseModel]) -> str:
-    location, _ = _walk(schema, problem["loc"])
-    key = ".".join(location)
+def _describe(key: str, problem: dict[str, Any], place: "_Place", schema: type[BaseModel]) -> str:
+    """What is wrong with `key`: one line, or several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
-        above, candidates = _walk(schema, parents)
-        known = [field for candidate in candidates for field in candidate.model_fields]
+        above = _walk(schema, parents)
+        known = [field for candidate in above.sections for field in candidate.model_fields]
         nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
+        hint = f"; nearest valid key: {'.'.join([*above.names, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
-    if problem["type"] == "missing":
-        return f"{key}: missing"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return "\n".join(f"{key}: {line}" if key else line for line in message.splitlines())
-    return f"{key}: {message[0].lower() + message[1:]}, got {problem['input']!r}"
+    if problem["type"] == "union_tag_not_found":
+        return f"{key}.{problem['ctx']['discriminator']}: missing".replace("'", "")
+    if problem["type"] == "union_tag_invalid":
+        kind, known_kinds = (problem["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
+        return f"{key}.{kind}: expected one of {known_kinds}, got {problem['ctx']['tag']!r}"
+    means = f" ({brief})" if (brief := key_meanings.in_brief(place.meaning)) else ""
+    if problem["type"] == "missing":
+        return f"{key}: missing{means}"
+    expected = f"expected {place.values}" if place.is_field else message[:1].lower() + message[1:]
+    return f"{key}: {expected}, got {problem['input']!r}{means}"
 
 
-def _walk(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[type[BaseModel]]]:
-    """(keys as the file spells them, sections that are possible there); looks inside lists, optionals and unions.
+class _Place(NamedTuple):
+    """A place in a config file: its keys as the file spells them, the sections that are possible there, and the field
+    that it is or lies in, as (section, key)."""
 
-    For a section with several kinds, pydantic's location includes the name of the kind, which is no key of the file.
+    names: list[str]
+    sections: list[type[BaseModel]]
+    field: tuple[type[BaseModel], str] | None
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.names)
+
+    @property
+    def meaning(self) -> str:
+        return key_meanings.meaning(*self.field) if self.field else ""
+
+    @property
+    def is_field(self) -> bool:
+        """Whether the place is the field itself, not an item of its list."""
+        return self.field is not None and self.names[-1] == self.field[1]
+
+    @property
+    def values(self) -> str:
+        """The values that the field takes, in words."""
+        section, key = self.field or (Section, "")
+        return key_meanings.values(section.model_json_schema()["properties"][key])
+
+
+def _walk(schema: type[BaseModel], location: Sequence[Any]) -> _Place:
+    """The place of a problem that pydantic has found at `location`; looks inside lists, optionals and unions.
+
+    Pydantic's location also includes the name of the kind of a section that has several kinds, and the type that was
+    tried for a value that may have several types. Neither is a key of the file.
     """
-    keys: list[str] = []
-    candidates: list[type[BaseModel]] = [schema]
+    names: list[str] = []
+    sections: list[type[BaseModel]] = [schema]
+    field: tuple[type[BaseModel], str] | None = None
     for part in location:
-        following = [
-            model
-            for candidate in candidates
-            if part in candidate.model_fields
-            for model in _models_in(candidate.model_fields[part].annotation)
-        ]
-        kinds = [candidate for candidate in candidates if part in _kinds(candidate)]
-        if kinds and not any(part in candidate.model_fields for candidate in candidates):
-            candidates = kinds
+        holders = [section for section in sections if part in section.model_fields]
+        if holders:
+            field = (holders[0], part)
+            sections = [model for holder in holders for model in _models_in(holder.model_fields[part].annotation)]
+        elif kinds := [section for section in sections if part in _kinds(section)]:
+            sections = kinds
             continue
-        keys.append(str(part))
-        candidates = following or candidates  # an index into a list is no field
-    return keys, candidates
+        elif part == "[key]" or (not sections and field and not isinstance(part, int) and not _is_mapping(*field)):
+            break
+        names.append(str(part))
+    return _Place(names, sections, field)
+
+
+def _is_mapping(section: type[BaseModel], key: str) -> bool:
+    return get_origin(section.model_fields[key].annotation) is dict
 
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:

@@ -51,7 +51,7 @@ def read_sound_json(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def parse_json(content: bytes, kind: type[T], path: Path) -> T:
+def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
     """Like `read_json`, for content already read from `path`."""
     try:
         return _adapter(cast(Any, kind)).validate_json(content, strict=True)

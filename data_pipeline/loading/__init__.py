@@ -1,1 +1,1 @@
-"""Shards to batches: order by arithmetic, so that the state is a position."""
+"""From shards to batches. The order is computed, so a position is the whole state."""

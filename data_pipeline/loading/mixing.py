@@ -35,6 +35,13 @@ class Mixture:
         before = np.bincount(self._owner[:rest], minlength=len(self._counts))
         return (cycles * self._counts + before).tolist()
 
+    def miscount(self, consumed: list[int], position: int) -> str | None:
+        """How `consumed` rows of each corpus differ from those before `position`; None if they are the same."""
+        expected = self.consumed(position)
+        if consumed == expected:
+            return None
+        return f"{consumed} rows consumed, one number for each corpus, expected {expected} at position {position}"
+
     def deal(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus (n,), position within that corpus's sequence (n,)) for each of `positions` (n,)."""
         cycles, rest = np.divmod(positions, self._cycle)

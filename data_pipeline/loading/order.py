@@ -1,4 +1,4 @@
-"""The order of training: position -> row, by arithmetic.
+"""The order of training: the row at each position is computed, not stored.
 
 In each epoch the blocks are permuted by (seed, epoch) and concatenated. That sequence of rows is cut into `lanes` equal
 ranges, which are read in turn: neighbours in a batch come from different blocks. The ranges begin at different places

@@ -76,11 +76,8 @@ class StreamState:
         """Raises UserError, with a line for each difference, if this state belongs to another stream."""
         if problems := differences(self.identity, stream.identity):
             raise UserError("\n".join(f"the data state belongs to another stream: {line}" for line in problems))
-        if self.consumed != stream.mixture.consumed(self.position):
-            raise UserError(
-                f"the data state is inconsistent: it has {self.consumed} rows consumed per corpus, expected "
-                f"{stream.mixture.consumed(self.position)} at position {self.position}"
-            )
+        if problem := stream.mixture.miscount(self.consumed, self.position):
+            raise UserError(f"the data state is inconsistent: {problem}")
 
     def places(self, corpus: Corpus, split: str) -> list[int]:
         """Numbers of the blocks of `corpus` that were skipped."""

@@ -11,10 +11,8 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 
 class CausalLM(Objective):
-    """Settings of causal language modelling, for models whose inputs and targets are equally long.
-
-    `length` is the number of tokens of the inputs and of the targets. There are no marks or masks: the targets are the
-    inputs shifted by one token, for decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
+    """Causal language modelling: the targets are the inputs shifted by one token, without marks or masks. For
+    decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
 
         row      Thank you for inviting me
         inputs   Thank you for inviting
@@ -23,6 +21,7 @@ class CausalLM(Objective):
 
     name: Literal["causal_lm"] = "causal_lm"
     length: PositiveInt = 1024
+    """Tokens of the inputs and of the targets."""
 
     @property
     def raw_length(self) -> int:

@@ -19,7 +19,7 @@ _INDEX_BITS = 20  # the lowest bits of a random number hold a position; the othe
 
 
 class Denoising(Objective):
-    """Settings of BART's noising: the encoder reads a noised row, the decoder writes the original row.
+    """BART's noising: the encoder reads a noised row, the decoder writes the original row.
 
     Worked example, with `<s>` and `</s>` for the marks and "." as part of the word before it: two sentences change
     places; 4 of 11 words are noised, in spans of three and one; an empty span adds a mask.
@@ -33,21 +33,17 @@ class Denoising(Objective):
     1. ⌈`permute_sentence_ratio` · sentences⌉ of a row's sentences, chosen at random, change places with one another.
        A sentence ends at a token of `vocabulary.sentence_ends` or at the row's last token, unless the token before it
        is also one of `sentence_ends`. As in the reference, tokens after a row's last sentence stay in place.
-    2. Spans with ⌈`mask_ratio` · words⌉ words in all are noised. Each starts at a different random word.
-       `span_length` chooses the words of a span: a number from a Poisson distribution with mean `poisson_lambda`,
-       always one, or always one token ("subword"). Overlapping spans merge and the row's end cuts them, so that at the
-       defaults 27 % of the words are noised, not 30 %. Tokens before the first word start are never noised.
-       `replace_length` chooses what replaces a span: one mask (1, text infilling), nothing (0, token deletion) or one
-       mask for each of its tokens (-1, token masking). Empty spans are masks inserted at random places, whatever
+    2. Spans with ⌈`mask_ratio` · words⌉ words in all are noised. Each starts at a different random word. Overlapping
+       spans merge and the row's end cuts them, so that at the defaults 27 % of the words are noised, not 30 %. Tokens
+       before the first word start are never noised. Empty spans are masks inserted at random places, whatever
        `replace_length`. With probability `random_ratio` a span's masks are random tokens of the text instead.
     3. ⌈`insert_ratio` · length⌉ tokens are inserted at random places: ⌈`random_ratio` · their number⌉ random tokens,
        the others masks. Empty spans are divided in the same way, so that a row's only empty span becomes a random
        token, as in the reference, unless `random_ratio` is 0.
     4. With `rotate_probability` a row is rotated to begin with any of its tokens.
 
-    `length` is the maximum number of tokens of the encoder's input, marks included. Masks for empty spans are left out
-    if they would make a row longer than `raw_length`. This is rare, unless nothing is deleted (-1) or `poisson_lambda`
-    is near 1.
+    Masks for empty spans are left out if they would make a row longer than `raw_length`. This is rare, unless nothing
+    is deleted (-1) or `poisson_lambda` is near 1.
 
     Unlike in the reference, random tokens are never special tokens, ⌈ ⌉ rounds the exact product where floats would
     give one more, and "subword" can be combined with -1.
@@ -55,14 +51,25 @@ class Denoising(Objective):
 
     name: Literal["denoising"] = "denoising"
     length: int = Field(512, ge=3, le=1 << _INDEX_BITS)
+    """The most tokens of the encoder's input, marks included."""
     mask_ratio: float = Field(0.3, ge=0, lt=1)
+    """The share of a row's words in noised spans. 0 turns it off."""
     span_length: Literal["span_poisson", "word", "subword"] = "span_poisson"
+    """What a span is. `span_poisson`: words, as many as a Poisson distribution gives. `word`: one word. `subword`: one
+    token."""
     poisson_lambda: float = Field(3.5, ge=1, le=16)  # from 16.2 on the reference's table has length 0 only
+    """Mean of the Poisson distribution, in words."""
     replace_length: Literal[1, 0, -1] = 1
+    """What replaces a span. 1: one mask (text infilling). 0: nothing (token deletion). -1: a mask for each of its
+    tokens (token masking)."""
     random_ratio: float = Field(0.1, ge=0, le=1)
+    """The share of the masks that are random tokens of the text instead."""
     insert_ratio: float = Field(0.0, ge=0, lt=1)
+    """Tokens inserted at random places, as a share of the row's length. 0 turns it off."""
     permute_sentence_ratio: float = Field(1.0, ge=0, le=1)
+    """The share of a row's sentences that change places with one another. 0 turns it off."""
     rotate_probability: float = Field(0.0, ge=0, le=1)
+    """Probability that a row is rotated to begin with any of its tokens. 0 turns it off."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> "Denoising":

@@ -17,10 +17,7 @@ _OVERFLOW = 1e-6
 
 
 class IidDenoising(Objective):
-    """Settings of i.i.d. denoising.
-
-    `inputs_length` is the maximum number of tokens of the encoder's input, end mark included. Each token is masked with
-    probability `noise_density`, independently of all others.
+    """I.i.d. denoising: each token is masked independently of all others.
 
     Each run of masked tokens becomes one sentinel, as in span corruption with a rolled mask: inputs and targets each
     number their own runs, and a run of tokens on one side is a sentinel on the other.
@@ -37,7 +34,9 @@ class IidDenoising(Objective):
 
     name: Literal["iid_denoising"] = "iid_denoising"
     inputs_length: int = Field(512, ge=2)
+    """The most tokens of the encoder's input, end mark included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
+    """Probability that a token is masked."""
 
     @property
     def raw_length(self) -> int:

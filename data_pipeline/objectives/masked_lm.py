@@ -14,12 +14,10 @@ _CHOICE, _REPLACEMENT = 0, 1  # streams of random numbers
 
 
 class MaskedLM(Objective):
-    """Settings of masked language modelling and of optional next-sentence prediction.
+    """Masked language modelling and optional next-sentence prediction. Of the tokens to predict some become the mask
+    token, some a random text token, and the rest stay.
 
-    `length` is the maximum number of tokens of the inputs, special tokens included. `mask_ratio` is the exact share of
-    a row's text tokens that are predicted, rounded, and at least one token. Of these, `mask_share` become the mask
-    token, `random_share` a random text token, and the rest stay. The targets are the whole row; `predicted` marks those
-    that have a loss.
+    The targets are the whole row; `predicted` marks those that have a loss.
 
         row        Thank you for inviting me to your party
         inputs     [CLS] Thank [MASK] for inviting me banana your party [SEP]
@@ -41,11 +39,17 @@ class MaskedLM(Objective):
 
     name: Literal["masked_lm"] = "masked_lm"
     length: int = Field(512, ge=3)
+    """The most tokens of the inputs, special tokens included."""
     mask_ratio: float = Field(0.15, gt=0, lt=1)
+    """The exact share of a row's text tokens that are predicted, rounded, and at least one token."""
     mask_share: float = Field(0.8, ge=0, le=1)
+    """The share of the predicted tokens that become the mask token."""
     random_share: float = Field(0.1, ge=0, le=1)
+    """The share of the predicted tokens that become a random text token."""
     whole_words: bool = False
+    """Predict all tokens of a word or none."""
     next_sentence: bool = False
+    """Rows are two texts, and the model also predicts whether the second follows the first."""
 
     @model_validator(mode="after")
     def _shares_and_texts_fit(self) -> "MaskedLM":

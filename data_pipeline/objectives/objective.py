@@ -66,6 +66,7 @@ class Objective(Section):
     """Settings of an objective, identified by `name`."""
 
     name: str
+    """The objective."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -14,12 +14,9 @@ _SPLIT = 0  # stream of random numbers
 
 
 class PrefixLM(Objective):
-    """Settings of prefix language modelling: a row is split at random, and both parts get an end mark.
+    """Prefix language modelling: a row is split at random, and both parts get an end mark.
 
-    `length` is the maximum number of tokens of the encoder's input, end mark included, and the length of a row.
-    `noise_density` is the mean share of the row that goes to the decoder, whose part is uniform over 1 …
-    2·density·length − 1 tokens. 0.5 is T5's split, uniform over the whole row; UL2's S-denoiser has 0.25 (Tay et al.
-    2022, table 1).
+    The decoder's part is uniform over 1 … 2 · `noise_density` · `length` − 1 tokens.
 
         row      Thank you for inviting me to your party last week
         inputs   Thank you for inviting me to your </s>
@@ -39,8 +36,12 @@ class PrefixLM(Objective):
 
     name: Literal["prefix_lm"] = "prefix_lm"
     length: int = Field(512, ge=2)
+    """The most tokens of the encoder's input, end mark included; also the length of a row, unless rows are packed."""
     packed: bool = False
+    """Rows hold two examples, which together fill inputs and targets without padding."""
     noise_density: float = Field(0.5, gt=0, le=0.5)
+    """The mean share of the row that goes to the decoder. T5: 0.5, a split uniform over the whole row. UL2's S-denoiser
+    (Tay et al. 2022, table 1): 0.25."""
 
     @model_validator(mode="after")
     def _is_packable(self) -> "PrefixLM":
@@ -96,17 +97,16 @@ class PrefixLM(Objective):
 
 
 class FullLM(Objective):
-    """Settings of language modelling without a prefix: the encoder sees only an end mark (T5's `full_lm`).
+    """Language modelling without a prefix: the encoder sees only an end mark (T5's `full_lm`).
 
-    `length` is the number of tokens of the targets, end mark included.
-
-        row      Thank you for inviting me
-        inputs   </s>
-        targets  Thank you for inviting me </s>
+    row      Thank you for inviting me
+    inputs   </s>
+    targets  Thank you for inviting me </s>
     """
 
     name: Literal["full_lm"] = "full_lm"
     length: int = Field(512, ge=2)
+    """Tokens of the targets, end mark included."""
 
     @property
     def raw_length(self) -> int:

@@ -16,11 +16,8 @@ _NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentatio
 
 
 class SpanCorruption(Objective):
-    """Settings of span corruption, and the lengths that follow from them.
-
-    `inputs_length` is the number of tokens of the encoder's input, end mark included; rows are cut to a length that
-    needs no padding. `noise_density` is the share of a row's tokens that is masked, `mean_span_length` the mean length
-    of a masked span in tokens.
+    """Span corruption: the decoder writes the spans that the encoder's input lacks. Rows are cut to a length that needs
+    no padding.
 
     With `<k>` for sentinel k and `</s>` for the end mark:
 
@@ -28,11 +25,11 @@ class SpanCorruption(Objective):
         inputs   Thank you <0> me to your party last <1> </s>
         targets  <0> for inviting <1> week </s>
 
-    `random_roll` rotates the mask by an offset drawn from 0 … length − 1, so that every token is masked with the same
-    probability. As in T5, inputs and targets still each number their own runs from 0: if the row begins with a masked
-    token, the targets begin with that span, and their sentinel k stands for the k-th kept run. A span or a kept run
-    that is rotated across the end is split in two and takes one more sentinel. Rows leave room for it: without such a
-    split, inputs or targets are one token shorter. The mask above rotated by 7 and by 1:
+    `random_roll` draws the offset from 0 … length − 1. As in T5, inputs and targets still each number their own runs
+    from 0: if the row begins with a masked token, the targets begin with that span, and their sentinel k stands for the
+    k-th kept run. A span or a kept run that is rotated across the end is split in two and takes one more sentinel. Rows
+    leave room for it: without such a split, inputs or targets are one token shorter. The mask above rotated by 7 and by
+    1:
 
         inputs   <0> you for inviting me to <1> party last <2> </s>
         targets  Thank <0> your <1> week </s>
@@ -42,9 +39,13 @@ class SpanCorruption(Objective):
 
     name: Literal["span_corruption"] = "span_corruption"
     inputs_length: PositiveInt = 512
+    """Tokens of the encoder's input, end mark included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
+    """The share of a row's tokens that is masked."""
     mean_span_length: float = Field(3.0, ge=1)
+    """Mean length of a masked span, in tokens."""
     random_roll: bool = False
+    """Rotate the mask by a random offset, so that every token is masked with the same probability."""
 
     @model_validator(mode="after")
     def _spans_fit(self) -> "SpanCorruption":

@@ -11,7 +11,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 
 class TextToText(Objective):
-    """`inputs_length` and `targets_length` are in tokens, end mark included; longer texts are cut when rows are made.
+    """Text-to-text: pairs of an input and its target. Longer texts are cut when rows are made.
 
     row      translate English to German: That is good. | Das ist gut.
     inputs   translate English to German: That is good. </s>
@@ -20,7 +20,9 @@ class TextToText(Objective):
 
     name: Literal["text_to_text"] = "text_to_text"
     inputs_length: int = Field(512, ge=2)
+    """The most tokens of an input, end mark included."""
     targets_length: int = Field(114, ge=2)
+    """The most tokens of a target, end mark included."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -22,8 +22,11 @@ class Denoiser(Section):
     """One objective of the mixture, drawn in proportion to its `rate`."""
 
     mode: Mode
+    """R: regular. S: sequential. X: extreme. It selects the token before the inputs."""
     denoiser: Annotated[SpanCorruption | PrefixLM, Field(discriminator="name")]
+    """The objective, `span_corruption` or `prefix_lm`, with its keys."""
     rate: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """The denoiser's part of the rows, relative to the other rates."""
 
     @field_validator("denoiser")
     @classmethod
@@ -50,8 +53,8 @@ TABLE_1 = (
 
 
 class UL2(Objective):
-    """Settings of the mixture: R, regular denoising; S, sequential, a prefix and its continuation; X, extreme, with
-    long or many spans. `mode_tokens` has the special token before the inputs for each mode.
+    """UL2, a mixture of denoisers (Tay et al. 2022): R, regular denoising; S, sequential, a prefix and its
+    continuation; X, extreme, with long or many spans.
 
         row      Thank you for inviting me to your party last week
         R        [R] Thank you <0> me to your party last <1> </s>   →  <0> for inviting <1> week </s>
@@ -65,7 +68,9 @@ class UL2(Objective):
 
     name: Literal["ul2"] = "ul2"
     denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1, max_length=256)] = TABLE_1
+    """The objectives of the mixture. By default the seven of the paper's table 1, equally often."""
     mode_tokens: dict[Mode, str] = {"R": "[R]", "S": "[S]", "X": "[X]"}
+    """The special token before the inputs for each mode; `tokenizer.special_tokens` must list them."""
 
     @model_validator(mode="after")
     def _modes_have_tokens(self) -> "UL2":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.sources import c4, jsonl, pairs, parquet, text, wet, wikiextractor
 from data_pipeline.sources.recognition import refuse_other_format
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
 from data_pipeline.sources.warc import pages as warc
 from data_pipeline.sources.wikipedia import dump as wikipedia
 
@@ -48,4 +48,4 @@ OPTIONS: dict[str, type[Section]] = {
     "pairs": pairs.Options,
 }
 
-__all__ = ["OPTIONS", "READERS", "Input", "Intake", "ReadFunction", "Record"]
+__all__ = ["OPTIONS", "READERS", "Damage", "Input", "Intake", "Range", "ReadFunction", "Record"]

@@ -13,10 +13,15 @@ class Options(RecordOptions):
     """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
 
     text: str = "text"
+    """Key of the text."""
     url: str = "url"
+    """Key of the URL."""
     title: str = "title"
+    """Key of the title."""
     language: str = "language"
+    """Key of the language."""
     timestamp: str = "timestamp"
+    """Key of the timestamp, by which `dedup.urls` chooses the newest page."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:

@@ -10,9 +10,10 @@ _CHUNK = 1 << 18
 
 
 class RecordOptions(Section):
-    """Options of every text format. Records longer than `max_record_bytes` are noted as damage and skipped."""
+    """Options of every text format."""
 
     max_record_bytes: int = 64 << 20
+    """Longer records, in bytes, are noted as damage and skipped."""
 
 
 def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:

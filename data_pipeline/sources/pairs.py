@@ -10,16 +10,17 @@ from data_pipeline.sources.record import Input, Intake, Record
 
 
 class Options(RecordOptions):
-    """The `options` of a source of pairs.
-
-    `layout`: auto reads a file as jsonl if its first byte is "{", else as tsv. `inputs`, `targets`: the keys in jsonl.
-    `prefix`: text put before every input, such as "translate English to German: ".
-    """
+    """The `options` of a source of pairs."""
 
     layout: Literal["auto", "tsv", "jsonl"] = "auto"
+    """How a line holds a pair. `tsv`: with a tab between. `jsonl`: as an object. `auto`: jsonl if the file's first byte
+    is `{`, else tsv."""
     inputs: str = "inputs"
+    """Key of the input in jsonl."""
     targets: str = "targets"
+    """Key of the target in jsonl."""
     prefix: str = ""
+    """Text put before every input, such as `"translate English to German: "`."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:

@@ -21,10 +21,15 @@ class Options(Section):
     """Names of the columns. All but `text` may be absent, unless the config names them."""
 
     text: str = "text"
+    """Column of the text."""
     url: str = "url"
+    """Column of the URL."""
     title: str = "title"
+    """Column of the title."""
     language: str = "language"
+    """Column of the language."""
     timestamp: str = "timestamp"
+    """Column of the timestamp, by which `dedup.urls` chooses the newest page."""
 
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns

@@ -1,11 +1,29 @@
 """The interface of readers: their input, the records they yield, and their notes on counts and damage."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_pipeline.text.tally import Tally
 
 _DAMAGE_KEPT = 100
+
+
+class Range(NamedTuple):
+    """Bytes `start` … `stop` − 1 of a file, to its end if `stop` is None.
+
+    `first_ordinal` is the index of the range's first record among all records of the file.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    first_ordinal: int = 0
+
+
+class Damage(NamedTuple):
+    """Where a file can't be used, and why."""
+
+    position: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +65,12 @@ class Record:
 class Intake:
     """A reader's notes on one input: `counters` by rule ("read" counts every record), and `damage`.
 
-    `damage` has the (position, reason) of parts that can't be used while the rest of the file can. The first hundred
+    `damage` lists the parts that can't be used while the rest of the file can. The first hundred
     are kept, but "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
     """
 
     counters: Tally = field(default_factory=Tally)
-    damage: list[tuple[str, str]] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
 
     def damaged(self, position: str, reason: str) -> None:
         """Notes the loss of one record, which the reader has counted as read."""
@@ -62,4 +80,4 @@ class Intake:
     def damaged_between(self, position: str, reason: str) -> None:
         """Notes that something between records is damaged or missing, so that no lost record can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
-            self.damage.append((position, reason))
+            self.damage.append(Damage(position, reason))

@@ -11,9 +11,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Options(RecordOptions):
-    """`sample_by`: one record is a line, a paragraph (the lines up to a blank one) or a document (the whole file)."""
+    """The `options` of a source of plain text."""
 
     sample_by: Literal["line", "paragraph", "document"] = "line"
+    """What becomes a document: a line, a paragraph (the lines up to a blank one) or the whole file."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:

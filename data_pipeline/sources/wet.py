@@ -29,9 +29,8 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     """
     options = Options(**file.options)
     for record in warc_records(file, intake, "conversion", options):
-        url = record.headers.get("warc-target-uri", "").strip(
-            "<>"
-        )  # the standard of WARC 1.0 shows it in brackets, by mistake
+        # the standard of WARC 1.0 shows the URL in brackets, by mistake
+        url = record.headers.get("warc-target-uri", "").strip("<>")
         timestamp = record.headers.get("warc-date", "")
         text = decode(record.block, intake)
         missing = dropped(url, text, timestamp)

@@ -9,10 +9,10 @@ what is left of a page after duplicate lines are removed.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -31,48 +31,91 @@ from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.name_lists import read_names, write_names
-from data_pipeline.execution.parts import Histograms, Part, describe, part_file, read_documents, totals
-from data_pipeline.execution.work_units import Finished, Stage, Unit, run
+from data_pipeline.execution.parts import Histograms, Part, PartsResult, part_file, read_documents
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, run
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
-Json = dict[str, Any]
 _COLUMNS = ["id", "text", "url", "target"]
 
 
-def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[str, list[Finished]]:
-    """Runs the stages that `config.dedup` asks for. Returns units by stage; the last has the remaining documents."""
-    finished: dict[str, list[Finished]] = {}
+@dataclass(frozen=True)
+class Applied:
+    """What an earlier step decided about one part.
+
+    `file` has the part's own keys or, after the step "filters", its verdicts. `losers` lists the files of the losers
+    (`name_lists`).
+    """
+
+    step: str
+    file: str
+    losers: str = ""
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """A part as the steps in `applied` left it; `unit` is its number in the order of ids.
+
+    `step` is the one whose keys are gathered, "filters", or "" for the documents that are left.
+    """
+
+    part: Part
+    unit: int
+    cleaning: CleaningConfig
+    dedup: DedupConfig
+    applied: list[Applied]
+    step: str
+    output: str
+
+
+@dataclass(frozen=True)
+class KeysResult(Result):
+    keys: int
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """One bucket of all keys of a step. `files` lists the files of keys of all parts (`name_lists`)."""
+
+    files: str
+    bucket: KeyBucket
+    step: str
+    dedup: DedupConfig
+    output: str
+
+
+@dataclass(frozen=True)
+class ClustersSpec:
+    """`files` lists the files of keys of all parts (`name_lists`); `pairs` are the files of the buckets."""
+
+    files: str
+    pairs: list[str]
+    output: str
+
+
+def deduplicate(
+    config: CorpusConfig, corpus: Path, parts: list[Part]
+) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[PartsResult]]]:
+    """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last."""
+    finished: dict[str, Sequence[Finished[Result]]] = {}
     in_order = sorted(parts, key=lambda part: part.first_id)
     number = {part.name: position for position, part in enumerate(in_order)}
     cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-    applied: list[tuple[Json, dict[str, Json]]] = []  # each earlier step's decisions, and its files for each part
+    applied: list[tuple[str, list[str], str]] = []  # each earlier step, its files by part, and the list of its losers
     depends = ""  # fingerprint of all that the earlier steps depend on
 
-    def spec(part: Part, own: str, output: str) -> Json:
-        return {
-            "part": part.path,
-            "source": part.source,
-            "first_id": part.first_id,
-            "unit": number[part.name],
-            "min_sentences": cleaning[part.source].min_sentences_per_page,
-            "cleaning": cleaning[part.source].model_dump(),
-            "dedup": config.dedup.model_dump(),
-            "applied": [{**decided, **own_files[part.name]} for decided, own_files in applied],
-            "step": own,
-            "output": output,
-        }
-
-    def per_part(of: list[Part], step: str, output: str) -> list[Unit]:
+    def per_part(of: list[Part], step: str, output: str) -> list[Unit[PartSpec]]:
         units = []
         for part in of:
-            name = output.format(part.name)
-            rules = {"language", "bad_words", "bad_words_fraction"} if step == "filters" else set()
-            settings = cleaning[part.source].model_dump(include={"min_sentences_per_page", *rules})
-            inputs = fingerprint([part.checksums, number[part.name], settings, depends])
-            units.append(Unit(part.name, spec(part, step, name), inputs, (name,) if step else (), part.text_bytes))
+            name, place, rules = output.format(part.name), number[part.name], cleaning[part.source]
+            earlier = [Applied(done, own[place], losers) for done, own, losers in applied]
+            checked = {"language", "bad_words", "bad_words_fraction"} if step == "filters" else set()
+            settings = rules.model_dump(include={"min_sentences_per_page", *checked})
+            inputs = fingerprint([part.checksums, place, settings, depends])
+            spec = PartSpec(part, place, rules, config.dedup, earlier, step, name)
+            units.append(Unit(part.name, spec, inputs, (name,) if step else (), part.text_bytes))
         return units
 
     for step in config.steps:
@@ -80,11 +123,7 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
         if step == "filters":
             units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
             finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
-            verdicts = [name for unit in filtered for name in unit.outputs]
-            own: dict[str, Json] = {
-                part.name: {"verdicts": name} for part, name in zip(in_order, verdicts, strict=True)
-            }
-            applied.append(({"step": step}, own))
+            applied.append((step, [name for unit in filtered for name in unit.outputs], ""))
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
             continue
         if step == "urls":  # noted while reading
@@ -97,34 +136,27 @@ def deduplicate(config: CorpusConfig, corpus: Path, parts: list[Part]) -> dict[s
             gathered = run(KEYS[step], units, corpus, config.ray)
             finished[stage] = gathered
             files = [name for unit in gathered for name in unit.outputs]
-            count = sum(unit.result["keys"] for unit in gathered)
+            count = sum(unit.result.keys for unit in gathered)
             depends = fingerprint([depends, [unit.checksums for unit in gathered]])
         stage = f"{step}-losers"
-        units = []
+        bucket_units = []
         listed = write_names(corpus, files)
         buckets = KeyBucket.enough(count, config.dedup.keys_per_bucket)
         for bucket in range(buckets):
             name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
-            work = {"files": listed, "bucket": bucket, "buckets": buckets, "step": step, "output": name}
-            work["dedup"] = config.dedup.model_dump()
-            units.append(Unit(Path(name).stem, work, fingerprint([depends, bucket, buckets]), (name,)))
-        finished[stage] = decided = run(LOSERS[step], units, corpus, config.ray)
+            spec = BucketSpec(listed, KeyBucket(bucket, buckets), step, config.dedup, name)
+            bucket_units.append(Unit(Path(name).stem, spec, fingerprint([depends, bucket, buckets]), (name,)))
+        finished[stage] = decided = run(LOSERS[step], bucket_units, corpus, config.ray)
         losers = [name for unit in decided for name in unit.outputs]
         if step == "minhash":
             name = ".stages/minhash-clusters/clusters.safetensors"
-            work = {"files": listed, "pairs": losers, "output": name}
             depends = fingerprint([depends, [unit.checksums for unit in decided]])
-            unit = Unit("clusters", work, depends, (name,))
-            finished["minhash-clusters"] = decided = run(CLUSTERS, [unit], corpus, config.ray)
+            clusters = Unit("clusters", ClustersSpec(listed, losers, name), depends, (name,))
+            finished[CLUSTERS.name] = decided = run(CLUSTERS, [clusters], corpus, config.ray)
             losers = [name]
-        own_files: dict[str, Json] = {
-            part.name: {"keys": None if step == "urls" else own, "own": None if step == "minhash" else own}
-            for part, own in zip(in_order, files, strict=True)
-        }
-        applied.append(({"step": step, "losers": write_names(corpus, losers)}, own_files))
+        applied.append((step, files, write_names(corpus, losers)))
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
-    finished[LAST.name] = run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
-    return finished
+    return finished, run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
 
 
 def forget(corpus: Path, config: CorpusConfig) -> None:
@@ -139,9 +171,9 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
             file.unlink()
 
 
-def gather_keys(corpus: Path, spec: Json) -> Json:
+def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents, as the earlier steps left them."""
-    step = _step(spec["step"], spec["dedup"])
+    step = _step(spec.step, spec.dedup)
     keys = Keys(step.group, step.order)
     gone: list[int] = []
     for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
@@ -150,43 +182,46 @@ def gather_keys(corpus: Path, spec: Json) -> Json:
             continue
         for item, words in step.keys(row):
             keys.add(number, item, words)
-    return {"keys": keys.write(corpus / spec["output"], gone)}
+    return KeysResult(keys.write(corpus / spec.output, gone))
 
 
-def filter_pages(corpus: Path, spec: Json) -> Json:
+def filter_pages(corpus: Path, spec: PartSpec) -> Result:
     """Checks language and bad words in one unit's documents, as the earlier steps left them."""
-    filters = PageFilters(CleaningConfig.model_validate(spec["cleaning"]))
+    filters = PageFilters(spec.cleaning)
     verdicts = Verdicts()
     for _, row in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
         rules = Tally()
         language = None if row is None else filters(row["text"], row["url"], row["language"], rules)
         verdicts.add(gone=row is None, rule=next(iter(rules), ""), language=language or "")
-    verdicts.write(corpus / spec["output"])
-    return {}
+    verdicts.write(corpus / spec.output)
+    return Result()
 
 
-def decide_bucket(corpus: Path, spec: Json) -> Json:
+def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
-    files = read_names(corpus, spec["files"])
-    table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, files)
-    _, losers, _ = decide(table, _step(spec["step"], spec["dedup"]).group, units)
-    lost = write_losers(corpus / spec["output"], units[losers], table[losers, -1], len(files))
-    return {"keys": len(table), "lost": lost}
+    files = read_names(corpus, spec.files)
+    table, units = spec.bucket.read(corpus, files)
+    _, losers, _ = decide(table, _step(spec.step, spec.dedup).group, units)
+    write_losers(corpus / spec.output, units[losers], table[losers, -1], len(files))
+    return Result()
 
 
-def find_pairs(corpus: Path, spec: Json) -> Json:
+def find_pairs(corpus: Path, spec: BucketSpec) -> Result:
     """Writes the near-duplicates in one bucket as distinct pairs of unit << 32 | document."""
-    table, units = KeyBucket(spec["bucket"], spec["buckets"]).read(corpus, read_names(corpus, spec["files"]))
-    _, losers, winners = decide(table, _step(spec["step"], spec["dedup"]).group, units)
+    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
+    _, losers, winners = decide(table, _step(spec.step, spec.dedup).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
-    return _save_pairs(corpus / spec["output"], documents[losers], documents[winners])
+    pairs = np.unique(np.stack([documents[losers], documents[winners]], axis=1), axis=0)
+    with atomic_path(corpus / spec.output) as temporary, os_errors():
+        save_file({"pairs": pairs}, temporary)
+    return Result()
 
 
-def find_clusters(corpus: Path, spec: Json) -> Json:
+def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
     """Finds the connected components of all pairs, and drops all but the smallest id of each."""
     clusters = Clusters()
-    files = read_names(corpus, spec["files"])
-    for name in spec["pairs"]:
+    files = read_names(corpus, spec.files)
+    for name in spec.pairs:
         clusters.join(load_file(corpus / name)["pairs"])
     for unit, name in enumerate(files):
         inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
@@ -194,28 +229,20 @@ def find_clusters(corpus: Path, spec: Json) -> Json:
     documents, first = clusters.members()
     losers = documents[documents != first]
     places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
-    lost = write_losers(corpus / spec["output"], losers >> np.uint64(32), places, len(files))
-    return {"pairs": clusters.pairs, "clusters": len(documents) - len(losers), "lost": lost}
+    write_losers(corpus / spec.output, losers >> np.uint64(32), places, len(files))
+    return Result()
 
 
-def write_left(corpus: Path, spec: Json) -> Json:
+def write_left(corpus: Path, spec: PartSpec) -> PartsResult:
     """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
     tally, histograms = Tally(), Histograms()
-    path = corpus / spec["output"]
-    with part_file(path) as file:
+    with part_file(corpus / spec.output) as file:
         for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
             if row is not None:
                 document = Document(**row)
                 file.add(document)
                 histograms.add(document)
-    parts = [describe(corpus, path, file, spec["source"], spec["first_id"])]
-    return {
-        "counts": dict(sorted(tally.items())),
-        "examples": dict(sorted(tally.examples.items())),
-        "parts": parts,
-        **totals(parts),
-        **histograms.as_json(),
-    }
+    return PartsResult.of(tally, [file.describe(spec.output, spec.part.source, spec.part.first_id)], histograms)
 
 
 _STEPS = ("urls", "lines", "spans", "documents", "minhash")
@@ -231,26 +258,26 @@ _STEP_OF[FILTERS.name] = "filters"
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 
-def _documents(corpus: Path, spec: Json, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
+def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
     """(number, row) of each document of a part, with its text after the applied steps; None if they dropped it."""
-    unit = spec["unit"]
     steps: list[Callable[[int, Row, Tally, int], str | None]] = []
     # Counting sentences is slow, so it isn't repeated for earlier steps: the last keys record which documents are gone.
     counted, gone = 0, set()
-    for position, done in enumerate(spec["applied"]):
-        if done["step"] == "filters":
-            verdicts = Verdicts.read(corpus / done["verdicts"])
+    for position, done in enumerate(spec.applied):
+        if done.step == "filters":
+            verdicts = Verdicts.read(corpus / done.file)
             steps.append(verdicts.without)
             counted, gone = position, verdicts.gone
             continue
-        losers = read_losers(corpus, done["own"], read_names(corpus, done["losers"]), unit)
-        steps.append(partial(_without, _step(done["step"], spec["dedup"]), losers))
-        if done["keys"]:
-            counted, gone = position, read_gone(corpus, done["keys"])
-    for number, row in enumerate(read_documents(corpus, spec["part"], columns)):
+        own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
+        losers = read_losers(corpus, own, read_names(corpus, done.losers), spec.unit)
+        steps.append(partial(_without, _step(done.step, spec.dedup), losers))
+        if done.step != "urls":  # noted before any step
+            counted, gone = position, read_gone(corpus, done.file)
+    for number, row in enumerate(read_documents(corpus, spec.part.path, columns)):
         left: Row | None = row
         for position, without in enumerate(steps):
-            min_sentences = spec["min_sentences"] if position >= counted or number in gone else 0
+            min_sentences = spec.cleaning.min_sentences_per_page if position >= counted or number in gone else 0
             text = without(number, row, tally, min_sentences)
             if text is None:
                 left = None
@@ -265,11 +292,10 @@ def _without(
     return step.without(row, losers.get(number, []), tally, min_sentences)
 
 
-def _step(name: str, dedup: Json) -> Step:
+def _step(name: str, config: DedupConfig) -> Step:
     if name == "minhash":
-        config = DedupConfig.model_validate(dedup).minhash
-        assert config is not None, "a step that isn't asked for"
-        return NearDuplicates(config)
+        assert config.minhash is not None, "a step that isn't asked for"
+        return NearDuplicates(config.minhash)
     steps: dict[str, Step] = {
         "urls": NewestUrl(),
         "lines": EqualLines(),
@@ -277,10 +303,3 @@ def _step(name: str, dedup: Json) -> Step:
         "documents": EqualDocuments(),
     }
     return steps[name]
-
-
-def _save_pairs(path: Path, losers: np.ndarray, winners: np.ndarray) -> Json:
-    pairs = np.unique(np.stack([losers, winners], axis=1), axis=0)
-    with atomic_path(path) as temporary, os_errors():
-        save_file({"pairs": pairs}, temporary)
-    return {"pairs": len(pairs)}

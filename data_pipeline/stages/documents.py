@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 
@@ -15,16 +16,56 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import NOBODY
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import list_files, pieces
-from data_pipeline.execution.parts import Histograms, describe, part_file, size_of, totals
+from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources import READERS, Input, Intake, Record
+from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
 
 
-def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
+@dataclass(frozen=True)
+class DocumentsSpec:
+    """One input, a `range` of the file at `path`, and how it becomes documents.
+
+    `name` is the source's, and `file` the path within the source. `split` is `SplitConfig.ratio`. `part` names the
+    first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
+    """
+
+    path: str
+    format: str
+    name: str
+    language: str
+    options: dict[str, Any]
+    cleaning: CleaningConfig
+    file: str
+    range: Range
+    split: tuple[int, int]
+    part: str
+    folder: str
+    urls: bool
+    characters_per_part: int
+
+    def identity(self, ordinal: int) -> str:
+        """The id of the document made from the record `ordinal`."""
+        return f"{self.name}/{self.file}/{ordinal:09d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsResult(PartsResult):
+    """What was read. `bytes` and `sha256` are the whole file's; the unit of its first range has them."""
+
+    source: str
+    file: str
+    range: Range
+    status: Literal["ok", "damaged", "truncated", "unreadable"]
+    damage: list[Damage]
+    bytes: int = 0
+    sha256: str = ""
+
+
+def plan(config: CorpusConfig, corpus: Path) -> list[Unit[DocumentsSpec]]:
     """One unit for each input file or range of one, ordered by source and by name within each source.
 
     Documents that will be deduplicated aren't part of the corpus yet, so they are written below `.stages`.
@@ -36,39 +77,43 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit]:
     inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
     for number, (file, piece) in enumerate(inputs):
         name = f"part-{number:05d}"
-        source = file.source.model_dump(include={"format", "name", "language", "options"})
-        cleaning = config.cleaning_of(file.source)
-        settings = {
-            **source,
-            "cleaning": (cleaning.without_page_filters() if "filters" in steps else cleaning).model_dump(),
-            "file": file.name,
-            "range": [piece.start, piece.stop, piece.first_ordinal],
-            "split": config.split.ratio,
-            "part": name,
-            "folder": ".stages/documents" if steps else "documents",
-            "urls": "urls" in steps,
-            "characters_per_part": config.characters_per_part,
-        }
+        source = file.source
+        cleaning = config.cleaning_of(source)
+        spec = DocumentsSpec(
+            path=file.path,
+            format=source.format,
+            name=source.name,
+            language=source.language,
+            options=source.options,
+            cleaning=cleaning.without_page_filters() if "filters" in steps else cleaning,
+            file=file.name,
+            range=piece,
+            split=config.split.ratio,
+            part=name,
+            folder=".stages/documents" if steps else "documents",
+            urls="urls" in steps,
+            characters_per_part=config.characters_per_part,
+        )
+        settings = {key: value for key, value in vars(spec).items() if key != "path"}  # a file may be moved
         stamp = fingerprint([settings, file.bytes, file.stamp])
-        size = (piece.stop or file.bytes) - piece.start
-        units.append(Unit(name, {**settings, "path": file.path}, stamp, bytes=size))
+        units.append(Unit(name, spec, stamp, bytes=(piece.stop or file.bytes) - piece.start))
     return units
 
 
 class PartsWriter:
     """Writes the parts of one unit. Call `add` for every page read, with the document made from it, if any.
 
-    Use as a context manager. A part ends after `characters_per_part` characters of pages. `results` describes parts.
+    Use as a context manager. A part ends after `characters_per_part` characters of pages.
     """
 
-    def __init__(self, corpus: Path, spec: dict[str, Any]):
+    def __init__(self, corpus: Path, spec: DocumentsSpec):
         self._corpus, self._spec = corpus, spec
         self._stack = contextlib.ExitStack()
-        self._histograms = Histograms()
-        self.results: list[dict[str, Any]] = []
+        self.histograms = Histograms()
+        self.written: list[WrittenPart] = []
 
     def __enter__(self) -> "PartsWriter":
-        self._open(self._spec["range"][2])
+        self._open(self._spec.range.first_ordinal)
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -77,8 +122,9 @@ class PartsWriter:
         self._stack.__exit__(*raised)
 
     def add(self, record: Record, document: Document | None, competes: bool) -> None:
-        """`competes`: whether the page may be the newest of its URL."""
-        if self._characters >= self._spec["characters_per_part"]:
+        """Adds a page that was read, and its document, if any. `competes`: whether it may be the newest page of its
+        URL."""
+        if self._characters >= self._spec.characters_per_part:
             self._close()
             self._open(record.ordinal)
         self._characters += size_of(record.text) + len(record.target)
@@ -87,76 +133,68 @@ class PartsWriter:
             self._urls.add(NOBODY if document is None else self._file.documents.total(), 0, words)
         if document is not None:
             self._file.add(document)
-            self._histograms.add(document)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"parts": self.results, **totals(self.results), **self._histograms.as_json()}
+            self.histograms.add(document)
 
     def _open(self, first_ordinal: int) -> None:
-        number = len(self.results)
-        name = self._spec["part"] + (f"_{number:05d}" if number else "")  # sorts in order
-        self._path = self._corpus / self._spec["folder"] / f"{name}.parquet"
-        self._first_id = _identity(self._spec, first_ordinal)
-        self._file = self._stack.enter_context(part_file(self._path))
-        self._urls = NewestUrl.noted() if self._spec["urls"] else None
+        number = len(self.written)
+        name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in order
+        self._path = f"{self._spec.folder}/{name}"
+        self._first_id = self._spec.identity(first_ordinal)
+        self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
+        self._urls = NewestUrl.noted() if self._spec.urls else None
         self._characters = 0
 
     def _close(self) -> None:
         self._stack.close()
-        self._histograms.end_part()
-        urls, keys = None, 0
+        self.histograms.end_part()
+        part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
         if self._urls:
-            urls = self._path.with_suffix(".urls.safetensors")
-            keys = self._urls.write(urls)
-        source = self._spec["name"]
-        self.results.append(describe(self._corpus, self._path, self._file, source, self._first_id, urls, keys))
+            urls = f"{self._path}.urls.safetensors"
+            part = replace(part, urls=urls, url_keys=self._urls.write(self._corpus / urls))
+        self.written.append(part)
 
 
-def write_documents(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
+def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits one input and writes its documents; returns counts of what was read and dropped.
 
     Damage ends the input, not the build: undamaged records are kept, and the result has the position and reason. The
     status is "unreadable" if there is no undamaged record.
     """
     intake = Intake()
-    damage: list[tuple[str, str]] = []
+    damage: list[Damage] = []
     with PartsWriter(corpus, spec) as parts:
         try:
             for page in _pages(spec, intake):
                 parts.add(*page)
         except DamagedInput as error:
-            damage.append((error.position, error.reason))
+            damage.append(Damage(error.position, error.reason))
         except UserError as error:  # the file was removed, or can't be read
-            damage.append(("the start", str(error)))
+            damage.append(Damage("the start", str(error)))
     counts = intake.counters
     found = [*damage, *intake.damage]
     unreadable = bool(found) and counts["read"] <= counts["damaged"]
-    if unreadable and (look := look_of(spec["path"])):
+    if unreadable and (look := look_of(spec.path)):
         position, reason = found[0]
-        name = look.description if spec["format"] in look.formats else str(look)
-        found[0] = (position, reason if name in reason else f"{reason}; it looks like {name}")
-    return {
-        "source": spec["name"],
-        "file": spec["file"],
-        "range": spec["range"],
-        **(_checksum(spec["path"]) if spec["range"][0] == 0 else {}),
-        "status": _status(unreadable, bool(counts["truncated_xml"]), bool(found)),
-        "damage": found,
-        "counts": dict(sorted(counts.items())),
-        "examples": dict(sorted(counts.examples.items())),
-        **parts.as_json(),
-    }
-
-
-def _status(unreadable: bool, truncated: bool, damaged: bool) -> str:
-    return "unreadable" if unreadable else "truncated" if truncated else "damaged" if damaged else "ok"
+        name = look.description if spec.format in look.formats else str(look)
+        found[0] = Damage(position, reason if name in reason else f"{reason}; it looks like {name}")
+    size, sha256 = _checksum(spec.path) if spec.range.start == 0 else (0, "")
+    return DocumentsResult(
+        source=spec.name,
+        file=spec.file,
+        range=spec.range,
+        bytes=size,
+        sha256=sha256,
+        status="unreadable" if unreadable else "truncated" if counts["truncated_xml"] else "damaged" if found else "ok",
+        damage=found,
+        **vars(PartsResult.of(counts, parts.written, parts.histograms)),
+    )
 
 
 STAGE = Stage("documents", 4, write_documents, "lower characters_per_part")
 
 
-def total(finished: list[Finished], split: str) -> int:
-    return sum(unit.result["documents"].get(split, 0) for unit in finished)
+def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:
+    return sum(unit.result.documents.get(split, 0) for unit in finished)
 
 
 def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
@@ -165,46 +203,41 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
-def _pages(spec: dict[str, Any], intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
+def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
     """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
     Every page that isn't too long may be the newest, even one that cleaning drops.
     """
-    clean = Cleaner(CleaningConfig.model_validate(spec["cleaning"]))
-    start, stop, first_ordinal = spec["range"]
-    for record in READERS[spec["format"]](Input(spec["path"], start, stop, first_ordinal, spec["options"]), intake):
+    clean = Cleaner(spec.cleaning)
+    for record in READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake):
         text = record.text
-        if spec["format"] == "wikipedia":
+        if spec.format == "wikipedia":
             text = plain_text(text, record.title, record.hidden_namespaces)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
         too_long = intake.counters["too_long"]
-        kept = clean(text, record.url, spec["language"] or record.language, intake.counters)
+        kept = clean(text, record.url, spec.language or record.language, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
         yield record, _document(record, *kept, spec) if kept else None, competes
 
 
-def _document(record: Record, text: str, language: str, spec: dict[str, Any]) -> Document:
-    identity = _identity(spec, record.ordinal)
+def _document(record: Record, text: str, language: str, spec: DocumentsSpec) -> Document:
+    identity = spec.identity(record.ordinal)
     return Document(
         id=identity,
         text=text,
         url=record.url,
         title=record.title,
         language=language,
-        source=spec["name"],
-        split=split_of(record.url, identity, *spec["split"]),
+        source=spec.name,
+        split=split_of(record.url, identity, *spec.split),
         timestamp=record.timestamp,
         target=record.target,
     )
 
 
-def _identity(spec: dict[str, Any], ordinal: int) -> str:
-    return f"{spec['name']}/{spec['file']}/{ordinal:09d}"
-
-
-def _checksum(path: str) -> dict[str, Any]:
+def _checksum(path: str) -> tuple[int, str]:
     """Bytes and sha256 of a whole input file."""
     digest, size = hashlib.sha256(), 0
     try:
@@ -213,5 +246,5 @@ def _checksum(path: str) -> dict[str, Any]:
                 digest.update(chunk)
                 size += len(chunk)
     except OSError:
-        return {"bytes": size, "sha256": ""}  # listed as damaged by then
-    return {"bytes": size, "sha256": digest.hexdigest()}
+        return size, ""  # listed as damaged by then
+    return size, digest.hexdigest()

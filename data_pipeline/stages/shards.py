@@ -5,109 +5,157 @@ shards. The rows of all shards are therefore counted before any is written, from
 """
 
 import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_pipeline import tokenizer
-from data_pipeline.config import CorpusConfig, RowsConfig
+from data_pipeline.config import CorpusConfig, RowsConfig, TokenizerConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket
 from data_pipeline.execution.name_lists import read_names, write_names
-from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
 from data_pipeline.objectives import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
+from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.vocabulary import Vocabulary
 
 _KEY_DIGITS = 12
 
 
-def plan_counts(config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished) -> list[Unit]:
+@dataclass(frozen=True)
+class RowsSpec:
+    """A bucket, and how it is cut into rows. `files`: the list of all tokenized files (`name_lists`)."""
+
+    bucket: TokenBucket
+    seed: int
+    rows: RowsConfig
+    tokenizer: TokenizerConfig
+    files: str
+
+
+@dataclass(frozen=True)
+class RowsResult(Result):
+    rows: int
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """A shard of blocks of `rows_per_block` rows; `first_row` is the id of its first row."""
+
+    cut: RowsSpec
+    first_row: int
+    rows_per_block: int
+    output: str
+
+
+@dataclass(frozen=True)
+class WrittenBlock:
+    """A block: its bytes in the shard, and the rows and tokens that it holds."""
+
+    offset: int
+    length: int
+    first_row: int
+    rows: int
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardResult(Result):
+    """The counts of a shard. Documents are counted where they begin; dropped tokens are too few for a row."""
+
+    split: str
+    rows: int
+    tokens: int
+    documents: int
+    dropped_tokens: int
+    blocks: list[WrittenBlock]
+
+
+Tokenized = list[Finished[TokensResult]]
+
+
+def plan_counts(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished) -> list[Unit[RowsSpec]]:
     """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens."""
     if config.rows.packing == "concatenate":
         return []
-    return [Unit(_name(bucket), *work) for bucket, work in _work(config, corpus, tokenized, trained)]
+    return [Unit(_name(spec.bucket), spec, inputs) for spec, inputs in _work(config, corpus, tokenized, trained)]
 
 
 def plan(
-    config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished, counted: list[Finished]
-) -> list[Unit]:
+    config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished, counted: list[Finished[RowsResult]]
+) -> list[Unit[ShardSpec]]:
     """One unit for each bucket. A split's tokens determine its number of buckets."""
     planned = _work(config, corpus, tokenized, trained)
     if counted:
-        rows = [unit.result["rows"] for unit in counted]
+        rows = [unit.result.rows for unit in counted]
     else:
         files = [name for unit in tokenized for name in unit.outputs]
         vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
-        buckets = [bucket for bucket, _ in planned]
-        rules = [_rules(config.rows, bucket, config.seed, vocabulary) for bucket in buckets]
-        tokens = count_tokens(corpus, files, buckets)
+        rules = [_rules(spec, vocabulary) for spec, _ in planned]
+        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
-    for (bucket, (spec, inputs)), count in zip(planned, rows, strict=True):
-        output = f"shards/{bucket.split}/shard-{bucket.number:05d}.tar"
-        own = {"first_row": first_row[bucket.split], "rows_per_block": config.shards.rows_per_block}
-        units.append(Unit(_name(bucket), {**spec, **own, "output": output}, fingerprint([inputs, own]), (output,)))
-        first_row[bucket.split] += count
+    for (cut, inputs), count in zip(planned, rows, strict=True):
+        split = cut.bucket.split
+        output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
+        own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
+        spec = ShardSpec(cut, **own, output=output)
+        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,)))
+        first_row[split] += count
     return units
 
 
-def count_rows(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"rows": len(_pack(corpus, spec)[0])}
+def count_rows(corpus: Path, spec: RowsSpec) -> RowsResult:
+    return RowsResult(len(_pack(corpus, spec)[0]))
 
 
-def write_shard(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Cuts one bucket into rows and writes them; returns the shard's blocks and counts."""
+def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
+    """Cuts one bucket into rows and writes them."""
     import webdataset  # imports torch, which reading a manifest doesn't need
 
-    rows, rules = _pack(corpus, spec)
-    written: list[dict[str, Any]] = []
-    path = corpus / spec["output"]
-    with atomic_file(path) as file:
+    cut = spec.cut
+    rows, rules = _pack(corpus, cut)
+    written: list[WrittenBlock] = []
+    with atomic_file(corpus / spec.output) as file:
         with webdataset.TarWriter(file, mtime=0) as writer:
-            for start in range(0, len(rows), spec["rows_per_block"]):
-                stop = min(start + spec["rows_per_block"], len(rows))
-                first_row, offset = spec["first_row"] + start, writer.tarstream.offset
+            for start in range(0, len(rows), spec.rows_per_block):
+                stop = min(start + spec.rows_per_block, len(rows))
+                first_row, offset = spec.first_row + start, writer.tarstream.offset
                 columns = {name: values[start:stop] for name, values in rows.columns.items()}
                 block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
-                if spec["rows"]["apply_at"] == "build":
-                    keys = noise_keys(spec["seed"], spec["split"], 0, np.arange(first_row, spec["first_row"] + stop))
+                if cut.rows.apply_at == "build":
+                    keys = noise_keys(cut.seed, cut.bucket.split, 0, np.arange(first_row, spec.first_row + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
                 writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **blocks.as_members(block)})
-                written.append(
-                    {
-                        "offset": offset,
-                        "length": writer.tarstream.offset - offset,
-                        "first_row": first_row,
-                        "rows": stop - start,
-                        "tokens": blocks.count_tokens(block),
-                    }
-                )
-        _add_checksums(Path(file.name), written)
-    return {
-        "shard": path.name,
-        "split": spec["split"],
-        "rows": len(rows),
-        "tokens": int(rows.offsets[-1]),
-        "documents": int(np.count_nonzero(rows.documents < rows.offsets[-1])),
-        "dropped_tokens": rows.dropped,
-        "blocks": written,
-    }
+                length, tokens = writer.tarstream.offset - offset, blocks.count_tokens(block)
+                written.append(WrittenBlock(offset, length, first_row, stop - start, tokens, sha256=""))
+        written = list(_with_checksums(Path(file.name), written))
+    return ShardResult(
+        split=cut.bucket.split,
+        rows=len(rows),
+        tokens=int(rows.offsets[-1]),
+        documents=int(np.count_nonzero(rows.documents < rows.offsets[-1])),
+        dropped_tokens=rows.dropped,
+        blocks=written,
+    )
 
 
 COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard")
 STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard")
 
 
-def _buckets(config: CorpusConfig, tokenized: list[Finished]) -> list[TokenBucket]:
+def _buckets(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:
     buckets = []
     for split in SPLITS:
-        count = config.buckets(sum(unit.result["tokens"][split] for unit in tokenized))
+        count = config.buckets(sum(unit.result.tokens[split] for unit in tokenized))
         buckets += [TokenBucket(split, number, count) for number in range(count)]
     return buckets
 
@@ -116,34 +164,33 @@ def _name(bucket: TokenBucket) -> str:
     return f"{bucket.split}-{bucket.number:05d}"
 
 
-def _work(
-    config: CorpusConfig, corpus: Path, tokenized: list[Finished], trained: Finished
-) -> list[tuple[TokenBucket, tuple[dict[str, Any], str]]]:
-    """Each bucket with the (spec, fingerprint of inputs) of the unit that cuts it into rows.
+def _work(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished) -> list[tuple[RowsSpec, str]]:
+    """For each bucket, how it is cut into rows, and a fingerprint of all that the rows depend on.
 
     Every bucket reads all tokenized files. Their names and checksums are collected once, not once for each bucket.
     """
     files = write_names(corpus, [name for unit in tokenized for name in unit.outputs])
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])
-    common = {"seed": config.seed, "rows": config.rows.model_dump(), "tokenizer": config.tokenizer.layout}
+    common = {"seed": config.seed, "rows": config.rows, "tokenizer": config.tokenizer.layout}
     work = []
     for bucket in _buckets(config, tokenized):
         settings = {"split": bucket.split, "bucket": bucket.number, "buckets": bucket.count, **common}
-        work.append((bucket, ({**settings, "files": files}, fingerprint([settings, checksums]))))
+        spec = RowsSpec(bucket, config.seed, config.rows, config.tokenizer, files)
+        work.append((spec, fingerprint([settings, checksums])))
     return work
 
 
-def _rules(rows: RowsConfig, bucket: TokenBucket, seed: int, vocabulary: Vocabulary) -> Rules:
+def _rules(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
+    bucket = spec.bucket
     key = f"{bucket.split}/{bucket.number}-of-{bucket.count}"
-    return Rules(rows.objective, vocabulary, bucket.split == "validation", key, seed)
+    return Rules(spec.rows.objective, vocabulary, bucket.split == "validation", key, spec.seed)
 
 
-def _pack(corpus: Path, spec: dict[str, Any]) -> tuple[Rows, Rules]:
-    settings = RowsConfig.model_validate(spec["rows"])
-    bucket = TokenBucket(spec["split"], spec["bucket"], spec["buckets"])
-    vocabulary = tokenizer.load(corpus, spec["tokenizer"]).vocabulary
-    rules = _rules(settings, bucket, spec["seed"], vocabulary)
-    return PACKINGS[settings.packing](read_bucket(corpus, read_names(corpus, spec["files"]), bucket), rules), rules
+def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
+    vocabulary = tokenizer.load(corpus, spec.tokenizer.layout).vocabulary
+    rules = _rules(spec, vocabulary)
+    documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
+    return PACKINGS[spec.rows.packing](documents, rules), rules
 
 
 def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray, rules: Rules) -> Examples:
@@ -154,8 +201,8 @@ def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray,
     return rules.objective.apply(tokens, keys, rules.vocabulary, block)
 
 
-def _add_checksums(path: Path, written: list[dict[str, Any]]) -> None:
+def _with_checksums(path: Path, written: list[WrittenBlock]) -> Iterator[WrittenBlock]:
     with path.open("rb") as file:
         for block in written:
-            file.seek(block["offset"])
-            block["sha256"] = hashlib.sha256(file.read(block["length"])).hexdigest()
+            file.seek(block.offset)
+            yield replace(block, sha256=hashlib.sha256(file.read(block.length)).hexdigest())

@@ -1,12 +1,13 @@
 """The tokenizer stage: one unit, which trains the tokenizer on the corpus or copies an existing one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import Part
-from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.execution.parts import Part, PartsResult
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
@@ -23,8 +24,34 @@ _UNITS = {
 _NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
 
 
-def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit]:
-    """One unit."""
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """What to train on: the files of `parts`, which hold `text_bytes` bytes of text."""
+
+    config: TokenizerConfig
+    seed: int
+    parts: list[str]
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The size of the training sample; 0 if the tokenizer wasn't trained."""
+
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TokenizerResult(Result):
+    """The number of the model's pieces, and the sample it was trained on."""
+
+    pieces: int
+    sample: Sample
+
+
+def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[TokenizerSpec]]:
+    """The only unit of this stage."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
@@ -34,41 +61,35 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
-    spec = {
-        "config": config.model_dump(),
-        "seed": seed,
-        "parts": [part.path for part in parts],
-        "text_bytes": sum(part.text_bytes for part in parts),
-    }
+    spec = TokenizerSpec(config, seed, [part.path for part in parts], sum(part.text_bytes for part in parts))
     name, files = _UNITS[config.kind]
     return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
 
 
-def make_tokenizer(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Writes the tokenizer's files; returns the number of the model's pieces and the size of the training sample."""
-    config = TokenizerConfig.model_validate(spec["config"])
-    sample: dict[str, int] = {}
+def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
+    """Writes the tokenizer's files."""
+    config, sample = spec.config, Sample()
     if config.path is not None:
         model = _existing(config)
     else:
-        check_memory(min(config.sample_bytes, spec["text_bytes"]))
-        texts = draw_sample(corpus, spec["parts"], spec["seed"], config.sample_documents, config.sample_bytes)
-        sample = {"documents": len(texts), "bytes": sum(map(len, texts))}
+        check_memory(min(config.sample_bytes, spec.text_bytes))
+        texts = draw_sample(corpus, spec.parts, spec.seed, config.sample_documents, config.sample_bytes)
+        sample = Sample(len(texts), sum(map(len, texts)))
         model = train(config, texts)
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     write_files(model, corpus)
-    return {"pieces": model.size, "sample": sample}
+    return TokenizerResult(model.size, sample)
 
 
-def describe_sample(trained: Finished, documents: list[Finished]) -> str:
+def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]) -> str:
     """One line that compares the training sample with the whole corpus; "" if the tokenizer wasn't trained."""
-    sample = trained.result["sample"]
-    if not sample:
+    sample = trained.result.sample
+    if not sample.documents:
         return ""
-    there = sum(unit.result["documents"].get("train", 0) for unit in documents)
-    taken, text = sample["bytes"] / 1e6, sum(unit.result["text_bytes"] for unit in documents) / 1e6
+    there = sum(unit.result.documents.get("train", 0) for unit in documents)
+    taken, text = sample.bytes / 1e6, sum(unit.result.text_bytes for unit in documents) / 1e6
     return (
-        f"tokenizer: trained on {sample['documents']:,} of {there:,} training documents, "
+        f"tokenizer: trained on {sample.documents:,} of {there:,} training documents, "
         f"{taken:,.1f} of {text:,.1f} MB of text (at most tokenizer.sample_documents and tokenizer.sample_bytes)"
     )
 

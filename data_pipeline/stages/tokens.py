@@ -5,18 +5,18 @@ the number of files is the number of parts.
 """
 
 import hashlib
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from data_pipeline import tokenizer
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.parts import Part, read_documents
-from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 
@@ -24,44 +24,56 @@ _ENCODE_BATCH = 512
 
 
 def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
-    """uint16 where every id fits, else uint32."""
+    """uint16 if every id fits into it, else uint32."""
     return np.uint16 if vocabulary_size <= 65_536 else np.uint32
 
 
-def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit]:
+@dataclass(frozen=True)
+class TokensSpec:
+    """The part at `part`, and the settings that its tokens depend on."""
+
+    part: str
+    output: str
+    seed: int
+    tokenizer: TokenizerConfig
+    end_of_document: bool
+    pairs: bool
+
+
+@dataclass(frozen=True)
+class TokensResult(Result):
+    """The number of tokens by split."""
+
+    tokens: dict[str, int]
+
+
+def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
     """One unit for each part."""
     units = []
     for part in parts:
         output = f".stages/tokens/{part.name}.safetensors"
-        spec = {
-            "part": part.path,
-            "output": output,
-            "seed": config.seed,
-            "tokenizer": config.tokenizer.layout,
-            "end_of_document": config.rows.end_of_document,
-            "pairs": config.pairs,
-        }
+        spec = TokensSpec(part.path, output, config.seed, config.tokenizer, config.rows.end_of_document, config.pairs)
         settings = [config.seed, config.tokenizer.layout, config.rows.end_of_document, config.pairs]
         inputs = [settings, part.checksums, trained.checksums]
         units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
 
 
-def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Writes the token ids of one part's documents by split, sorted by hash; returns the number of tokens."""
-    model = tokenizer.load(corpus, spec["tokenizer"])
+def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
+    """Writes the token ids of one part's documents by split, sorted by hash."""
+    model = tokenizer.load(corpus, spec.tokenizer.layout)
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
-    documents = read_documents(corpus, spec["part"], ["id", "split", "text", "target"])
-    end = [model.vocabulary.eos] if spec["end_of_document"] else []
+    documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
+    end = [model.vocabulary.eos] if spec.end_of_document else []
     while batch := list(islice(documents, _ENCODE_BATCH)):
         texts = model.encode([document["text"] for document in batch])
-        of_targets = model.encode([document["target"] for document in batch]) if spec["pairs"] else [[]] * len(batch)
+        of_targets = model.encode([document["target"] for document in batch]) if spec.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             tokens[document["split"]].append(np.array([*text, *target, *end], dtype=dtype))
-            hashes[document["split"]].append(_shuffle_hash(spec["seed"], document["id"]))
+            hashes[document["split"]].append(_shuffle_hash(spec.seed, document["id"]))
             targets[document["split"]].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
@@ -71,11 +83,11 @@ def tokenize(corpus: Path, spec: dict[str, Any]) -> dict[str, Any]:
         arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
         arrays[f"{split}.offsets"] = np.cumsum(lengths)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
-        if spec["pairs"]:
+        if spec.pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
-    with atomic_path(corpus / spec["output"]) as path, os_errors():
+    with atomic_path(corpus / spec.output) as path, os_errors():
         save_file(arrays, path)
-    return {"tokens": {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS}}
+    return TokensResult({split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS})
 
 
 STAGE = Stage("tokens", 2, tokenize, "lower characters_per_part")

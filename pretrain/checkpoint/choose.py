@@ -36,6 +36,11 @@ def newest(run: Path) -> Path | None:
     return _first_sound(run, lambda directory: _damage(directory, check))
 
 
+def is_sound(directory: Path) -> bool:
+    """Whether every file of a checkpoint has the content that was written."""
+    return _damage(directory, lambda one: checkpoint_index.verify(one, checkpoint_index.read(one))) is None
+
+
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
     """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
     import torch  # here, because the launcher looks for checkpoints too and must start fast

@@ -20,22 +20,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline import tokenizer
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, flush, sha256
+from data_pipeline.foundation.atomic import hidden, reveal
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
-from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
-from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
-from pretrain.checkpoint.index import File, Index
+from pretrain.checkpoint.index import File
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.table import Piece, Table
 from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.checkpoint.write import desk, write_index, write_part
 from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.standing import Standing
@@ -85,7 +83,7 @@ class Saver:
         started = time.perf_counter()
         self._number += 1
         final = directory_of(self._origin.run, standing.step)
-        temporary = final.with_name(f".{final.name}.{self._token}-{self._number}{TEMPORARY_SUFFIX}")
+        temporary = hidden(final, f"{self._token}-{self._number}")
         standing = replace(standing, skipped=_union(standing.skipped))
         tensors, fragments = _copy(self._engine)
         self._writing = _Writing(self._origin, standing, temporary, final, tensors, fragments)
@@ -171,7 +169,7 @@ class _Writing(threading.Thread):
         self.stall_seconds = self.write_seconds = self.gigabytes = 0.0
         self._tensors, self._fragments = tensors, fragments
         self._name = rank_file(origin.rank)
-        self._desk = temporary / f".{self._name}{TEMPORARY_SUFFIX}"  # this rank writes here; its size shows progress
+        self._desk = desk(temporary, origin.rank)
         self._phases = 0
         self._seen = (0, 0)
 
@@ -183,7 +181,7 @@ class _Writing(threading.Thread):
     def run(self) -> None:
         started = time.perf_counter()
         try:
-            self._write_part()
+            write_part(self.temporary, self.origin.rank, self._tensors, self._fragments, self._advance)
             if self.origin.rank == 0:
                 self._complete()
                 self._settle()
@@ -202,19 +200,6 @@ class _Writing(threading.Thread):
     def _advance(self) -> None:
         self._phases += 1
 
-    def _write_part(self) -> None:
-        self._desk.mkdir(parents=True, exist_ok=True)
-        path = self._desk / f"{self._name}.safetensors"
-        with os_errors():
-            save_file(self._tensors, path)
-        self._tensors.clear()
-        self._advance()
-        flush(path)
-        table = Table(self._fragments, File(path.stat().st_size, sha256(path, self._advance)))
-        path.rename(self.temporary / path.name)
-        self._desk.rmdir()
-        table.write(self.temporary / f"{self._name}.json")
-
     def _complete(self) -> None:
         origin = self.origin
         tokenizer.save(origin.tokenizer, self.temporary)
@@ -229,9 +214,9 @@ class _Writing(threading.Thread):
             assert written is not None
             files[f"{rank_file(rank)}.safetensors"] = written
             self._advance()
-        files |= checkpoint_index.files_below(self.temporary, but=files)
-        self.gigabytes = sum(file.bytes for file in files.values()) / 1e9
-        index = Index(
+        index = write_index(
+            self.temporary,
+            files,
             step=self.standing.step,
             position=self.standing.position,
             consumed=origin.mixture.consumed(self.standing.position),
@@ -240,16 +225,12 @@ class _Writing(threading.Thread):
             identity=origin.identity,
             world_size=origin.ranks,
             zero_stage=origin.zero_stage,
-            files=dict(sorted(files.items())),
             health=self.standing.health,
         )
-        with atomic_path(self.temporary / checkpoint_index.INDEX) as path:
-            path.write_text(index.as_json())
-        flush(self.temporary)
+        self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
-        replaced = _hidden(self.final) if self.final.exists() else None
-        self.temporary.rename(self.final)
-        flush(self.final.parent)
+        replaced = self.final.rename(hidden(self.final)) if self.final.exists() else None
+        reveal(self.temporary, self.final)
         if replaced:
             shutil.rmtree(replaced, ignore_errors=True)
 
@@ -263,7 +244,9 @@ class _Writing(threading.Thread):
             return  # `latest` may name an old checkpoint, so none may be removed
         for old in _superseded(all_steps(run), self.standing.step, settings):
             try:
-                shutil.rmtree(_hidden(directory_of(run, old)), ignore_errors=True)
+                directory = directory_of(run, old)
+                # renamed first, so that the next start removes whatever can't be removed now
+                shutil.rmtree(directory.rename(hidden(directory)), ignore_errors=True)
             except OSError as error:
                 self.warnings.append(f"{directory_of(run, old)}: can't be removed: {error.strerror}")
 
@@ -286,14 +269,8 @@ def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> lis
     return [one for one in done[: -settings.keep_last] if not kept or one % kept]
 
 
-def _hidden(directory: Path) -> Path:
-    """Renames a checkpoint so that the next start removes whatever can't be removed now."""
-    hidden = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}")
-    return directory.rename(hidden)
-
-
 def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """What this rank owns: tensors by "STATE/NAME", copied to host memory, and the places of the fragments."""
+    """Copies what this rank owns: tensors by "STATE/NAME", in host memory, and the places of the fragments."""
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, Piece] = {}
     state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)

@@ -20,7 +20,7 @@ _METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
 def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
-    """Returns these metrics for each corpus, in nats per token; NaN if there are no such tokens:
+    """The metrics of each corpus, in nats per token; NaN if there are no such tokens.
 
     validation/NAME/loss: the mean over all target tokens.
     validation/NAME/text_loss: the mean over text tokens only. Sentinels and end marks are predictable and learnt

@@ -25,9 +25,8 @@ def beam_search(decoder: Decoder, config: ModelConfig, settings: GenerationSetti
     )
     tokens, history = decoder.prompt, decoder.history
     batch, device = tokens.size(0), tokens.device
-    sums = torch.zeros(
-        batch, 1, device=device
-    )  # log probabilities of the running hypotheses: one, before the first step
+    # log probabilities of the running hypotheses; before the first step there is one per row
+    sums = torch.zeros(batch, 1, device=device)
     running = torch.full((batch, 1, most), config.pad_id, device=device)
     finished = torch.full((batch, beams, most), config.pad_id, device=device)
     worth = torch.full((batch, beams), -torch.inf, device=device)

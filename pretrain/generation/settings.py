@@ -1,4 +1,4 @@
-"""How to decode. No torch: settings are checked before a model is opened."""
+"""The settings of decoding. No torch is imported: settings are checked before a model is opened."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,26 +11,30 @@ class GenerationSettings(Section):
     """Decoding is greedy by default. Names and meanings are those of Hugging Face transformers.
 
     All lengths count generated tokens only; transformers' `min_length` also counts the decoder's start.
-
-    - `num_beams`: above 1: beam search. The score of a hypothesis is its log probability / length^`length_penalty`, so
-      a penalty above 0 favours long hypotheses.
-    - `early_stopping`: a row is finished once it has `num_beams` hypotheses (true), once no running one would be better
-      if it ended now (false), or once none could become better at any length ("never").
-    - `no_repeat_ngram_size`: no n-gram of this size occurs twice, counting the prompt's; 0: no limit.
-    - `temperature`: above 0: samples tokens from the `top_k` likeliest, and of these from the smallest set that holds
-      `top_p` of their probability. `seed` and a row's number determine the samples.
     """
 
     max_new_tokens: PositiveInt = 128
+    """The longest answer, in tokens."""
     min_new_tokens: NonNegativeInt = 0
+    """The shortest answer, in tokens."""
     no_repeat_ngram_size: NonNegativeInt = 0
+    """No n-gram of this size occurs twice, counting the prompt's. 0: no limit."""
     num_beams: PositiveInt = 1
+    """Hypotheses of beam search. 1: no beam search."""
     length_penalty: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """A hypothesis's score is its log probability / length^penalty, so that a penalty above 0 favours long
+    hypotheses."""
     early_stopping: bool | Literal["never"] = False
+    """When beam search is finished. true: as soon as it has `num_beams` hypotheses. false: once no running one would be
+    better if it ended now. never: once none could become better at any length."""
     temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """Divides the logits before a token is sampled. 0: always the likeliest token."""
     top_k: PositiveInt | None = None
+    """Tokens are sampled among this many of the likeliest. null: all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Tokens are sampled from the smallest set that holds this share of the probability of the `top_k` likeliest."""
     seed: int = 0
+    """Seed of sampling; with a row's number it determines the samples."""
 
     @field_validator("early_stopping", mode="before")
     @classmethod

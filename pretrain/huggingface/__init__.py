@@ -19,7 +19,7 @@ from pretrain.models import FAMILIES, ModelConfig
 
 
 def interchange_of(family: str) -> Interchange:
-    """Raises UserError if transformers has no such model."""
+    """How a family converts to transformers and back. Raises UserError if transformers has no such model."""
     module = FAMILIES[family].interchange
     if module is None:
         exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)

@@ -126,7 +126,7 @@ def _refuse_unlike_stacks(saved: Json) -> None:
         if saved[f"encoder_{key}"] != saved[f"decoder_{key}"]
     ]
     if problems:
-        raise UserError(f"encoder and decoder must be alike in these settings: {'; '.join(problems)}")
+        raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
 
 
 INTERCHANGE = Interchange(

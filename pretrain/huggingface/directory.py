@@ -1,7 +1,5 @@
 """Directories for transformers' `from_pretrained`: written completely or not at all, read without pickles."""
 
-import shutil
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import flush
+from data_pipeline.foundation.atomic import new_directory
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import json_files, tokenizer_files
@@ -36,8 +34,6 @@ def write(
     shard_bytes: int,
 ) -> None:
     """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: exists already; choose another directory for the export")
     check(shapes(config), state_dict, "the weights don't fit the model")
     if tokenizer.size != config.vocab_size:
         raise UserError(
@@ -46,10 +42,7 @@ def write(
             f"but the model's vocab_size is {config.vocab_size}"
         )
     exported = interchange.to_hugging_face(state_dict, config)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-    partial.mkdir()
-    try:
+    with new_directory(out) as partial:
         tokenizer_files.write(tokenizer, interchange, partial)
         bos = {"bos_token_id": tokenizer.vocabulary.bos}
         json_files.write(partial / CONFIG, {**exported.config, **bos})
@@ -58,13 +51,6 @@ def write(
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
         _write_tensors(exported.tensors, partial, shard_bytes)
-        for path in partial.iterdir():
-            flush(path)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    flush(out.parent)
 
 
 def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelConfig, State]:
@@ -120,8 +106,13 @@ def _as_transformers_reads(saved: Json, path: Path) -> Json:
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
     """Raises UserError that names the settings with which our model would compute something else."""
-    if problems := [f"{key} is {settings[key]!r}" for key, ours in fixed.items() if settings.get(key, ours) != ours]:
-        raise UserError(f"{path}: models here don't support this: {'; '.join(problems)}")
+    problems = [
+        f"{key} is {settings[key]!r}, but must be {ours!r}"
+        for key, ours in fixed.items()
+        if settings.get(key, ours) != ours
+    ]
+    if problems:
+        raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
 
 
 def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:

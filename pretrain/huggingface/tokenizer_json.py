@@ -47,7 +47,7 @@ def read(path: Path) -> Json:
 
 
 def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
-    """Raises UserError if it encodes text differently from ours, for example with a space put in front."""
+    """The byte-level BPE model in `saved`. Raises UserError if it encodes text differently from ours."""
     splits = saved["pre_tokenizer"] or {}
     model, vocabulary = saved["model"], saved["model"]["vocab"]
     _refuse(

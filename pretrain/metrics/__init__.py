@@ -1,1 +1,1 @@
-"""Metrics: the log, MLflow, throughput, the dashboard."""
+"""The metrics of a run: their log, MLflow, throughput, and the dashboard."""

@@ -1,4 +1,4 @@
-"""The MLflow UI on this machine, opened on the charts of a run."""
+"""Serves the MLflow UI on this machine and opens it at the charts of a run."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from pretrain.metrics.mlflow_feeder import (
 )
 
 _HOST = "127.0.0.1"
-_TRAINING = "?workflowType=machine_learning"  # else the UI frames a run as an evaluation of a chat application
+_TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_STOP = 10.0
 
@@ -36,9 +36,9 @@ def dashboard(
 ) -> None:
     """Serves the MLflow UI until Ctrl-C or SIGTERM and prints its address.
 
-    With `run_dir` it opens the charts of that run, in the run's own MLflow instead of `uri`; without, the list of
-    experiments. If MLflow is a server already, it only prints the address. `print_only` starts nothing and prints the
-    address of the page of a dashboard on `port`. Raises UserError if there is nothing to show.
+    With `run_dir` it opens the charts of that run in the run's own MLflow, and ignores `uri`; otherwise it opens the
+    list of experiments. If MLflow already runs as a server, it only prints the address. `print_only` starts nothing and
+    prints the address that a dashboard on `port` has. Raises UserError if there is nothing to show.
     """
     state = _state_of(run_dir) if run_dir else None
     uri = absolute_uri(state.tracking_uri if state else uri)
@@ -59,16 +59,16 @@ def dashboard(
         print(f"port {port} is in use, taking {free}", flush=True)
     address = f"http://{_HOST}:{free}"
     with suppress(OSError), creating_alone(uri):
-        pass  # a run that has only just begun may still be making the tables, which the server would make too
+        pass  # a run that has just begun may still be creating the tables, and the server would create them too
     with _server(uri, free) as server:
         print("starting the MLflow UI ", end="", flush=True)
         _wait_until_it_answers(address, server)
         print(" ready, Ctrl-C ends it", flush=True)
         _show(f"{address}/{page}", open_browser)
         if state:
-            print(f"beside the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
+            print(f"with the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
         server.wait()
-        raise FailedError(f"the MLflow server ended by itself, with exit code {server.returncode}")
+        raise FailedError(f"the MLflow server stopped unexpectedly, with exit code {server.returncode}")
 
 
 def _state_of(run_dir: Path) -> FeedState:
@@ -90,7 +90,7 @@ def _free_port(port: int) -> int:
     """`port`, or the first one above it that nothing listens on."""
     for candidate in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT isn't in use
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT counts as free
             try:
                 probe.bind((_HOST, candidate))
             except OSError:
@@ -101,7 +101,7 @@ def _free_port(port: int) -> int:
 
 @contextmanager
 def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts the server; leaving the block in any way, also by SIGTERM, ends it with all its children."""
+    """Starts the server. However the block ends, also by SIGTERM, the server ends with all its children."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
     if database := sqlite_file(uri):
@@ -115,7 +115,7 @@ def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryFile() as output:
-        # a session of its own: Ctrl-C reaches us alone, and we end the server in order
+        # a session of its own: Ctrl-C reaches only this process, which then ends the server
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             yield server

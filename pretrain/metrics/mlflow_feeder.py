@@ -1,4 +1,4 @@
-"""Feeds MLflow from a run directory. It can be repeated: MLflow never gets data as new that it already has.
+"""Feeds MLflow from a run directory. Feeding again is safe: MLflow keeps each point once.
 
 RUN/tracking.json   the description of the run for MLflow (TrackedRun)
 RUN/mlflow.json     how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
@@ -34,7 +34,7 @@ TRACKING_FILE = "tracking.json"
 STATE_FILE = "mlflow.json"
 ARTIFACTS_DIRECTORY = "artifacts"
 
-# MLflow would report its use to its makers, from the client as from the server
+# MLflow would report its use to its developers, from the client and from the server
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 # retries are this module's own; MLflow's would hold a closing run for minutes
 _FAIL_FAST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -50,8 +50,11 @@ _RUN_KEY = "run_key"
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A corpus as MLflow shows it: `digest` is the manifest's fingerprint, `context` train or validation, and
-    `profile` holds what else is worth a look (rows, tokens)."""
+    """A corpus as MLflow shows it.
+
+    `digest` is the manifest's fingerprint, `context` is train or validation, and `profile` has further facts (rows,
+    tokens).
+    """
 
     name: str
     digest: str
@@ -117,7 +120,7 @@ class MlflowFeeder:
         state = self._connected()
         path = self.run_dir / metric_log.FILE_NAME
         size = path.stat().st_size if path.exists() else 0
-        if size < state.offset:  # the file system lost the end of the file: what is left may be sent again
+        if size < state.offset:  # the file system lost the end of the file; some of the rest may be sent again
             state.offset = 0
         sent = 0
         for metrics, offset in self._batches(path, state.offset) if size > state.offset else ():
@@ -151,7 +154,7 @@ class MlflowFeeder:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             database = sqlite_file(self.uri)
-            # a server knows its own place for artifacts; beside a file they must not land in the working directory
+            # a server has its own place for artifacts; with a file, they must not land in the working directory
             location = (database.parent / "mlartifacts" / _safe_key(name)).as_uri() if database else None
             return self._client.create_experiment(name, artifact_location=location, tags={kind: value})
         if experiment.lifecycle_stage == "deleted":
@@ -169,7 +172,7 @@ class MlflowFeeder:
         try:
             self._client.get_run(state.run_id)
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # another database has taken its place
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # the database has been replaced
                 return None
             raise
         return state
@@ -216,7 +219,7 @@ class MlflowFeeder:
             self._client.log_inputs(run_id, inputs)
 
     def _batches(self, path: Path, offset: int) -> Iterator[tuple[list[Any], int]]:
-        """Batches of MLflow metrics, each with the offset that stands when it has been sent."""
+        """Batches of MLflow metrics, each with the offset that is reached once the batch is sent."""
         from mlflow.entities import Metric
 
         batch: list[Any] = []
@@ -246,9 +249,12 @@ class MlflowFeeder:
 
 
 class _Replays:
-    """Recognises steps that an attempt repeats. After a resume, the steps between the checkpoint and the crash are
-    logged twice. If the losses are equal to the bit, as on CPU, MLflow has the step already. If they differ, the new
-    point is sent too and follows the old one at its step, since MLflow can't delete a point."""
+    """Recognises steps that an attempt repeats.
+
+    After a resume, the steps between the checkpoint and the crash are logged twice. If the losses are bitwise equal, as
+    on CPU, MLflow has the step already. If they differ, the new point is sent too and follows the old one at its step,
+    since MLflow can't delete a point.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -256,7 +262,7 @@ class _Replays:
         self._earlier: dict[int, dict[str, float]] = {}
 
     def unsent(self, row: metric_log.Row) -> dict[str, float]:
-        """What of `row` isn't in MLflow from an earlier attempt. Rows come in the order of the file."""
+        """The metrics of `row` that MLflow doesn't have from an earlier attempt. Rows come in the order of the file."""
         if row.attempt != self._attempt:
             self._attempt, self._earlier = row.attempt, {}
             for other, _ in metric_log.rows_from(self._path):
@@ -264,7 +270,7 @@ class _Replays:
                     self._earlier.setdefault(other.step, {}).update(other.metrics)
         before = self._earlier.get(row.step, {})
         shared = before.keys() & row.metrics.keys()
-        deciding = {name for name in shared if name.endswith("loss")} or shared  # speeds never come out equal
+        deciding = {name for name in shared if name.endswith("loss")} or shared  # speeds are never equal
         if shared and all(_equal(before[name], row.metrics[name]) for name in deciding):
             return {name: value for name, value in row.metrics.items() if name not in before}
         return row.metrics
@@ -272,20 +278,26 @@ class _Replays:
 
 @contextlib.contextmanager
 def creating_alone(uri: str) -> Iterator[None]:
-    """Runs that start together on one new sqlite file must not create its tables at the same time: MLflow would leave
-    them half made."""
+    """Within the block, this process alone creates tables in a new sqlite file.
+
+    If runs that start together did so at the same time, MLflow would leave the tables half made.
+    """
     database = sqlite_file(uri)
     if database is None:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with database.with_name(f".{database.name}.lock").open("w") as file:
-        lock(file, f"{database}: runs that start together may make it in vain; MLflow is then tried again", wait=True)
+        lock(
+            file,
+            f"{database}: runs that start together may fail to create its tables; MLflow is then tried again",
+            wait=True,
+        )
         yield
 
 
 def absolute_uri(uri: str) -> str:
-    """`uri`, and for a sqlite file the same from whatever working directory it is opened."""
+    """`uri`; the path of a sqlite file becomes absolute, so that it doesn't depend on the working directory."""
     file = sqlite_file(uri)
     return f"sqlite:///{file}" if file else uri
 
@@ -315,7 +327,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _safe_key(name: str) -> str:
-    """`name` without what MLflow refuses: odd characters, empty and dotted parts of a path, too great a length."""
+    """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length."""
     parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:_KEY_LENGTH].rstrip("/") or "_"
 
@@ -332,7 +344,7 @@ def _user() -> str:
 
 
 def _client(uri: str) -> Any:
-    """An MLflow client. MLflow is imported here, not above: it takes a second, which a training step shouldn't wait."""
+    """An MLflow client. Importing MLflow takes a second, so it isn't imported with this module."""
     os.environ.update(NO_TELEMETRY)
     for name, value in _FAIL_FAST.items():
         os.environ.setdefault(name, value)

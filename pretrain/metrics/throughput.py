@@ -16,7 +16,7 @@ from data_pipeline.loading.batches import IGNORED, Batch
 from pretrain.models.model import Model, Sizes
 
 # Dense peaks in TFLOP/s: tensor cores in bf16 and in TF32, fp32 without them; from NVIDIA's data sheets. The first
-# device whose words all stand in a name; MIG slices are no whole device.
+# device whose words all occur in a GPU's name applies, but not to MIG slices.
 _DATA_SHEETS: list[tuple[set[str], dict[str, float]]] = [
     ({"MIG"}, {}),
     ({"GH200"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),

@@ -1,4 +1,4 @@
-"""Tracks a run: in a local metric log, from which MLflow is fed.
+"""Tracks a run in a local log of metrics, from which MLflow is fed.
 
 Training waits only for one line to be appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from that file. While
 MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
@@ -21,13 +21,13 @@ __all__ = ["DatasetInfo", "Tracker", "sync"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _SECONDS_BETWEEN_FEEDS = 2.0
-_SECONDS_FOR_THE_REST = 30.0  # that MLflow is given at the end of a run
+_SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
 _LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
 
 class Tracker:
-    """Logs a run's metrics, and has MLflow fed with them unless `uri` is None.
+    """Logs a run's metrics and feeds them to MLflow, unless `uri` is None.
 
     `parameters` is the resolved run config, `tags` what else names the run (git_commit, hosts, ranks, zero_stage),
     `artifacts` files such as config.yaml. Files that appear in `artifacts_directory` later, whole under their final
@@ -70,7 +70,7 @@ class Tracker:
         self._feeding = _FeedingThread(run_dir, self._run) if self._run.uri else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one row of the metrics log. A disk that refuses it is reported once; the row is kept for later."""
+        """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
         try:
             self._log.log(step, metrics)
             self._log_failing = False
@@ -80,7 +80,7 @@ class Tracker:
             self._log_failing = True
 
     def close(self, status: Status, timeout: float | None = None) -> None:
-        """Ends the run: gives MLflow up to `timeout` seconds, 30 by default, for what it lacks. May be called twice."""
+        """Ends the run. MLflow gets up to `timeout` seconds (default: 30) for what it lacks. May be called twice."""
         if self._run.ended is not None:
             return
         self._run.status, self._run.ended = status, time.time()
@@ -136,7 +136,7 @@ class _FeedingThread:
 
     def close(self, timeout: float) -> bool:
         """Has the feeder send the rest. Returns whether MLflow has everything."""
-        if self._failing:  # another try, but no long wait for what has been away all the time
+        if self._failing:  # MLflow was unreachable so far: one more try, but no long wait
             timeout = min(timeout, 3.0)
         self._closing.set()
         self._thread.join(timeout)
@@ -152,7 +152,7 @@ class _FeedingThread:
                     self._feeder.finish()
                     self._complete = True
                 if self._failing:
-                    logger.warning("MLflow at %s takes metrics again", self._uri)
+                    logger.warning("MLflow at %s accepts metrics again", self._uri)
                 self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
             except Exception as error:
                 if not self._failing:
@@ -167,7 +167,7 @@ class _FeedingThread:
 
 
 def _relative(path: Path, run_dir: Path) -> str:
-    """Relative where `path` is in the run directory, which may be synced from another place or machine."""
+    """`path`, made relative if it is in the run directory, which may be synced from another place or machine."""
     path, run_dir = path.absolute(), run_dir.absolute()
     return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
 

@@ -19,13 +19,19 @@ Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]
 
 
 class ParameterGroup(Section):
-    """Overrides settings for the parameters whose kind or name matches an entry of `match`. Names may have wildcards:
-    "decoder.layers.*.feed_forward.*". Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of
-    relative positions; a tied output matrix), output (an untied output matrix), matrices (all others)."""
+    """Settings of some of the parameters.
+
+    Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of relative positions; a tied output
+    matrix), output (an untied output matrix), matrices (all others).
+    """
 
     match: Annotated[list[str], Field(min_length=1)]
+    """The group's parameters, by kind (norms, biases, embeddings, output, matrices) or by name, with wildcards:
+    `decoder.layers.*.feed_forward.*`."""
     learning_rate: PositiveFloat | None = None
+    """The group's peak learning rate. null: the optimizer's."""
     weight_decay: NonNegativeFloat | None = None
+    """The group's weight decay. null: the optimizer's."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -38,15 +44,19 @@ NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0
 
 
 class OptimizerConfig(Section):
-    """`learning_rate` is the schedule's peak. `weight_decay` is decoupled: a step subtracts rate · decay · parameter.
-    `gradient_clipping` is the largest L2 norm of the whole gradient; 0: no clipping. A parameter belongs to the first
-    of `groups` that matches it; parameters without a match use the values here."""
+    """The settings common to all optimizers."""
 
     name: str
+    """The algorithm."""
     learning_rate: PositiveFloat
+    """The schedule's peak learning rate."""
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay: a step subtracts rate · decay · parameter. 0 turns it off."""
     gradient_clipping: NonNegativeFloat = 1.0
+    """The largest L2 norm of the whole gradient; a larger one is scaled down. 0 turns it off."""
     groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
+    """Settings of some of the parameters. A parameter belongs to the first group that matches it; without a match, the
+    settings above hold."""
 
     def algorithm(self, kind: Kind) -> str:
         """The algorithm that updates parameters of this kind."""
@@ -58,54 +68,65 @@ class OptimizerConfig(Section):
 
 
 class AdamWConfig(OptimizerConfig):
-    """Loshchilov and Hutter 2019."""
+    """AdamW (Loshchilov and Hutter 2019)."""
 
     name: Literal["adamw"] = "adamw"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decays of the first and second moments."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
 
 
 class AdamWScaleConfig(OptimizerConfig):
-    """nanoT5's optimizer (Nawrot 2023): AdamW with steps scaled by each tensor's RMS, which counts as `least_rms` at
-    least."""
+    """nanoT5's optimizer (Nawrot 2023): AdamW with steps scaled by each tensor's root mean square."""
 
     name: Literal["adamw_scale"] = "adamw_scale"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decays of the first and second moments."""
     eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
     least_rms: PositiveFloat = 1e-3
+    """The least root mean square that a tensor counts with."""
 
 
 class AdafactorConfig(OptimizerConfig):
-    """Shazeer and Stern 2018, as in T5: without momentum. Second moments decay by 1 − t^−`decay_rate`. An update's RMS
-    is clipped to `clipping_threshold` (null: no clipping). With `multiply_by_parameter_scale`, steps are scaled by the
-    parameter's RMS. `eps` is the smallest squared gradient and the smallest RMS of a parameter. A matrix with fewer
-    rows or columns than `min_dim_size_to_factor` keeps the second moment of each element."""
+    """Adafactor (Shazeer and Stern 2018), as in T5: without momentum."""
 
     name: Literal["adafactor"] = "adafactor"
     decay_rate: PositiveFloat = 0.8
+    """Second moments decay by 1 − t^−decay_rate at step t."""
     clipping_threshold: PositiveFloat | None = 1.0
+    """The largest root mean square of a tensor's update. null: no limit."""
     eps: tuple[PositiveFloat, PositiveFloat] = (1e-30, 1e-3)
+    """The smallest squared gradient, and the smallest root mean square that a tensor counts with."""
     min_dim_size_to_factor: PositiveInt = 128
+    """A matrix with fewer rows or columns keeps the second moment of each element."""
     multiply_by_parameter_scale: bool = True
+    """Scale steps by each tensor's root mean square."""
 
 
 class MuonConfig(OptimizerConfig):
-    """Jordan et al. 2024, for matrices; AdamW for every other kind, with `betas`, `eps` and `adamw_learning_rate`.
-
-    `adjust_lr_fn`: match_rms_adamw scales an orthogonal update by 0.2 · √(larger dimension) (Liu et al. 2025), so that
-    one learning rate suits both (`adamw_learning_rate: null`); original scales it by √(rows / columns) if that exceeds
-    1. `newton_schulz_dtype`: the dtype in which an update is made orthogonal.
-    """
+    """Muon (Jordan et al. 2024) for matrices; AdamW for every other kind, with `betas`, `eps` and
+    `adamw_learning_rate`."""
 
     name: Literal["muon"] = "muon"
     momentum: Decay = 0.95
+    """Decay of the momentum."""
     nesterov: bool = True
+    """Use Nesterov's momentum."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Iterations of Newton–Schulz, which make an update orthogonal."""
     newton_schulz_dtype: Literal["bf16", "fp32"] = "bf16"
+    """The dtype in which an update is made orthogonal."""
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    """How an orthogonal update is scaled. `match_rms_adamw`: by 0.2 · √(larger dimension) (Liu et al. 2025), so that
+    one learning rate suits matrices and all others. `original`: by √(rows / columns) if that exceeds 1."""
     adamw_learning_rate: PositiveFloat | None = None
+    """AdamW's peak learning rate. null: `learning_rate`, which suits only with `match_rms_adamw`."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW's decays of the first and second moments."""
     eps: PositiveFloat = 1e-8
+    """AdamW's: added to the root of the second moment."""
 
     @model_validator(mode="after")
     def _rates_suit(self) -> Self:
@@ -124,7 +145,10 @@ class Schedule(Section):
     """The formulas are in pretrain/optimizers/schedules.py."""
 
     name: str
+    """The shape of the schedule."""
     warmup_steps: NonNegativeInt = 0
+    """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stands there with
+    `warmup: constant`."""
 
     def problems(self, max_steps: int) -> list[str]:
         """What doesn't fit into a run of `max_steps`."""
@@ -132,10 +156,12 @@ class Schedule(Section):
 
 
 class DecaySchedule(Schedule):
-    """Decays to `final_learning_rate` at `until_step` (null: run.max_steps) and stays there."""
+    """Decays to a last rate and stays there."""
 
     final_learning_rate: NonNegativeFloat = 0.0
+    """The last learning rate."""
     until_step: PositiveInt | None = None
+    """The step at which the last rate is reached; it may lie beyond the run's end. null: `run.max_steps`."""
 
     def problems(self, max_steps: int) -> list[str]:
         if self.until_step is None or self.until_step > self.warmup_steps:
@@ -144,21 +170,27 @@ class DecaySchedule(Schedule):
 
 
 class CosineSchedule(DecaySchedule):
+    """Decays along half a cosine to a last rate, where it stays."""
+
     name: Literal["cosine"] = "cosine"
 
 
 class LinearSchedule(DecaySchedule):
+    """Decays along a line to a last rate, where it stays."""
+
     name: Literal["linear"] = "linear"
 
 
 class WarmupStableDecaySchedule(Schedule):
-    """Constant until `decay_steps` before the end (Hu et al. 2024), then decays linearly or, with
-    `decay_shape: one_minus_sqrt`, by 1 − √progress (Hägele et al. 2024)."""
+    """Constant, then decays over the last steps of the run (Hu et al. 2024)."""
 
     name: Literal["warmup_stable_decay"] = "warmup_stable_decay"
     decay_steps: PositiveInt
+    """Steps of the decay, which ends with the run."""
     decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """The decay's shape. `linear`: along a line. `one_minus_sqrt`: by 1 − √progress (Hägele et al. 2024)."""
     final_learning_rate: NonNegativeFloat = 0.0
+    """The last learning rate."""
 
     def problems(self, max_steps: int) -> list[str]:
         if self.warmup_steps + self.decay_steps <= max_steps:
@@ -167,13 +199,17 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 class InverseSquareRootSchedule(Schedule):
-    """`warmup`: constant, as in T5, or linear, as in the Transformer and in Adafactor with warmup_init."""
+    """Falls in proportion to 1 / √step after the warm-up."""
 
     name: Literal["inverse_square_root"] = "inverse_square_root"
     warmup: Literal["constant", "linear"] = "constant"
+    """The rate during warm-up. `constant`: the peak, as in T5. `linear`: rises from 0, as in the Transformer and in
+    Adafactor with warmup_init."""
 
 
 class ConstantSchedule(Schedule):
+    """Stays at its peak after the warm-up."""
+
     name: Literal["constant"] = "constant"
 
 

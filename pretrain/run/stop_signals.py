@@ -50,11 +50,11 @@ def held_back(process: int) -> signal.Signals | None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if not _received:
-        tell(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
+        announce(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
     _received.append(number)
 
 
-def tell(number: int, what: str) -> None:
+def announce(number: int, what: str) -> None:
     """Prints to stderr `what` a signal does. Doesn't use print(), which the signal handler may have interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())

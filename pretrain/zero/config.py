@@ -30,12 +30,12 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
-    return {**config.deepspeed, **decided}
+    return {**config.deepspeed.model_dump(), **decided}
 
 
 def quiet_deepspeed() -> None:
     """Silences DeepSpeed except for warnings and errors."""
-    from deepspeed.utils import logger
+    from pretrain.zero.internals import deepspeed
 
-    logger.setLevel(logging.ERROR)
+    deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

@@ -31,7 +31,7 @@ def construct(config: RunConfig, model_config: ModelConfig, cut: Cut) -> Model:
 
 @contextlib.contextmanager
 def _sharded(config: RunConfig, cut: Cut) -> Iterator[None]:
-    import deepspeed
+    from pretrain.zero.internals import deepspeed
 
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, cut)):
         yield

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +22,7 @@ from pretrain.config import RunConfig
 from pretrain.zero import internals
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
+from pretrain.zero.internals import deepspeed
 from pretrain.zero.optimizer import attach, set_rates
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses

@@ -1,4 +1,4 @@
-"""DeepSpeed's private names: only this module relies on more than its documented interface.
+"""DeepSpeed's private names: only this module relies on more than its documented interface, and only it imports it.
 
 It finds the fragments of parameters in the flat fp32 tensors that ZeRO gives an optimizer on this rank. Stages 1 and 2
 give the optimizer one flat tensor per parameter group, cut evenly over the ranks, so a parameter may straddle ranks or
@@ -9,17 +9,20 @@ parameter. When a run starts, `check` verifies this for its engine.
 from collections.abc import Iterator
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 
+from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.models.model import whole_shape
 from pretrain.optimizers.flat import Flat, Fragment
+
+with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
+    import deepspeed
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
@@ -35,9 +38,12 @@ def check_version() -> None:
         )
 
 
-def leave_shared_memory() -> None:
-    """Keeps DeepSpeed from loading an inference extension that takes 69 MB per rank in /dev/shm."""
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+def load_no_extensions() -> None:
+    """Keeps DeepSpeed from loading an inference extension that takes 69 MB per rank in /dev/shm.
+
+    DeepSpeed looks it up in a table, which it would fill by probing every extension: for one it runs a compiler.
+    """
+    deepspeed.ops.__compatible_ops__ = {}
 
 
 def check(engine: DeepSpeedEngine) -> None:

@@ -27,7 +27,7 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
     compute = config.compute
     if compute.compile:
         torch._dynamo.config.recompile_limit = _GRAPHS
-        _tell_the_watchdog()
+        _watch_compilation()
     for layer in layers(model):
         forward: Forward = layer.forward
         if compute.compile:
@@ -47,7 +47,7 @@ def layers(model: nn.Module) -> Iterator[nn.Module]:
             yield from module
 
 
-def _tell_the_watchdog() -> None:
+def _watch_compilation() -> None:
     from torch._dynamo.callback import on_compile_end, on_compile_start  # takes 120 MB: not imported in other runs
 
     on_compile_start(lambda _: watchdog.compiling(True))
@@ -59,6 +59,6 @@ def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward
 
 
 def _gather_as_one(layer: nn.Module) -> None:
-    from deepspeed.utils import set_z3_leaf_module
+    from pretrain.zero.internals import deepspeed
 
-    set_z3_leaf_module(layer, True)
+    deepspeed.utils.set_z3_leaf_module(layer, True)

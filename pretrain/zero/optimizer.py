@@ -1,12 +1,11 @@
 """An optimizer under DeepSpeed: ZeRO's layout of its parameters, its learning rates, and its factored state."""
 
-from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.internals import flats
+from pretrain.zero.internals import DeepSpeedEngine, flats
 
 
 def attach(engine: DeepSpeedEngine) -> None:
@@ -17,14 +16,12 @@ def attach(engine: DeepSpeedEngine) -> None:
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Sets every parameter group's learning rate for `step` (from 0): the schedule, scaled to the group's peak.
-
-    Returns the rate of groups without a rate of their own.
-    """
-    rate = config.learning_rate(step)
+    """Sets every parameter group's learning rate for `step` (from 0). Returns that of groups without a rate of their
+    own."""
+    factor = config.rate_factor(step)
     for group in optimizer.param_groups:
-        group["lr"] = rate * (group["base_rate"] / config.optimizer.learning_rate)
-    return rate
+        group["lr"] = group["base_rate"] * factor
+    return config.learning_rate(step)
 
 
 def factored_state(engine: DeepSpeedEngine) -> dict[str, dict[str, Tensor]]:

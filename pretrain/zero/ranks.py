@@ -29,8 +29,6 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     _environment_of_one_process()
     if not torch.cuda.is_available():
         torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
-    import deepspeed
-
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
 
@@ -38,8 +36,8 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     quiet_deepspeed()
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
-    internals.leave_shared_memory()
-    deepspeed.init_distributed(timeout=timeout)
+    internals.load_no_extensions()
+    internals.deepspeed.init_distributed(timeout=timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
@@ -86,9 +84,8 @@ def communication_device() -> torch.device:
 
 
 def _environment_of_one_process() -> None:
-    os.environ.setdefault(
-        "MKL_CBWR", "AUTO"
-    )  # matrix products sum in the same order whatever the alignment of their operands
+    # matrix products then sum in the same order whatever the alignment of their operands
+    os.environ.setdefault("MKL_CBWR", "AUTO")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return

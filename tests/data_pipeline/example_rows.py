@@ -1,4 +1,4 @@
-"""Rows of random tokens, and what every objective promises of them."""
+"""Rows of random tokens, and checks that hold for every objective."""
 
 from itertools import zip_longest
 
@@ -28,7 +28,7 @@ def make_rows(count: int, length: int, seed: int = 0) -> tuple[Padded, np.ndarra
 
 
 def ragged_rows(lengths: list[int], seed: int = 0) -> tuple[Padded, np.ndarray]:
-    """A row of each of `lengths`, and their keys. The padding is a text token, so that what reads it is found out."""
+    """Rows of these `lengths`, and their keys. The padding is a text token, so that code which reads it gets caught."""
     rows, keys = make_rows(len(lengths), max(lengths), seed)
     rows = Padded(rows.values, np.array(lengths, dtype=np.int64))
     rows.values[~rows.filled] = TEXT[0]
@@ -41,7 +41,7 @@ def as_lists(side: Padded) -> list[list[int]]:
 
 
 def restored(examples: Examples) -> list[list[int]]:
-    """The rows that inputs and targets with sentinels were made of: their runs take turns."""
+    """The original rows, restored from inputs and targets whose runs alternate."""
     rows = []
     for inputs, targets in zip(as_lists(examples.inputs), as_lists(examples.targets), strict=True):
         assert inputs[-1] == targets[-1] == EOS
@@ -56,7 +56,7 @@ def restored(examples: Examples) -> list[list[int]]:
 
 
 def _runs(side: list[int]) -> list[list[int]]:
-    """The tokens before, between and after sentinels, which have to be 0, 1, 2, … in order."""
+    """The tokens before, between and after the sentinels, which must be numbered 0, 1, 2, …"""
     runs: list[list[int]] = [[]]
     for token in side:
         if token >= TEXT[1]:
@@ -68,7 +68,7 @@ def _runs(side: list[int]) -> list[list[int]]:
 
 
 def assert_alike(one: Examples, other: Examples) -> None:
-    """Equal in every field, and in dtype."""
+    """Asserts that both are equal in every field and dtype."""
     for name in ("inputs", "targets"):
         a, b = getattr(one, name), getattr(other, name)
         assert a.values.dtype == b.values.dtype
@@ -98,9 +98,9 @@ def assert_rows_stand_alone(
     vocabulary: Vocabulary = VOCABULARY,
     columns: dict[str, np.ndarray] | None = None,
 ) -> Examples:
-    """A row's example is the same in every batch: alone, in another order, beside longer rows. Returns all examples.
+    """Asserts that a row's example is the same alone, in another order and beside longer rows.
 
-    Padding holds nothing but the pad token.
+    Padding must hold only the pad token. Returns all examples.
     """
     columns = columns or {}
     whole = objective.apply(rows, keys, vocabulary, columns)

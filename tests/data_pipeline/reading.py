@@ -15,9 +15,9 @@ def read(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake]
 
 
 def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake, DamagedInput]:
-    """What a reader yields before it raises DamagedInput, as it has to."""
+    """The records that a reader yields before it raises DamagedInput, which it must."""
     kept, intake = [], Intake()
     records = READERS[source](Input(str(path), options=options), intake)
     with pytest.raises(DamagedInput) as damage:
-        kept.extend(records)  # what came before the error stays
+        kept.extend(records)  # the records before the error
     return kept, intake, damage.value

@@ -1,4 +1,4 @@
-"""Bad words: where they count as found, in which languages, and which pages are dropped for them."""
+"""Bad words: what counts as one, in which languages, and which pages are dropped for them."""
 
 import gzip
 import json
@@ -73,7 +73,7 @@ def entries_of(language: str) -> list[str]:
 @pytest.mark.parametrize("language", ["en", "hi", "ru"])
 @given(data=st.data())
 def test_the_search_finds_what_one_regular_expression_finds(language, data):
-    """The expression of TFDS `c4_utils`."""
+    """The regular expression is that of TFDS `c4_utils`."""
     entries = entries_of(language)
     expression = re.compile(r"(?:\W|^)({})(?:\W|$)".format("|".join(re.escape(entry) for entry in entries)))
     pieces = st.sampled_from([*entries, " ", " ", "_", "-", ".", "\n", "a", "1", "é", "्"])

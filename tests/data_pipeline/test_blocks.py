@@ -1,4 +1,4 @@
-"""Blocks from bytes: as NumPy would read them, and nothing that could run code."""
+"""Reading blocks from bytes: the same arrays as NumPy reads, and no code is executed."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""C4's line and page rules: every rule, their order, their edges, and pages that have been through them before."""
+"""C4's line and page rules: each rule, their order and thresholds, and pages that have passed them before."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
 
 
 def clean_line(line: str) -> tuple[bool, dict[str, int]]:
-    """Whether a line is kept on a page that passes without it, and what it counts."""
+    """Whether a line is kept on a page that would pass without it, and what it is counted as."""
     text, counters = clean(GOOD[0], line, *GOOD[1:])
     return text != "\n".join(GOOD), dict(Counter(counters) - Counter(line_passed=3, passed=1))
 
@@ -142,7 +142,7 @@ def test_a_line_is_kept(line, kept):
         ("Three words [1] here.", "line_too_short"),  # counted without the mark
         ("You reuse cookies that are too old.", "line_policy"),
         ("Turn on JAVASCRIPT and the Privacy Policy shows.", "line_javascript"),
-        ("if (javascript) { then run it now }.", "line_javascript"),  # asked before the bracket
+        ("if (javascript) { then run it now }.", "line_javascript"),  # this rule comes before the one for brackets
         ("lorem ipsum without an end mark", "line_no_endmark"),
         ("Only lorem ipsum here.", "line_too_short"),
         ("a bracket { without an end mark", "line_no_endmark"),
@@ -214,8 +214,8 @@ def test_stopping_early_decides_as_counting_every_sentence_does(lines, minimum):
 
 
 def test_pages_of_the_published_corpus_pass_again():
-    """999 of 1,000 come out as they went in. In the other one six lines begin with the space after a citation mark that
-    was removed, and lose it when they are stripped."""
+    """999 of 1,000 pages stay unchanged. In the other one, six lines begin with the space after a removed citation
+    mark, and stripping removes it."""
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         pages = [json.loads(line)["text"] for line in file]
     counters = Tally()

@@ -1,4 +1,4 @@
-"""Causal language modelling: targets are the inputs moved by one."""
+"""Causal language modelling: the targets are the inputs shifted by one."""
 
 import numpy as np
 import pytest

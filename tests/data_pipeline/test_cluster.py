@@ -1,4 +1,4 @@
-"""Builds on a Ray cluster of two nodes, and what guards a corpus against two builds at once."""
+"""Builds on a Ray cluster of two nodes, and the protection of a corpus against two builds at once."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,15 @@ import pytest
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership
-from data_pipeline.execution.work_units import Stage, Unit, run
+from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
-from tests.soak_build import checksums
+from tests.in_process import run_here
+from tests.soak_build import at_work, checksums, family
 
 SECOND_NODE = "127.0.0.2"
-# Where a token of Ray's own lies in the home directory, nodes would ask for it and the driver wouldn't show it.
+# If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 
 
@@ -37,7 +39,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def processes() -> Iterator[list[subprocess.Popen]]:
-    """A list for processes, which are killed in the end with all below them."""
+    """A list of processes, which are killed at the end of the test with all their descendants."""
     started: list[subprocess.Popen] = []
     try:
         yield started
@@ -58,11 +60,12 @@ def kill_tree(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def cluster(folder: Path, hidden: Path | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
-    """(address, second node) of two nodes with one CPU each. `hidden`: a directory that the second sees empty."""
+    """(address, second node) of a cluster of two nodes with one CPU each. The second sees the directory `hidden` as
+    empty."""
     port = free_port()
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
     program = [str(Path(sys.executable).with_name("ray")), "start", *common]
-    # Sockets lie below Ray's directory, and their paths may have no more than 107 characters.
+    # Sockets are below Ray's directory, and their paths may have at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="ray-") as own,
         (folder / "ray.log").open("wb") as log,
@@ -94,39 +97,13 @@ def wait_for_port(port: int) -> None:
 
 def make_inputs(folder: Path) -> Path:
     for part in range(6):
-        write_c4(folder / f"c4-{part}.json.gz", records=150, skip=150 * part)
-    return write_corpus_file(folder / "corpus.yaml", cleaning={})  # C4's rules: a second or two of work for each file
+        write_c4(folder / f"c4-{part}.json.gz", records=100, skip=100 * part)
+    return write_corpus_file(folder / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
 
 
 def build(config: Path, *overrides: str) -> subprocess.Popen:
     program = [sys.executable, "-m", "data_pipeline", "build", str(config), *overrides]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-
-
-def test_a_node_dies_and_the_build_ends_with_the_bytes_of_a_local_one(tmp_path):
-    config = make_inputs(tmp_path)
-    local, shared = tmp_path / "local", tmp_path / "shared"
-    assert run_command("data-pipeline", "build", config, f"output={local}").returncode == 0
-    with cluster(tmp_path) as (address, node), processes() as started:
-        started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
-        worker = wait_for_worker(node)
-        kill_tree(node)
-        assert not worker.is_running()
-        assert driver.poll() is None
-        _, errors = driver.communicate()
-        assert driver.returncode == 0, errors
-    assert checksums(shared) == checksums(local)
-    assert not list(shared.rglob("*.tmp"))
-
-
-def wait_for_worker(node: subprocess.Popen) -> psutil.Process:
-    """A process of the node that is at work on a unit."""
-    while True:
-        for process in psutil.Process(node.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error, IndexError):
-                if process.cmdline()[0].startswith("ray::MapBatches"):
-                    return process
-        time.sleep(0.02)
 
 
 def can_unshare() -> bool:
@@ -136,20 +113,33 @@ def can_unshare() -> bool:
     )
 
 
-@pytest.mark.skipif(not can_unshare(), reason="a mount namespace of its own takes root and unshare")
-def test_an_output_directory_that_a_node_does_not_see_is_refused(tmp_path):
-    config, output = make_inputs(tmp_path), tmp_path / "shared"
-    output.mkdir()
-    with cluster(tmp_path, hidden=output) as (address, _), processes() as started:
-        started.append(driver := build(config, f"output={output}", f"ray.address={address}"))
+def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothing(tmp_path):
+    """The second node of the cluster sees an empty directory in place of `hidden`; later it is killed at work."""
+    config = make_inputs(tmp_path)
+    local, shared, hidden = (tmp_path / name for name in ("local", "shared", "hidden"))
+    hidden.mkdir()
+    with cluster(tmp_path, hidden if can_unshare() else None) as (address, node), processes() as started:
+        if can_unshare():  # a mount namespace of its own takes root
+            started.append(driver := build(config, f"output={hidden}", f"ray.address={address}"))
+            _, errors = driver.communicate()
+            assert driver.returncode == 1
+            assert [line for line in errors.splitlines() if line.startswith("error:")] == [
+                f"error: output: {hidden} on node {SECOND_NODE} isn't the directory that this build writes to",
+            ]
+            assert "Traceback" not in errors
+            assert not (hidden / "documents").exists()
+
+        started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
+        while not (workers := at_work(family(node.pid), shared)):
+            assert driver.poll() is None
+        kill_tree(node)
+        assert not any(worker.is_running() for worker in workers)
+        assert driver.poll() is None
         _, errors = driver.communicate()
-    assert driver.returncode == 1
-    told = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert told == [
-        f"error: output: {output} on node {SECOND_NODE} isn't the directory that this build writes to",
-    ]
-    assert "Traceback" not in errors
-    assert not (output / "documents").exists()
+        assert driver.returncode == 0, errors
+    assert run_here("data-pipeline", "build", config, f"output={local}").returncode == 0
+    assert checksums(shared) == checksums(local)
+    assert not list(shared.rglob("*.tmp"))
 
 
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
@@ -163,14 +153,15 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
 
 
 def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_path):
-    config = make_inputs(tmp_path)
+    write_c4(tmp_path / "a.json.gz", records=5)
+    config = write_corpus_file(tmp_path / "corpus.yaml")
     with processes() as started:
         started.append(first := build(config, "ray.num_cpus=1"))
         holder = tmp_path / "corpus/.stages/driver"
         while not (holder.exists() and str(first.pid) in holder.read_text()):
             assert first.poll() is None
             time.sleep(0.05)
-        second = run_command("data-pipeline", "build", config)
+        second = run_here("data-pipeline", "build", config)
         assert second.returncode == 1
         (told,) = second.stderr.strip().splitlines()
         assert "another build is at work on it" in told
@@ -178,6 +169,7 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
         first.send_signal(signal.SIGKILL)
         first.wait()
         ownership.claim(tmp_path / "corpus")  # its lock went with it
+        ownership.release(tmp_path / "corpus")
 
 
 WORKER = """
@@ -199,7 +191,7 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"working\n"
         token = ownership.begin(tmp_path)
-        assert (tmp_path / "output").read_text() == "old"  # it had ended before the new build looked at anything
+        assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
     assert ownership.sees(tmp_path, token)
     with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
         raise AssertionError
@@ -207,28 +199,37 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
         pass
 
 
-def divide(corpus: Path, spec: dict) -> dict:
-    (corpus / spec["output"]).write_text(str(1 / spec["by"]))
-    return {}
+@dataclass(frozen=True)
+class Work:
+    work: str
+    by: int = 1
+    output: str = ""
+    times: int = 0
 
 
-def allocate_too_much(corpus: Path, spec: dict) -> dict:
-    return {"zeros": np.zeros(2**50, np.uint8).sum()}  # more than a process can address
+def divide(corpus: Path, spec: Work) -> None:
+    (corpus / spec.output).write_text(str(1 / spec.by))
 
 
-def be_killed(corpus: Path, spec: dict) -> dict:
-    """Ends as a worker does that the system kills because memory has run out."""
-    with (corpus / "tries").open("a") as file:
+def allocate_too_much(corpus: Path, spec: Work) -> None:
+    np.zeros(2**50, np.uint8)  # more than a process can address
+
+
+def be_killed(corpus: Path, spec: Work) -> None:
+    """Kills the worker as the system does when memory runs out, the first `times` times."""
+    tries = corpus / f"tries-{spec.times}"
+    with tries.open("a") as file:
         file.write("x")
-    os.kill(os.getpid(), signal.SIGKILL)
-    return {}
+    if tries.stat().st_size <= spec.times:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed}
 
 
-def fail_or_not(corpus: Path, spec: dict) -> dict:
-    return WORK[spec["work"]](corpus, spec)
+def fail_or_not(corpus: Path, spec: Work) -> Result:
+    WORK[spec.work](corpus, spec)
+    return Result()
 
 
 def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
@@ -255,11 +256,13 @@ run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
     assert "in divide\n" in kept.read_text()
     assert "Traceback" not in done.stderr
     assert "retries remaining" not in done.stdout
-    assert (tmp_path / "tries").read_text() == "xxxx"  # one, two retries, one alone
+    assert (tmp_path / "tries-9").read_text() == "xxxx"  # one, two retries, one alone
+    assert (tmp_path / "tries-1").read_text() == "xx"  # a unit whose worker was lost once is done by another
     assert (tmp_path / "1").read_text() == "1.0"
 
 
 def do_all(corpus: Path) -> None:
-    units = [Unit(f"by-{by}", {"work": "divide", "by": by, "output": str(by)}, "", (str(by),)) for by in (0, 1)]
-    units += [Unit(work, {"work": work}, "") for work in ("allocate", "be_killed")]
+    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),)) for by in (0, 1)]
+    units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
+    units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     run(Stage("division", 1, fail_or_not, "lower key.of_it"), units, corpus, RayConfig(num_cpus=1))

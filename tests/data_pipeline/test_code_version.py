@@ -1,4 +1,4 @@
-"""Which code a corpus was made with."""
+"""The version of the code that made a corpus."""
 
 import subprocess
 from importlib.metadata import version

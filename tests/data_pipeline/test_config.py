@@ -1,4 +1,4 @@
-"""Corpus files: every problem at once, each with its key."""
+"""Corpus files: all problems are reported at once, each with its key."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.stages import tokenizer
-from tests.conftest import run
+from tests.in_process import run_here
 
 VALID = """
 name: a
@@ -53,7 +53,7 @@ def test_a_file_extends_others_and_has_the_last_word(corpus_file):
 
 
 def test_another_kind_of_a_section_starts_afresh(corpus_file):
-    """UL2 has no inputs_length: what the base says of span corruption doesn't hold for it."""
+    """UL2 has no inputs_length, so the base file's settings of span corruption must not apply to it."""
     corpus_file.write_text(
         VALID + "rows: {end_of_document: true, objective: {name: span_corruption, inputs_length: 64}}"
     )
@@ -76,6 +76,25 @@ def test_the_nearest_key_is_one_of_the_kind_that_is_meant(corpus_file):
     lines = str(error.value).splitlines()
     assert f"{corpus_file}: rows.objective.lenght: unknown key; nearest valid key: rows.objective.length" in lines
     assert f"{corpus_file}: rows.objective.noise_density: unknown key" in lines
+
+
+def test_options_of_a_source_are_those_of_its_format(corpus_file):
+    overrides = ["sources.0={format: text, path: a, options: {sampel_by: line, max_record_bytes: x}}"]
+    with pytest.raises(UserError) as error:
+        load(corpus_file, overrides, CorpusConfig)
+    where = f"{corpus_file}: sources.0.options: format text:"
+    assert sorted(str(error.value).splitlines()) == [
+        f"{where} max_record_bytes: expected integer, got 'x' "
+        "(longer records, in bytes, are noted as damage and skipped)",
+        f"{where} sampel_by: unknown key; nearest valid key: sample_by",
+    ]
+
+
+def test_a_value_of_several_types_has_one_line(corpus_file):
+    with pytest.raises(UserError) as error:
+        load(corpus_file, ["sources.0.path=[1]"], CorpusConfig)
+    (line,) = str(error.value).splitlines()
+    assert "sources.0.path: expected text or list of text, got [1] (the files: a path, a glob" in line
 
 
 def test_a_file_that_extends_itself_is_refused(corpus_file):
@@ -130,7 +149,7 @@ def test_a_vocabulary_that_lacks_what_the_objective_needs_is_refused_before_anyt
 
 
 def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
-    done = run("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
+    done = run_here("data-pipeline", "build", corpus_file, "tokenizer.vocabsize=3")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
         f"error: {corpus_file}: tokenizer.vocabsize: unknown key; nearest valid key: tokenizer.vocab_size"
@@ -138,7 +157,7 @@ def test_a_wrong_config_exits_with_2_and_one_line(corpus_file):
 
 
 def test_a_missing_config_exits_with_2(tmp_path):
-    done = run("data-pipeline", "build", tmp_path / "none.yaml")
+    done = run_here("data-pipeline", "build", tmp_path / "none.yaml")
     assert (done.returncode, "none.yaml: no such file" in done.stderr) == (2, True)
 
 

@@ -1,14 +1,9 @@
-"""Deduplication of a whole corpus, by the real stages: against cases worked by hand and a reference in memory."""
+"""Deduplication of a whole corpus by the real stages, compared with hand-worked cases and an in-memory reference."""
 
 import gzip
 import hashlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,7 +48,7 @@ def write_pages(path: Path, pages: Iterable[Page]) -> None:
 
 
 class Result:
-    """What a corpus directory holds after `data-pipeline clean`."""
+    """The content of a corpus directory after `data-pipeline clean`."""
 
     def __init__(self, corpus: Path):
         parts = sorted((corpus / "documents").glob("*.parquet"))
@@ -67,7 +62,7 @@ class Result:
 
 @pytest.fixture
 def deduplicated(tmp_path):
-    """deduplicated(files of pages, key=value of `dedup`): the corpus they become."""
+    """deduplicated(files of pages, key=value of `dedup`): builds a corpus of them."""
     made = 0
 
     def make(files: list[list[Page]], cleaning: dict | None = None, **dedup: object) -> Result:
@@ -92,7 +87,7 @@ def deduplicated(tmp_path):
 
 
 def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
-    """`pages` in another order, in so many files."""
+    """`pages` shuffled and split into `files` files."""
     shuffled = pages[:]
     random.Random(seed).shuffle(shuffled)
     return [shuffled[number::files] for number in range(files)]
@@ -121,11 +116,12 @@ def real_pages() -> list[Page]:
 
 
 @pytest.mark.parametrize("steps", [{}, {"urls": "newest", "lines": True, "spans": True, "minhash": True}])
-def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(tmp_path, real_pages, steps):
-    """One file in one part against many, and what is left on disk when the parts become fewer again."""
+def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_corpus, tmp_path, real_pages, steps):
+    """Compares one part with many, and checks which files are left after a rebuild with fewer parts."""
     write_pages(tmp_path / "pages.json.gz", real_pages)
     sources = [{"format": "c4", "path": str(tmp_path / "pages.json.gz"), "language": "en"}]
-    path = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, dedup={**OFF, **steps})
+    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
+    path = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, tokenizer=tokenizer, dedup={**OFF, **steps})
 
     def build_in(corpus: str, characters: int) -> dict[str, str]:
         changes = [f"output={tmp_path / corpus}", f"characters_per_part={characters}"]
@@ -147,7 +143,8 @@ def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(tmp_path,
 
 
 def test_a_line_stays_on_the_page_of_the_smallest_md5_where_it_stands_first(deduplicated):
-    """TFDS's case: md5("url/1-0") is the smallest, 0ce1…; two pages keep fewer than three sentences and go."""
+    """TFDS's case: md5("url/1-0") is the smallest, 0ce1…; two pages are dropped with fewer than three sentences
+    left."""
     assert min(["url/1-0", "url/2-1", "url/3-4", "url/4-4"], key=md5) == "url/1-0"
     shared = "Ulm has the highest church tower of all."
     pages = [
@@ -167,8 +164,8 @@ def test_a_line_stays_on_the_page_of_the_smallest_md5_where_it_stands_first(dedu
 
 
 def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):
-    """TFDS's order. A page of two languages is English once its German lines stay on another page, which then goes for
-    its language and takes them along; a page that loses its line with a bad word has none."""
+    """TFDS's order. A page in two languages is English once its German lines stay on another page only; that page is
+    then dropped for its language, with the lines. A page whose line with a bad word is removed has no bad word left."""
     english = [f"The {river} is a river that flows through {n} towns of the plain." for n, river in enumerate(RIVERS)]
     german = "Die Donau fließt hier seit vielen Jahren ruhig durch die alte Stadt.\nDer Turm der Kirche ist sehr hoch."
     german += "\nIm Sommer sitzen viele Menschen gerne am Ufer und schauen auf das Wasser."
@@ -187,7 +184,7 @@ def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page
         assert kept == {larger: "\n".join(english[:4]), most: "\n".join(english[4:8])}
         assert {row["language"] for row in found.rows} == {"en"}
         assert (found.counts["language_other"], found.counts["bad_words"]) == (1, 1)
-    with pytest.raises(FailedError, match="no document is left of 4 read"):  # each by itself is dropped
+    with pytest.raises(FailedError, match="no document is left of 4 read"):  # each on its own is dropped
         deduplicated([pages], {"profile": "c4"}, documents=True)
 
 
@@ -198,7 +195,7 @@ def test_a_page_without_a_line_left_is_empty(deduplicated):
 
 
 def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
-    """C4 chooses among all pages that aren't too long; where cleaning drops the newest, none is left."""
+    """C4 chooses among all pages that aren't too long; if cleaning drops the newest, no page is left."""
     text = "A first sentence stands here. A second one follows it. And a third one ends it."
     pages = [
         page(text + " Old.", "http://www.a.org/x/", "2019-01-01T00:00:00Z"),
@@ -335,7 +332,7 @@ def test_urls_lines_and_documents_agree_with_a_reference_however_pages_are_dealt
 
 
 def count_enough(text: str) -> bool:
-    """C4's minimum as cleaning has it: line by line."""
+    """Counts sentences line by line, as cleaning does for C4's minimum."""
     return sum(count_sentences(line) for line in text.splitlines()) >= 3
 
 
@@ -360,7 +357,8 @@ def normalized_sentences(texts: list[str]) -> list[str]:
 
 
 def test_near_duplicates_are_found_by_their_similarity(deduplicated, real_pages):
-    """Copies with some words replaced: 0.95 alike are all found, 0.5 alike hardly ever, the originals stay."""
+    """Of copies with some words replaced, all with similarity 0.95 are found and hardly any with 0.5; originals
+    stay."""
     chance = random.Random(3)
     originals = [one for one in real_pages[:300] if len(one["text"].split()) > 150][:60]
     copies: dict[str, float] = {}
@@ -384,7 +382,7 @@ def test_near_duplicates_are_found_by_their_similarity(deduplicated, real_pages)
 
 
 def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
-    """a ~ b and b ~ c, not a ~ c: the smallest id of the three stays, in whatever units they lie."""
+    """a ~ b and b ~ c, but not a ~ c: the smallest id of the three stays, whichever units they are in."""
     words = [f"w{number}" for number in range(2000)]
     chain = [" ".join(words[start : start + 1500]) for start in (0, 60, 120, 180, 240)]
     found = deduplicated([[page(text)] for text in chain] + [[page("quite another text")]], minhash={"threshold": 0.7})
@@ -395,7 +393,7 @@ def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
 
 
 def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
-    """Random pairs of 300 documents, against joining labels one pair after the other."""
+    """Compares random pairs of 300 documents with a reference that joins labels one pair at a time."""
     pairs = np.random.default_rng(0).integers(0, 300, (220, 2)).astype(np.uint64)
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     first = list(range(300))
@@ -423,7 +421,7 @@ def test_buckets_follow_from_the_keys_alone():
 
 @pytest.mark.parametrize("buckets", [1, 8, 64])
 def test_buckets_decide_as_one_table_would(tmp_path, buckets):
-    """Random keys with many equal groups, in four units, against the smallest of each group found by a dictionary."""
+    """Random keys in four units, many of them equal; a dictionary finds the smallest of each group."""
     chance = random.Random(buckets)
     hashes = [chance.getrandbits(64) for _ in range(300)] + [0, 2**64 - 1]
     best: dict[int, tuple[int, int, int]] = {}
@@ -456,7 +454,7 @@ def test_buckets_decide_as_one_table_would(tmp_path, buckets):
 
 
 def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path):
-    """Else one hash could fill a bucket however many there are."""
+    """Otherwise one hash could fill a bucket, however many buckets there are."""
     keys = Keys(group=1, order=1)
     for document in range(1000):
         keys.add(document, 0, (42, 1000 - document))
@@ -466,55 +464,43 @@ def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path
     assert table.dtype == np.uint64
 
 
-def test_a_kill_leaves_the_same_bytes_and_a_changed_step_redoes_what_follows(tmp_path, real_pages):
-    """One uninterrupted build against one killed between two stages."""
+def test_a_changed_step_redoes_what_follows(tmp_path, real_pages, capsys):
+    """Builds without one step, without any, and with all again: earlier work is kept, unneeded files are removed."""
     for number, pages in enumerate(dealt(real_pages, 4, seed=1)):
         write_pages(tmp_path / "inputs" / f"{number}.json.gz", pages)
     dedup = {"spans": True, "minhash": True, "keys_per_bucket": 1000}
     sources = [{"format": "c4", "path": str(tmp_path / "inputs/*.json.gz")}]
     path = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, sources=sources)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    corpus = tmp_path / "corpus"
 
-    def clean(corpus: Path, *overrides: str) -> None:
-        build(load(path, [f"output={corpus}", *overrides], CorpusConfig), "documents")
+    def clean(*overrides: str) -> list[str]:
+        """What the build says of its stages."""
+        capsys.readouterr()
+        build(load(path, [*overrides], CorpusConfig), "documents")
+        return capsys.readouterr().out.splitlines()
 
-    def contents(corpus: Path) -> dict[str, bytes]:
+    def contents() -> dict[str, bytes]:
         files = [path for pattern in ("*.parquet", "*.safetensors") for path in corpus.rglob(pattern)]
         return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
 
-    def committed(corpus: Path, stage: str) -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (corpus / ".stages" / stage).glob("*.json")}
-
-    clean(whole)
-    program = [str(Path(sys.executable).with_name("data-pipeline")), "clean", str(path), f"output={killed}"]
-    process = subprocess.Popen([*program, "ray.num_cpus=2"], start_new_session=True, stdout=subprocess.DEVNULL)
-    while not committed(killed, "lines-losers") and process.poll() is None:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = committed(killed, "lines-keys")
-    assert len(kept) == 4
-    assert not (killed / "documents").exists()
-    clean(killed)
-    assert committed(killed, "lines-keys") == kept
-    assert contents(killed) == contents(whole)
-    assert len(list((whole / ".stages/lines-losers").glob("*.safetensors"))) == 4  # of 4,000 different lines or fewer
-
-    kept = committed(killed, "documents-losers")
-    clean(killed, "dedup.minhash=false")
-    assert committed(killed, "documents-losers") == kept
-    assert not list((killed / ".stages").glob("minhash-*"))
-    clean(killed, *(f"dedup.{step}=null" if step == "urls" else f"dedup.{step}=false" for step in OFF))
-    assert not [path for kind in ("keys", "losers", "deduplicated") for path in (killed / ".stages").glob(f"*{kind}")]
-    assert sum(pq.read_metadata(part).num_rows for part in (killed / "documents").iterdir()) == len(real_pages)
-    clean(killed)
-    assert contents(killed) == contents(whole)
+    assert "lines-losers: 4 units to do (new), 0 up to date" in clean()  # of 4,000 different lines or fewer
+    whole = contents()
+    less = clean("dedup.minhash=false")
+    (kept,) = [line for line in less if line.startswith("documents-losers: ")]
+    assert kept.endswith(" up to date")
+    assert "to do" not in kept
+    assert not any("minhash" in name for name in contents())
+    clean(*(f"dedup.{step}=null" if step == "urls" else f"dedup.{step}=false" for step in OFF))
+    assert not [name for name in contents() if "keys" in name or "losers" in name or "deduplicated" in name]
+    assert sum(pq.read_metadata(part).num_rows for part in (corpus / "documents").iterdir()) == len(real_pages)
+    clean()
+    assert contents() == whole
 
 
 def test_stats_tell_what_deduplication_dropped(tmp_path, real_pages):
     write_pages(tmp_path / "a.json.gz", real_pages)
     path = write_corpus_file(tmp_path / "corpus.yaml", dedup={"spans": True, "minhash": True})
-    stats = report.read(build(load(path, [], CorpusConfig)))
+    stats = report.read(build(load(path, [], CorpusConfig), "documents"))
     documents = stats["documents"]
     assert documents["read"] == len(real_pages) == documents["kept"] + sum(documents["dropped"].values())
     assert documents["dropped"]["duplicate_url"] == 9

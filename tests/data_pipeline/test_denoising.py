@@ -1,4 +1,4 @@
-"""BART's noising against a plain implementation of the reference's procedure, and against formulas."""
+"""BART's noising, compared with a plain implementation of the reference's procedure and with formulas."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ VOCABULARY = Vocabulary(
     sentence_ends=np.isin(np.arange(1000), [STOP, STOP + 1]),
 )
 SAMPLES = 20_000
-OFF = {"mask_ratio": 0.0, "permute_sentence_ratio": 0.0}  # no noise but what a test asks for
+OFF = {"mask_ratio": 0.0, "permute_sentence_ratio": 0.0}  # no noise except what a test asks for
 
 
 def words(count):
@@ -44,7 +44,7 @@ def lists(rows):
 
 
 def noised(objective, rows, seed=0):
-    """Inputs of each row as a list of tokens. Whatever the noise, marks, lengths and targets are as they must be."""
+    """The inputs of each row as a list of tokens. Checks marks, lengths and targets, which no noise may change."""
     keys = row_keys(seed, "test", 0, np.arange(len(rows)))
     examples = objective.apply(padded(rows, 1), keys, VOCABULARY, {})
     inputs = lists(examples.inputs)
@@ -55,7 +55,7 @@ def noised(objective, rows, seed=0):
 
 
 def samples(objective, row, seed=0):
-    """What SAMPLES keys make of one row, without the marks."""
+    """The results of SAMPLES keys for one row, without the marks."""
     return [inputs[1:-1] for inputs in noised(objective, [row] * SAMPLES, seed)]
 
 
@@ -64,7 +64,7 @@ def close(share, expected, count=SAMPLES):
 
 
 def slow_noise(row, objective, rng):
-    """The whole procedure as the reference has it: one row, one token at a time."""
+    """The whole procedure as in the reference, one row and one token at a time."""
     source = [BOS, *row, EOS]
     if objective.permute_sentence_ratio:
         source = slow_permute(source, objective.permute_sentence_ratio, rng)
@@ -102,7 +102,7 @@ def slow_mask(source, objective, rng):
     begins = rng.permutation(places)
     spans = [(begins[i], size, rng.random() < objective.random_ratio) for i, size in enumerate(filter(None, lengths))]
     out, distance = list(source), 0
-    while spans:  # all spans grow in step, so that a span which begins earlier writes later
+    while spans:  # all spans grow in step, so a span that begins earlier writes later
         for begin, _, is_random in spans:
             out[begin + distance] = rng.integers(TEXT.start, TEXT.stop) if is_random else MASK
             if objective.replace_length == 0 or (objective.replace_length == 1 and distance):
@@ -122,7 +122,7 @@ def slow_insert(source, count, objective, rng):
 
 
 def same_distribution(ours, theirs):
-    """Whether two samples of equal size may be of one distribution: chi-square over all outcomes that aren't rare."""
+    """Whether two samples of equal size may come from one distribution: chi-square over all but rare outcomes."""
     ours, theirs = Counter(ours), Counter(theirs)
     pairs = np.array([(ours[outcome], theirs[outcome]) for outcome in ours | theirs])
     common = pairs.sum(axis=1) >= 12
@@ -174,7 +174,7 @@ def test_long_rows_lose_as_much_as_in_the_plain_procedure(changed):
 
 
 def test_kept_share_is_that_of_the_reference():
-    """72.85 % of the tokens of random sequences at mask 0.3 and λ 3.5, by a run of the reference."""
+    """A run of the reference kept 72.85 % of the tokens of random sequences, at mask 0.3 and λ 3.5."""
     rng = np.random.default_rng(0)
     rows = [rng.choice(WORDS, rng.integers(10, 200)).tolist() for _ in range(SAMPLES)]
     kept = sum(token in WORDS for inputs in noised(Denoising(random_ratio=0), rows) for token in inputs)
@@ -198,8 +198,8 @@ def test_kept_share_is_that_of_spans_with_distinct_random_starts():
 
 
 def test_spans_are_cut_to_the_budget():
-    """2 of 6 words: a first span of 2 or more, cut to 2, with probability 1 − λ/(e^λ − 1), and cut again by the row's
-    end where it begins with the last word; else two spans of 1."""
+    """2 of 6 words are masked. With probability 1 − λ/(e^λ − 1) the first span has 2 or more words and is cut to 2, and
+    cut again by the row's end if it begins with the last word. Otherwise there are two spans of 1."""
     objective = Denoising(replace_length=-1, random_ratio=0, length=8)
     masked = Counter(row.count(MASK) for row in samples(objective, words(6)))
     assert set(masked) == {1, 2}
@@ -208,7 +208,8 @@ def test_spans_are_cut_to_the_budget():
 
 @pytest.mark.parametrize(("n", "scale"), [(100, 3.5), (20, 1.0)])
 def test_spans_of_no_words_insert_masks(n, scale):
-    """They are e^−λ of all draws (Wald), and the draws until m words are masked number D(m) = 1 + Σ P(k) D(m − k)."""
+    """A share of e^−λ of all draws (Wald); the number of draws until m words are masked is D(m) = 1 + Σ P(k) D(m −
+    k)."""
     poisson = [math.exp(-scale) * scale**k / math.factorial(k) for k in range(40)]
     draws = [0.0]
     for m in range(1, math.ceil(0.3 * n) + 1):
@@ -241,8 +242,10 @@ def test_random_tokens_are_independent():
 
 @pytest.mark.parametrize(("ratio", "by_kept"), [(1.0, [1 / 24] * 5), (0.5, [0, 0, 1 / 12, 0, 1 / 2])])
 def test_sentences_are_permuted_uniformly(ratio, by_kept):
-    """All of four: each of 24 orders alike. Two of four: one of 6 pairs changes places, or none does. `by_kept`:
-    probability of an order by the number of sentences that it leaves in place."""
+    """With ratio 1 all of 24 orders are equally likely; with two of four, one of 6 pairs changes places, or none.
+
+    `by_kept`: the probability of an order by the number of sentences that stay in place.
+    """
     sentences = [[10, STOP], [11, 12, STOP], [13, 14, 15, STOP], [16, 17]]
     objective = Denoising(mask_ratio=0, permute_sentence_ratio=ratio)
     orders = Counter(map(tuple, samples(objective, list(chain(*sentences)))))
@@ -252,7 +255,7 @@ def test_sentences_are_permuted_uniformly(ratio, by_kept):
 
 
 def test_rotation():
-    """Each of n + 1 offsets alike, of which two change nothing: 3 % of the rows at n = 65."""
+    """Each of n + 1 offsets is equally likely; two of them change nothing: 3 % of the rows at n = 65."""
     row = words(65)
     always = samples(Denoising(rotate_probability=1.0, **OFF), row)
     shifts = Counter(tokens.index(row[0]) for tokens in always)
@@ -322,7 +325,7 @@ def test_a_row_is_noised_by_its_key_alone(objective, rows, seed):
     keys = row_keys(seed, "test", 0, np.arange(len(rows)))
     together = noised(objective, rows, seed)
     for chosen in ([0, 0], [len(rows) - 1, 0], range(len(rows))[::-1]):
-        wider = padded([rows[i] for i in chosen], 40, padding=77)  # what stands in the padding is no matter
+        wider = padded([rows[i] for i in chosen], 40, padding=77)  # the content of the padding doesn't matter
         examples = objective.apply(wider, keys[list(chosen)], VOCABULARY, {})
         assert lists(examples.inputs) == [together[i] for i in chosen]
     for row, inputs in zip(rows, together, strict=True):
@@ -331,7 +334,7 @@ def test_a_row_is_noised_by_its_key_alone(objective, rows, seed):
 
 
 def test_a_row_is_noised_alike_beside_a_longer_one():
-    """However many draws either needs: of no words 37 % at λ = 1."""
+    """The rows may need different numbers of draws: 37 % are spans of no words at λ = 1."""
     rows = [words(100)] * SAMPLES
     objective = Denoising(poisson_lambda=1.0)
     assert noised(objective, rows) == noised(objective, [*rows, words(290)])[:-1]
@@ -340,7 +343,7 @@ def test_a_row_is_noised_alike_beside_a_longer_one():
 @settings(max_examples=80, deadline=None)
 @given(OBJECTIVES, st.integers(0, 2**40))
 def test_full_rows_fit(objective, seed):
-    """Where nothing is deleted no mask for a span of no words fits, and every token of `insert_ratio` does."""
+    """If nothing is deleted, no mask for an empty span fits, and every token of `insert_ratio` does."""
     marked = objective.raw_length + 2
     assert objective.shape == (objective.length, marked)
     longest, too_long = (count + math.ceil(round(count * objective.insert_ratio, 9)) for count in (marked, marked + 1))

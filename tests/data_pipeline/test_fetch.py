@@ -1,4 +1,4 @@
-"""Fetching from a real server on this machine that breaks off, lies, pauses and changes its mind."""
+"""Fetching from a real local server that breaks off, sends wrong data, asks for pauses and changes its files."""
 
 import fcntl
 import gzip
@@ -27,6 +27,7 @@ from data_pipeline.fetch.client import Client
 from data_pipeline.fetch.many import Outcome, fetch_files
 from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.foundation.errors import FailedError, UserError
+from tests.in_process import run_here
 
 FETCH = (
     "from data_pipeline.foundation.command import run_command; from data_pipeline.fetch.commands import fetch_app;"
@@ -54,7 +55,7 @@ class Server:
         self._http.server_close()
 
     def publish(self, path: str, size: int) -> PublishedFile:
-        """A new file of random bytes, with its size and sha256."""
+        """Publishes a file of random bytes; returns it with size and sha256."""
         content = self.content[path] = random.Random(path).randbytes(size)
         return PublishedFile(self.url + path, path, size, "sha256:" + hashlib.sha256(content).hexdigest())
 
@@ -107,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(handler: Handler, until: int | None = None, ranges: bool = True, content: bytes | None = None) -> None:
-    """A good answer. `until`: break off at this byte of the file; `ranges`: heed Range; `content`: another file's."""
+    """A correct answer. `until`: break off at this byte; `ranges`: honour Range headers; `content`: of another file."""
     if content is None:
         content = handler.site.content.get(handler.name)
     if content is None:
@@ -126,7 +127,7 @@ def serve(handler: Handler, until: int | None = None, ranges: bool = True, conte
 
 
 def drop(handler: Handler, at: int) -> None:
-    """Some bytes and then a reset, as from a machine that went down."""
+    """Sends some bytes and resets the connection, as when a machine goes down."""
     serve(handler, until=at)
     time.sleep(0.05)  # a reset discards what the client hasn't read yet
     handler.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
@@ -155,24 +156,22 @@ def fetch(folder: Path, *files: PublishedFile, client: Client | None = None, rec
 
 
 def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
+    """Starts the command in a process of its own."""
     program = [sys.executable, "-c", FETCH, *map(str, arguments), "--requests-per-second", "1000"]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
 
 
-def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    with start(*arguments, **options) as process:
-        out, error = process.communicate()
-    return subprocess.CompletedProcess([], process.returncode, out, error)
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run_here("data-pipeline", "fetch", *map(str, arguments), "--requests-per-second", "1000")
 
 
 def visible(folder: Path) -> dict[str, bytes]:
-    """Every file that is there under its own name."""
+    """Every file that has its final name."""
     paths = [path for path in folder.rglob("*") if path.is_file() and ".fetch" not in path.parts]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-# --- the line is bad
+# --- a bad connection
 
 
 def test_files_are_identical_and_asked_for_once(server: Server, tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_two_versions_of_a_file_are_never_joined(server: Server, tmp_path: Path)
     server.publish("a", 100_000)
     new = random.Random(1).randbytes(100_000)
     server.plans["a"] = [partial(serve, until=50_000), partial(serve, content=new)]
-    assert not fetch(tmp_path, PublishedFile(f"{server.url}a", "a")).failed  # no checksum is published that could tell
+    assert not fetch(tmp_path, PublishedFile(f"{server.url}a", "a")).failed  # no published checksum could show it
     assert visible(tmp_path) == {"a": new}
     assert server.ranges("a") == [None, "bytes=50000-"]
 
@@ -248,7 +247,7 @@ def test_a_large_file_may_need_more_pieces_than_there_are_tries(server: Server, 
     assert server.bytes_sent == 9 * MIB
 
 
-# --- the content is wrong
+# --- wrong content
 
 
 def test_a_wrong_checksum_is_tried_again(server: Server, tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_without_a_checksum_a_gz_must_be_whole(server: Server, tmp_path: Path, w
     assert list(visible(tmp_path)) == [other]
 
 
-# --- the server is busy, or refuses
+# --- a server that is busy or refuses
 
 
 def test_retry_after_holds_all_connections_back(server: Server, tmp_path: Path) -> None:
@@ -297,7 +296,7 @@ def test_retry_after_holds_all_connections_back(server: Server, tmp_path: Path) 
     assert visible(tmp_path) == server.content
     refused, *_ = (moment for path, _, moment in server.requests if path == "a")
     assert len(server.requests) == 9
-    assert sum(0 < moment - refused < 0.95 for _, _, moment in server.requests) <= 1  # one may have been under way
+    assert sum(0 < moment - refused < 0.95 for _, _, moment in server.requests) <= 1  # one may have been in progress
 
 
 def test_a_busy_server_is_asked_a_bounded_number_of_times(server: Server, tmp_path: Path) -> None:
@@ -391,14 +390,14 @@ def test_the_c4_list_comes_in_pages_with_checksums(server: Server, tmp_path: Pat
     assert visible(tmp_path) == {name: server.content[f"datasets/allenai/c4/resolve/main/{name}"] for name in names[6:]}
     assert f"sources.0.path={tmp_path}/en/c4-validation.*.json.gz" in done.stdout
 
-    server.plans = {listing: [partial(page, number=1)]}  # a list that is cut short isn't taken for the whole
+    server.plans = {listing: [partial(page, number=1)]}  # a list that is cut short must not pass for the whole
     links[1] = ""
     with pytest.raises(FailedError, match="expected 8 files of the split validation, it lists 4"):
         c4_files(quick(), "en", "validation", base_url=server.url)
 
 
 def publish_dump(server: Server, job_status: str = "done") -> list[str]:
-    """A dump as Wikimedia lays it out: numbered parts with page ranges, an index for each."""
+    """Publishes a dump as Wikimedia does: numbered parts with page ranges, and an index for each."""
     ranges = {1: "p1p41242", 2: "p41243p151573", 10: "p4045403p5399366"}
     files = {}
     for part, pages in ranges.items():
@@ -462,7 +461,7 @@ def test_wrong_arguments_are_one_line_and_2(arguments: list[str], named: str) ->
     assert named in done.stderr
 
 
-# --- what lies on disk
+# --- files on disk
 
 
 def test_a_file_that_changed_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
@@ -508,13 +507,14 @@ def test_too_little_room_is_said_before_anything_is_fetched(server: Server, tmp_
 def test_a_disk_that_takes_no_more_is_one_line_and_1(server: Server, tmp_path: Path) -> None:
     server.publish_crawl(6, size=500_000)
 
-    def limit() -> None:  # the kernel then refuses to let any file grow further
+    def limit() -> None:  # the kernel then refuses to let a file grow further
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    done = run("wet", CRAWL, tmp_path, "--base-url", server.url, preexec_fn=limit)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "can't write" in done.stderr
+    with start("wet", CRAWL, tmp_path, "--base-url", server.url, preexec_fn=limit) as limited:
+        _, errors = limited.communicate()
+    assert limited.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert "can't write" in errors
     assert run("wet", CRAWL, tmp_path, "--base-url", server.url).returncode == 0
     assert len(visible(tmp_path)) == 6
 
@@ -529,18 +529,18 @@ def test_two_commands_in_one_folder(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_stopped_command_goes_on_where_it_was(server: Server, tmp_path: Path, how: signal.Signals, code: int) -> None:
-    paths = server.publish_crawl(4, size=2_000_000)
-    server.bytes_per_second = 300_000  # slow enough for a busy machine to stop it in time
+    paths = server.publish_crawl(4, size=1_000_000)
+    server.bytes_per_second = 300_000  # slow enough to be stopped in time on a busy machine
     arguments = ["wet", CRAWL, tmp_path, "--base-url", server.url]
     process = start(*arguments)
-    while server.bytes_sent < 2_000_000:
+    while server.bytes_sent < 1_000_000:
         time.sleep(0.01)
     process.send_signal(how)
     process.communicate()
     assert process.returncode == code
-    assert not visible(tmp_path)  # it didn't wait for any to be whole
+    assert not visible(tmp_path)  # none was waited for
     have = {path: (tmp_path / ".fetch" / f"{path}.part").stat().st_size for path in paths}
-    assert sum(have.values()) > 1_000_000
+    assert sum(have.values()) > 500_000
     server.bytes_per_second = 0
     server.requests.clear()
     done = run(*arguments)

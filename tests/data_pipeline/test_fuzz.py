@@ -1,4 +1,4 @@
-"""A short form of `python -m tests.fuzz`, and the cases that have found something."""
+"""A short form of `python -m tests.fuzz`, and cases that once found bugs."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.fuzz import check
 
 
 def test_damaged_input_crashes_no_reader_and_is_never_lost_silently():
-    for number in range(3000):
+    for number in range(500):
         check(1, number)
 
 

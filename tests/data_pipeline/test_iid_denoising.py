@@ -1,4 +1,4 @@
-"""I.i.d. denoising against the binomial distribution, and against every mask of a short row."""
+"""I.i.d. denoising, compared with the binomial distribution and with all masks of a short row."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tests.data_pipeline.example_rows import (
 
 
 def masks_of(objective, keys, length):
-    """(n, length) bool: which tokens of rows of `length` different tokens the targets hold."""
+    """(n, length) bool: which tokens of rows of `length` different tokens are in the targets."""
     tokens = np.arange(length) + TEXT[0]
     rows = Padded.full(np.tile(tokens, (len(keys), 1)))
     targets = objective.apply(rows, keys, VOCABULARY, {}).targets.values
@@ -66,7 +66,7 @@ def test_tokens_are_masked_independently():
 
 @pytest.mark.parametrize(("density", "length"), [(0.02, 16), (0.15, 12), (0.6, 14)])
 def test_sentinels_and_targets_suffice_but_for_one_row_in_a_million(density, length):
-    """By the probability of each of the 2^length masks."""
+    """Computed from the probability of each of the 2^length masks."""
     masks = (np.arange(2**length)[:, None] >> np.arange(length) & 1).astype(bool)
     masked = masks.sum(axis=1)
     probability = density**masked * (1 - density) ** (length - masked)
@@ -100,7 +100,7 @@ def test_masking_stops_where_the_sentinels_or_the_targets_are_used_up(monkeypatc
     assert examples.targets.lengths.max() <= objective.shape[1]
     assert (limited <= free).all()
     changed = (limited != free).any(axis=1)
-    assert 0.1 < changed.mean() < 0.4  # either limit is passed by a fifth of the rows at most, and by a tenth at least
+    assert 0.1 < changed.mean() < 0.4  # at most a fifth of the rows exceed either limit, and at least a tenth do
     for before, after in zip(free[changed], limited[changed], strict=True):
         first = np.argmax(before != after)
         assert not after[first:].any()

@@ -1,4 +1,4 @@
-"""Which files a source's path names: nothing that it names is passed by without a word."""
+"""The files that a source's path names: none is silently skipped."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def names(path: Path | str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """a, sub/b, and link -> a directory elsewhere with c and deep/e."""
+    """A folder with a, sub/b, and link, which leads to a directory elsewhere with c and deep/e."""
     for file in ("in/a", "in/sub/b", "elsewhere/c", "elsewhere/deep/e"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(file)

@@ -1,4 +1,4 @@
-"""Language identification: what is kept, under which name the rest is counted, and how the two detectors compare."""
+"""Language identification: which texts are kept, how others are counted, and how the two detectors compare."""
 
 import gzip
 import json
@@ -66,9 +66,9 @@ def answer(detection: Detection | None):
     [
         (Detection("en", 0.99), True, {}),
         (Detection("en", 0.9899), False, {"language_low_confidence": 1}),
-        (Detection("de", 0.5), False, {"language_low_confidence": 1}),  # asked before the language
+        (Detection("de", 0.5), False, {"language_low_confidence": 1}),  # checked before the language
         (Detection("de", 1.0), False, {"language_other": 1}),
-        (Detection("zh-cn", 1.0), True, {}),  # "zh" keeps every region and script
+        (Detection("zh-cn", 1.0), True, {}),  # "zh" keeps all regions and scripts
         (Detection("pt-br", 1.0), True, {}),
         (Detection("pt", 1.0), False, {"language_other": 1}),
         (None, False, {"language_undetected": 1}),
@@ -82,8 +82,8 @@ def test_a_page_is_kept_or_counted(detection, kept, counted):
 
 
 def test_pages_of_the_published_corpus_are_english():
-    """langdetect at 0.99 let every one of them in. CLD2 at the same threshold keeps 985 of 1,000; the others mix
-    languages or are lists of names."""
+    """langdetect with threshold 0.99 accepted all of them for C4. CLD2 keeps 985 of 1,000 at the same threshold; the
+    others mix languages or are lists of names."""
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         pages = [json.loads(line)["text"] for line in file]
     counters = Tally()

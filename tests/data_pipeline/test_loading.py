@@ -1,4 +1,4 @@
-"""The loader: order by arithmetic, the same for every number of ranks and workers."""
+"""The loader: its order is computed, and the same for every number of ranks and workers."""
 
 import numpy as np
 import pytest
@@ -58,11 +58,19 @@ def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
 
 @pytest.mark.parametrize("rows", [5_000, 20_001, 100_000, 1_000_000])
 def test_a_corpus_of_small_weight_gets_its_rows(rows):
-    """One row in `rows`, wherever it stands: 1,000 of 1,000 times as many, to the rounding of one in ten."""
+    """One row in `rows`, whatever its place: exact to the rounding of one in ten."""
     mixture = Mixture([rows - 1, 1])
     assert mixture.consumed(1000 * rows)[1] == pytest.approx(1000, rel=0.1)
     owners, places = mixture.deal(np.arange(2 * rows))
     assert places[owners == 1].tolist() == [0, 1]
+
+
+def test_rows_that_were_not_consumed_are_noticed():
+    """Of weights 3 and 1, the first 8 rows take 6 and 2."""
+    mixture = Mixture([3, 1])
+    assert mixture.miscount([6, 2], 8) is None
+    assert "[5, 3] rows consumed" in str(mixture.miscount([5, 3], 8))
+    assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
 
 
 def test_a_weight_without_a_row_in_a_million_is_too_light():
@@ -73,7 +81,7 @@ def test_a_weight_without_a_row_in_a_million_is_too_light():
 
 
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
-    """encoder_input_ids of each step, put together from all ranks."""
+    """encoder_input_ids of each step, gathered from all ranks."""
     stream = Stream([corpus], [1.0], seed=0, lanes=8)
     start = StreamState.at(stream, first * cuts_of[0].global_batch, [])
     ranks = [list(TrainingBatches(stream, cut, start).loader(steps, workers)) for cut in cuts_of]
@@ -100,7 +108,7 @@ def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus, ranks):
-    """Of 4, 8 and 16 rows: the rows of seven steps of 4."""
+    """Steps of 4, 8 and 16 rows take the same rows as seven steps of 4."""
     stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8)
     small = list(TrainingBatches(stream, Cut(0, 1, 4, 1)).loader(7, 0))
     share = 4 // ranks
@@ -170,7 +178,7 @@ def test_a_damaged_block_is_named(small_corpus, tmp_path):
 
 
 def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus_built_with_noise):
-    """Every held-out token is in a row; the padding of the last counts for nothing."""
+    """Every held-out token is in a row, and the padding of the last row doesn't count."""
     corpus = open_corpus(small_corpus)
     rows, length = corpus.rows("validation"), corpus.objective.raw_length
     left = corpus.manifest["splits"]["validation"]["tokens"] - (rows - 1) * length

@@ -1,4 +1,4 @@
-"""File locks, and everything that takes one on a file system that has none."""
+"""File locks, and every use of one on a file system without locks."""
 
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def trained(folder: Path) -> None:
 
 @pytest.mark.parametrize("use", [cached, built, fetched, tracked, trained])
 def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
-    """The kernel's answer is planted: file systems without locks, as Lustre by default, are not at hand."""
+    """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
 
     def refuse(file: object, kind: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -1,4 +1,4 @@
-"""Masked language modelling against BERT's numbers (Devlin et al. 2018)."""
+"""Masked language modelling, compared with BERT's numbers (Devlin et al. 2018)."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ ROBERTA = replace(BERT, bos=BOS, eos=EOS, special={})
 
 
 def texts(lengths, seed=0):
-    """Rows, keys and the columns of two texts."""
+    """Rows of two texts, their keys and their columns."""
     rows, keys = ragged_rows(lengths, seed)
     generator = np.random.default_rng(seed)
     columns = {
@@ -81,7 +81,7 @@ def test_a_rows_mask_depends_on_its_key_alone(whole_words, next_sentence):
 
 @pytest.mark.parametrize("ratio", [0.15, 0.3])
 def test_exactly_the_ratio_of_the_text_tokens_is_predicted(ratio):
-    """Ids below the text's are special and don't count, unknown pieces do."""
+    """Ids below those of text are special and don't count; unknown pieces do."""
     rows, keys = ragged_rows(list(range(1, 101)) * 3)
     generator = np.random.default_rng(1)
     rows.values[generator.random(rows.values.shape) < 0.1] = SEP
@@ -96,7 +96,7 @@ def test_exactly_the_ratio_of_the_text_tokens_is_predicted(ratio):
 
 
 def test_every_place_is_predicted_equally_often():
-    """6 of 40 tokens: each with probability 0.15, each pair with 6·5 / (40·39)."""
+    """6 of 40 tokens are predicted: each with probability 0.15, each pair with probability 6·5 / (40·39)."""
     rows = Padded.full(np.full((20_000, 40), TEXT[0]))
     keys = row_keys(0, "test", 0, np.arange(20_000))
     predicted = MaskedLM(length=42).apply(rows, keys, BERT, {}).predicted[:, 1:-1]
@@ -153,13 +153,13 @@ def test_words_are_predicted_whole_and_within_the_share():
         assert predicted.sum() == sizes[chosen].sum()
         wanted = max(1, round(0.15 * len(row)))
         assert predicted.sum() <= wanted or len(chosen) == 1
-        assert predicted.sum() > wanted - sizes.max()  # else any word would still have fitted
+        assert predicted.sum() > wanted - sizes.max()  # otherwise any word would still have fitted
         shortfall.append((wanted - predicted.sum()) / wanted)
     assert 0 <= np.mean(shortfall[:2000]) < 0.1
 
 
 def test_short_and_long_words_are_equally_likely():
-    """A row of 20 words of one token and 10 of two: the first word drawn is of two tokens in a third of the rows."""
+    """A row has 20 words of one token and 10 of two, so the first word drawn has two tokens in a third of the rows."""
     one, two = TEXT[0] + 0, TEXT[0] + 2  # 10 begins a word, 12 doesn't
     assert BERT.word_starts[one]
     assert not BERT.word_starts[two]
@@ -173,7 +173,7 @@ def test_short_and_long_words_are_equally_likely():
     assert (predicted[long & both, 21::2] == predicted[long & both, 20::2]).all()
     expected = 1 / 3
     assert abs(long.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / 20_000)
-    # one short word alone: it was drawn first, a long one second
+    # only one short word: it was drawn first, a long one second
     assert abs((~both).mean() - 2 / 3 * 10 / 29) < 4 * np.sqrt(0.23 * 0.77 / 20_000)
 
 
@@ -188,7 +188,7 @@ def test_a_word_ends_where_a_text_ends():
 
 
 def test_two_texts_and_their_marks():
-    """BERT's figure 2: the first mark and text A with its end are of type 0, text B and its end of type 1."""
+    """As in BERT's figure 2, the first mark, text A and its end have type 0; text B and its end have type 1."""
     rows, keys, _ = texts([6, 4])
     columns = {"second_start": np.array([2, 3]), "is_next": np.array([1, 0])}
     examples = MaskedLM(length=9, next_sentence=True).apply(rows, keys, BERT, columns)

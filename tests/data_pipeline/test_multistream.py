@@ -1,4 +1,4 @@
-"""Ranges of a multistream dump: together they are the file, wherever it is cut."""
+"""Ranges of a multistream dump: together they contain the whole file, wherever it is cut."""
 
 import bz2
 import random
@@ -27,7 +27,7 @@ def xml() -> bytes:
 
 @pytest.fixture(scope="module")
 def dump(xml, tmp_path_factory) -> Path:
-    """As Wikimedia makes it: a stream of the head, one of every 7 pages, one of the end, and the index."""
+    """A dump as Wikimedia makes it: one stream for the head, one for every 7 pages, one for the end, and the index."""
     head, *pages = re.split(rb"(?=  <page>)", xml.removesuffix(b"</mediawiki>\n"))
     path = tmp_path_factory.mktemp("dump") / "enwiki-multistream.xml.bz2"
     data, index = bz2.compress(head), b""
@@ -83,11 +83,11 @@ def test_index_and_scan_find_the_same_streams(dump):
         *by_index[:-1],
         Input(str(dump), by_index[-1].start, by_scan[-1].start, by_index[-1].first_ordinal),
     ]
-    assert by_scan[-1].first_ordinal == 60  # the stream of the end, which no line of the index names
+    assert by_scan[-1].first_ordinal == 60  # the last stream, which no line of the index names
 
 
 def test_streams_cut_anywhere(xml, tmp_path):
-    """pbzip2 cuts at any byte: a page belongs to the range in which its first byte is."""
+    """pbzip2 cuts at any byte; a page belongs to the range that has its first byte."""
     path, rng = tmp_path / "a.xml.bz2", random.Random(0)
     path.write_bytes(bz2.compress(xml))
     whole = read_all([Input(str(path))])

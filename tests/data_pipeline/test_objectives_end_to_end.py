@@ -17,7 +17,8 @@ from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.pipeline import build
-from tests.conftest import run, write_c4, write_corpus_file
+from tests.conftest import write_c4, write_corpus_file
+from tests.in_process import run_here
 
 SPECIAL = ["<mask>", "<s>", "[R]", "[S]", "[X]", "[CLS]", "[SEP]"]
 DENOISERS = [
@@ -42,7 +43,7 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="module")
 def make(small_corpus, tmp_path_factory):
-    """make(objective, packing, apply_at): the corpus of 60 pages that they make."""
+    """make(objective, packing, apply_at): builds a corpus of 60 pages with them."""
     folder = tmp_path_factory.mktemp("objectives")
     write_c4(folder / "c4.json.gz", records=60)
     tokenizer = {
@@ -89,7 +90,7 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         assert first.inputs.lengths.max() <= inputs
         assert first.targets.lengths.max() <= targets
         again = loaded.examples(ids, 1)
-        drawn = name not in ("full_lm", "causal_lm")  # these have nothing to draw
+        drawn = name not in ("full_lm", "causal_lm")  # these objectives draw nothing
         assert drawn == (
             again.inputs.values.shape != first.inputs.values.shape or (again.inputs.values != first.inputs.values).any()
         )
@@ -102,17 +103,17 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     batches_held_out = list(validation_batches(at_load, Cut(0, 1, 8, 1)))
     held_out = [batch["labels"] for batch in batches_held_out]
     assert sum(int((labels != IGNORED).any(dim=1).sum()) for labels in held_out) == at_load.rows("validation")
-    for batch in batches_held_out:  # the last is filled up with rows that count for nothing
+    for batch in batches_held_out:  # the last batch is filled with rows that don't count
         if name == "bert":
             ignored = (batch["labels"] == IGNORED).all(dim=1)
             assert torch.equal(batch["next_sentence_labels"] == IGNORED, ignored)
-    shown = run("data-pipeline", "show", at_load.directory, "-n", "1")
+    shown = run_here("data-pipeline", "show", at_load.directory, "-n", "1")
     assert shown.returncode == 0, shown.stderr
     assert "inputs" in shown.stdout
 
 
 def test_a_row_without_targets_has_no_next_sentence_either():
-    """As that of a damaged block: it may not weigh in the mean over pairs."""
+    """A row of a damaged block has no targets, and must not count in the mean over pairs."""
     ids = np.array([[7, 8], [7, 8], [1, 0]])
     examples = Examples(
         Padded(ids, np.array([2, 2, 1])),
@@ -138,7 +139,7 @@ def test_what_a_row_was_cut_for_is_stored_with_it(make):
 
 
 def test_pairs_are_packed_with_segments_and_positions(make, tmp_path):
-    """Each pair stands in one row, whole; labels and positions start anew in each segment."""
+    """Each pair is whole in one row; labels and positions restart in each segment."""
     pairs = [(f"input number {number} of some", f"target {number}") for number in range(120)]
     (tmp_path / "pairs.jsonl").write_text(
         "".join(json.dumps({"inputs": source, "targets": target}) + "\n" for source, target in pairs)

@@ -1,4 +1,4 @@
-"""How documents become rows: by hand, and what must hold for any documents."""
+"""How documents become rows: hand-worked cases, and properties that hold for all documents."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_packed_examples_stand_behind_one_another_with_segments():
 
 
 def test_more_than_255_examples_share_a_row():
-    """600 pairs of one token and an end mark on each side fill rows of 600 tokens with 300 examples."""
+    """600 pairs, each with one token and an end mark on both sides, fill rows of 600 tokens with 300 examples."""
     texts = [[3 + number % 5, 8] for number in range(600)]
     rows = pack("examples", documents(*texts, targets=[1] * 600), TextToText(inputs_length=600, targets_length=600))
     block = blocks.of_examples(rows.examples)
@@ -99,7 +99,7 @@ def test_rows_of_few_and_of_many_examples_are_put_together():
 
 
 def test_an_example_goes_where_it_leaves_least_room():
-    """Into the fullest row it fits in: 4 + 2 rather than 3 + 2."""
+    """An example goes into the fullest row that it fits into: 4 + 2 rather than 3 + 2."""
     row, segment = best_fit(np.array([[4, 1], [3, 1], [2, 1]]), (6, 6))
     assert row.tolist() == [0, 0 + 1, 0]
     assert segment.tolist() == [1, 1, 2]
@@ -117,7 +117,7 @@ def test_best_fit_overfills_no_row_and_numbers_segments_without_gaps(sizes):
 
 
 def numbered(count, most_sentences, seed=0):
-    """Documents of sentences of 2 to 9 tokens; each token but the marks says which document it is of."""
+    """Documents with sentences of 2 to 9 tokens; each token, except marks, identifies its document."""
     random = np.random.default_rng(seed)
     texts = []
     for number in range(count):
@@ -127,7 +127,7 @@ def numbered(count, most_sentences, seed=0):
 
 
 def test_half_of_the_second_texts_follow_the_first():
-    """All but those after a document's last sentence, which nothing follows: one in some thirty rows here."""
+    """Nothing follows a document's last sentence: this affects about one row in thirty here."""
     objective = MaskedLM(length=67, next_sentence=True)
     rows = pack("sentence_pairs", numbered(100, most_sentences=600), objective)
     assert np.diff(rows.offsets).max() == objective.raw_length == 64
@@ -141,7 +141,7 @@ def test_half_of_the_second_texts_follow_the_first():
 
 
 def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
-    """What a random second text replaces begins the next row, so that nothing but what was shortened is lost."""
+    """The sentences that a random second text replaces begin the next row, so only shortened texts lose tokens."""
     given_documents = numbered(50, most_sentences=40, seed=3)
     rows = pack("sentence_pairs", given_documents, MaskedLM(length=67, next_sentence=True))
     used = sum(

@@ -51,7 +51,7 @@ def home(monkeypatch):
 
 
 def value_of(schema: type[Section], folder: Path, key: str, value: str):
-    """What the config says under `key` that is given as `value`."""
+    """The value that the config has under `key` when it is set to `value`."""
     path = folder / "config.yaml"
     path.write_text(CORPUS if schema is CorpusConfig else RUN)
     overrides = [f"{key}={value}"]
@@ -105,7 +105,7 @@ def test_an_empty_path_and_an_unknown_user_are_refused(tmp_path, value, said):
 
 
 def path_arguments() -> list[tuple[str, str, type, typing.Any]]:
-    """(command, parameter, type, typer's description) of each path that the three commands take."""
+    """(command, parameter, type, typer's description) of each path argument of the three commands."""
     apps: list[typer.Typer] = [data_pipeline.cli.app, data_pipeline.cli.fetch_app, pretrain.cli.app, launch.cli.app]
     found = []
     for command in (command for app in apps for command in app.registered_commands):

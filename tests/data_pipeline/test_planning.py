@@ -1,17 +1,23 @@
-"""Planning: what a unit is sent does not grow with the number of units; buckets are counted as they are read."""
+"""Planning: the spec of a unit doesn't grow with the number of units; bucket sizes equal what buckets read."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
+from pydantic_core import to_json
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, read_bucket
 from data_pipeline.execution.name_lists import read_names
 from data_pipeline.execution.parts import Histograms
-from data_pipeline.execution.work_units import Finished
-from data_pipeline.stages import shards
+from data_pipeline.execution.work_units import Finished, Output
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.sources import Range
+from data_pipeline.stages import documents, shards, tokens
+from data_pipeline.stages.tokenizer import Sample, TokenizerResult
+from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
 
 CONFIG = CorpusConfig.model_validate(
@@ -22,14 +28,16 @@ CONFIG = CorpusConfig.model_validate(
         "rows": {"packing": "complete_documents"},
     }
 )
-TRAINED = Finished("spiece", "", {}, {"tokenizer/spiece.model": {"bytes": 1, "sha256": "0" * 64}}, 1.0)
+TRAINED = Finished("spiece", "", TokenizerResult(1, Sample()), {"tokenizer/spiece.model": Output(1, "0" * 64)}, 1.0)
+
+COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0)
 
 
-def tokenized(number: int) -> list[Finished]:
-    """As many units of the tokens stage, each with the tokens of one shard."""
-    tokens = {"train": CONFIG.tokens_per_shard, "validation": 0}
+def tokenized(number: int) -> shards.Tokenized:
+    """`number` units of the tokens stage, each with the tokens of one shard."""
+    of_each = TokensResult({"train": CONFIG.tokens_per_shard, "validation": 0})
     return [
-        Finished(name, "", {"tokens": tokens}, {f"{name}.safetensors": {"bytes": 1, "sha256": f"{part:064x}"}}, 1.0)
+        Finished(name, "", of_each, {f"{name}.safetensors": Output(1, f"{part:064x}")}, 1.0)
         for part in range(number)
         for name in [f"part-{part:05d}"]
     ]
@@ -40,8 +48,8 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
     for number in (10, 1000):
         units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), TRAINED)
         assert len(units) == number + 1  # and one for validation
-        longest[number] = max(len(json.dumps(asdict(unit))) for unit in units)
-        (names,) = {unit.spec["files"] for unit in units}
+        longest[number] = max(len(to_json(unit)) for unit in units)
+        (names,) = {unit.spec.files for unit in units}
         assert read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
@@ -49,10 +57,39 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
 def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     files = tokenized(3)
     before = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
-    files[1].outputs["part-00001.safetensors"]["sha256"] = "f" * 64
+    files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
     after = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
     assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
     assert [unit.spec for unit in before] == [unit.spec for unit in after]
+
+
+def test_a_unit_reaches_its_worker_as_it_was_planned(tmp_path):
+    (tmp_path / "a.wet.gz").write_bytes(b"")
+    source = {"format": "wet", "path": str(tmp_path), "options": {"max_record_bytes": 5}}
+    changed = {**CONFIG.model_dump(), "sources": [source], "cleaning": {"paragraphs": 2}, "dedup": {"urls": None}}
+    config = CorpusConfig.model_validate({**changed, "rows": {"packing": "concatenate", "objective": {"name": "ul2"}}})
+    finished = tokenized(2)
+    for stage, units in (
+        (documents.STAGE, documents.plan(config, tmp_path)),
+        (shards.COUNT, shards.plan_counts(CONFIG, tmp_path, finished, TRAINED)),
+        (shards.STAGE, shards.plan(CONFIG, tmp_path, finished, TRAINED, [COUNTED] * 3)),
+    ):
+        assert [parse_json(to_json(unit), stage.unit, "") for unit in units] == units
+
+
+def test_a_result_is_checked_as_it_is_read():
+    content = json.loads(to_json(COUNTED))
+    assert parse_json(json.dumps(content), shards.COUNT.finished, "") == COUNTED
+    content["result"]["rows"] = "7"
+    with pytest.raises(FailedError, match=r"a\.json: damaged: result\.rows: .* got '7'"):
+        parse_json(json.dumps(content), shards.COUNT.finished, "a.json")
+    with pytest.raises(FailedError, match=r"a\.json: damaged: result\.tokens: "):
+        parse_json(json.dumps(content), tokens.STAGE.finished, "a.json")
+
+
+def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
+    assert fingerprint([TokensResult({"train": 1}), Range(2)]) == fingerprint([{"tokens": {"train": 1}}, [2, None, 0]])
+    assert fingerprint(CONFIG) == fingerprint(CONFIG.model_dump())
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 4096, 4200])
@@ -79,6 +116,6 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
         if number % 5000 == 4999:
             histograms.end_part()
     assert len(histograms.domains) == 10_000
-    told = histograms.as_json()["domains"]
+    told = histograms.most_common_domains()
     assert len(told) == 100
     assert next(iter(told.items())) == ("frequent.org", 20_000)

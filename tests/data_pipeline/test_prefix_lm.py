@@ -1,4 +1,4 @@
-"""Prefix and full language modelling: where a row is split, and what is packed into one."""
+"""Prefix and full language modelling: where rows are split, and how two examples share a row."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_lengths():
 
 @pytest.mark.parametrize(("density", "most"), [(0.5, 39), (0.25, 19), (0.1, 7)])
 def test_the_decoders_part_is_uniform_with_the_density_as_mean_share(density, most):
-    """1 … 2·density·40 − 1 tokens of 40; at 0.5 that is T5's prefix, uniform over 1 … 39."""
+    """The decoder gets 1 … 2·density·40 − 1 of 40 tokens; at 0.5 that is T5's prefix, uniform over 1 … 39."""
     rows, keys = make_rows(20_000, 40)
     examples = PrefixLM(length=40, noise_density=density).apply(rows, keys, VOCABULARY, {})
     left = examples.targets.lengths - 1

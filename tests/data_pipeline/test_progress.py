@@ -1,4 +1,4 @@
-"""What is said of long work: counts, and how long the rest will take."""
+"""The display of long work: counts, and an estimate of the time left."""
 
 import gzip
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_the_time_left_does_not_count_what_passes_before_work_begins():
-    """10 s of starting workers, then 25 of 100 MB in 10 s: the rest takes 30 s, not 60."""
+    """Workers take 10 s to start, then do 25 of 100 MB in 10 s: the rest takes 30 s, not 60."""
     clock, under_way = Clock(), None
     work = Progress("documents", total=4, size=100_000_000, under_way=lambda: under_way, clock=clock)
     clock.now = 105
@@ -38,7 +38,7 @@ def test_one_large_file_has_progress_inside_it_which_never_falls():
     work = Progress("documents", total=1, size=80_000_000, under_way=lambda: under_way, clock=clock)
     clock.now, under_way = 110, 20_000_000
     assert work.line() == "documents: 0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"
-    under_way = 5_000_000  # its worker died, another one begins again
+    under_way = 5_000_000  # its worker died, and another one starts again
     assert work.done() == 20_000_000
     under_way = 90_000_000  # more was read than the file had when the work was planned
     assert work.done() == 80_000_000
@@ -54,7 +54,7 @@ def test_items_without_a_size_are_counted():
 
 
 def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):
-    """Of several gzip members each chunk that is read counts once, though its rest is given to the next member."""
+    """With several gzip members, each chunk that is read counts once, though its rest goes to the next member."""
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_NOTES", 0.0)
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -69,7 +69,7 @@ def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch)
                 assert noted(notes) == 1 + (tmp_path / name).stat().st_size
             assert noted(notes) == 1
     assert noted(notes) is None
-    advance(5)  # in a process that works on no unit it counts nowhere
+    advance(5)  # in a process without a unit it counts nowhere
 
 
 def test_lines_appear_while_one_item_takes_long(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""A corpus on another file system: read through a cache on disk that is bounded and that processes share."""
+"""A corpus on a remote file system, read through a bounded disk cache that processes share."""
 
 import hashlib
 import shutil

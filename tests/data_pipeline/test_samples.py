@@ -32,7 +32,7 @@ def test_c4_sample_has_the_published_layout():
         assert list(record) == ["text", "timestamp", "url"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["timestamp"])
         assert line == json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-    # as allenai/c4 has its first record
+    # the first record of allenai/c4
     assert lines[0].startswith('{"text":"Beginners BBQ Class Taking Place in Missoula!\\nDo you want to get better')
     assert lines[0].endswith(
         '"timestamp":"2019-04-25T12:57:54Z","url":"https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"}\n'

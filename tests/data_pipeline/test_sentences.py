@@ -28,7 +28,7 @@ from data_pipeline.text.sentences import _english, count_sentences
         ("(One.) Two.", 2),
         ('He said "Go." She went.', 2),
         ("One.Two.", 1),
-        ("Stop!!!", 2),  # the last mark is parted from the others
+        ("Stop!!!", 2),  # the last mark is separated from the others
         ("A good price !!!!", 2),  # 3 since NLTK 3.6.6
         ("He said “Go.” She went.", 1),  # 2 since NLTK 3.10, to which typographic quotes are punctuation
     ],
@@ -55,7 +55,7 @@ def test_short_cuts_give_what_the_whole_model_gives(text, at_most):
 
 @given(TEXT)
 def test_candidates_are_those_of_the_expression_of_nltk_3_5(text):
-    """It takes time quadratic in the length of a word, and was replaced for that in NLTK 3.6.6."""
+    """NLTK's expression takes time quadratic in the length of a word, and was therefore replaced in NLTK 3.6.6."""
     expression = r"""\S*[.?!](?=(?P<after_tok>(?:[?!)\";}\]\*:@\'\({\[])|\s+(?P<next_tok>\S+)))"""
     expected = [(match.end(), match[0] + match["after_tok"]) for match in re.finditer(expression, text)]
     found = _english()._match_potential_end_contexts(text)

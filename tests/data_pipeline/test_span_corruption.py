@@ -1,4 +1,4 @@
-"""Span corruption against T5's helper and its stated properties (Raffel et al. 2020)."""
+"""Span corruption, compared with T5's helper and the properties that the paper states (Raffel et al. 2020)."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_masked_tokens_are_counted_in_float32_as_the_reference_does(length):
 
 
 def test_every_segmentation_is_equally_likely():
-    """6 noise tokens in 2 spans: 5 ways to cut them, by T5's uniform choice of cuts."""
+    """6 noise tokens in 2 spans can be cut in 5 ways; T5 chooses the cuts uniformly."""
     objective = SpanCorruption(inputs_length=64, noise_density=0.15, mean_span_length=3.0)
     _, _, _, targets = corrupt(objective, 20_000, length=40)
     first_span = [row.index(FIRST_SENTINEL - 1) - 1 for row in targets.tolist()]
@@ -111,7 +111,7 @@ def test_every_segmentation_is_equally_likely():
 
 
 def test_kept_and_masked_segments_and_the_roll_are_drawn_independently():
-    """6 masked and 34 kept tokens in 2 spans each: 5 × 33 ways to cut them, and 40 offsets."""
+    """6 masked and 34 kept tokens in 2 spans each can be cut in 5 × 33 ways, and there are 40 offsets."""
     values = np.tile(np.arange(40) + TEXT[0], (20_000, 1))
     keys = row_keys(0, "test", 0, np.arange(20_000))
     masks = []
@@ -170,7 +170,7 @@ def test_a_row_begins_with_whatever_the_mask_begins_with(masked, inputs, targets
 
 
 def test_rolled_rows_leave_room_for_a_span_in_two_parts():
-    """567 − 85 + 29 + 1 = 512 inputs at most; 568 tokens would make 513."""
+    """At most 567 − 85 + 29 + 1 = 512 inputs; 568 tokens would give 513."""
     objective = SpanCorruption(random_roll=True)
     assert (objective.raw_length, objective.shape, objective.sentinels) == (567, (512, 115), 29)
     rows, keys = make_rows(2000, 567)
@@ -178,7 +178,7 @@ def test_rolled_rows_leave_room_for_a_span_in_two_parts():
     assert ((examples.inputs.values[:, 0] < TEXT[1]) != (examples.targets.values[:, 0] < TEXT[1])).all()
     assert sorted(set(examples.inputs.lengths.tolist())) == [511, 512]
     assert sorted(set(examples.targets.lengths.tolist())) == [114, 115]
-    # a roll by one of 567 offsets parts one of 28 masked spans at 85 − 28 of them, a kept run at 482 − 28
+    # of 567 offsets, 85 − 28 split one of 28 masked spans, and 482 − 28 split a kept run
     for side, longest, parted in ((examples.inputs, 512, 85 - 28), (examples.targets, 115, 482 - 28)):
         share = float((side.lengths == longest).mean())
         expected = parted / 567
@@ -186,14 +186,14 @@ def test_rolled_rows_leave_room_for_a_span_in_two_parts():
 
 
 def test_a_mask_is_rolled_by_every_offset_equally_often():
-    """10 tokens have one span of 2 at the end, so that its place tells the offset."""
+    """10 tokens have one span of 2 at the end, so its place shows the offset."""
     objective = SpanCorruption(inputs_length=64, random_roll=True)
     values = np.tile(np.arange(10) + TEXT[0], (20_000, 1))
     keys = row_keys(0, "test", 0, np.arange(20_000))
     inputs = objective.apply(Padded.full(values), keys, VOCABULARY, {}).inputs.values
     kept = (inputs[:, :, None] == np.arange(10) + TEXT[0]).any(axis=1)
     assert (kept.sum(axis=1) == 8).all()
-    last = ~kept & np.roll(kept, -1, axis=1)  # masked, and the next one, round the end, is kept
+    last = ~kept & np.roll(kept, -1, axis=1)  # masked, while the next token, round the end, is kept
     assert (last.sum(axis=1) == 1).all()
     shares = np.bincount(np.argmax(last, axis=1), minlength=10) / 20_000
     assert np.abs(shares - 0.1).max() < 4 * np.sqrt(0.1 * 0.9 / 20_000)

@@ -1,4 +1,4 @@
-"""Streams: decompressed by content; a cut or a changed byte is never silent."""
+"""Streams are decompressed by content; a cut or a changed byte is never silent."""
 
 import bz2
 import gzip
@@ -15,7 +15,7 @@ CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))
 
 
 def zstd(data: bytes) -> bytes:
-    """As the command `zstd` writes it: with a checksum."""
+    """Compresses like the command `zstd`, with a checksum."""
     return zstandard.ZstdCompressor(write_checksum=True).compress(data)
 
 
@@ -51,7 +51,7 @@ def test_gzip_may_be_padded_with_zeros(tmp_path):
 @pytest.mark.parametrize("compress", COMPRESSIONS)
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_cut_at_any_byte_is_never_silent(tmp_path, compress, members):
-    """Every length short of the whole, except between members, where the compressed file is indeed a whole one."""
+    """Cuts at every length, except between members, where the compressed file is a whole one."""
     path = tmp_path / "a"
     whole = compress(CONTENT) * members
     boundary = len(whole) // members

@@ -1,4 +1,4 @@
-"""C4, JSON Lines, plain text, Parquet, WikiExtractor output and pairs: what is kept, counted and noted as damage."""
+"""C4, JSON Lines, plain text, Parquet, WikiExtractor output and pairs: which records are kept, counted or damaged."""
 
 import gzip
 import json

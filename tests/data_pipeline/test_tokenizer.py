@@ -1,4 +1,4 @@
-"""Tokenizers: ids as the models' own libraries give them, special tokens and sentinels that no text becomes."""
+"""Tokenizers give the ids of the models' own libraries, and no text becomes a special token or sentinel."""
 
 import dataclasses
 import gzip
@@ -24,14 +24,15 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.parts import part_file
 from data_pipeline.foundation.config_file import load as load_config
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.stages.tokenizer import STAGE
+from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, TokenizerSpec
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
-from tests.conftest import C4_SAMPLE, run, write_c4, write_corpus_file
+from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
+from tests.in_process import run_here
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
 
@@ -77,12 +78,12 @@ def test_gpt2s_ids(gpt2):
 
 
 def test_barts_ids(bart):
-    """ "Hello world" is 0, 31414, 232, 2 in BART's documentation, marks included."""
+    """In BART's documentation "Hello world" is 0, 31414, 232, 2, marks included."""
     assert bart.encode(["Hello world", " the", "."]) == [[31_414, 232], [5], [4]]
     vocabulary = bart.vocabulary
     assert (vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
     assert (vocabulary.size, vocabulary.mask) == (50_265, 50_264)
-    assert vocabulary.text == (4, 50_260)  # what follows stands for no text
+    assert vocabulary.text == (4, 50_260)  # the rest stands for no text
     assert vocabulary.special == {f"madeupword000{n}": 50_261 + n for n in range(3)} | {"<|endoftext|>": 50_260}
 
 
@@ -191,7 +192,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
 
 
 def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte_level_bpe, tmp_path):
-    """Hugging Face's names for GPT-2's files, and BART's ids written out, are the same tokenizers."""
+    """Hugging Face's names for GPT-2's files, and BART's ids written out, describe the same tokenizers."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
     assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256
@@ -202,7 +203,7 @@ def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte
 
 
 def test_a_long_text_is_encoded_in_parts_as_well_as_whole(small_corpus, spiece, monkeypatch):
-    """As many pieces of the same text; the same ones but where two segmentations tie ("1 11" and "11 1")."""
+    """The parts give as many pieces; they differ only where two segmentations tie ("1 11" and "11 1")."""
     texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
     whole = spiece.encode(texts)
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 100)
@@ -225,7 +226,7 @@ WORDS_AND_SPACES = ["word", "'s", "1", "...", " ", "  ", "\n", "\n\n\n", *"\t\xa
 @settings(deadline=None)
 @given(words=st.lists(st.sampled_from(WORDS_AND_SPACES), min_size=30))
 def test_a_text_is_cut_where_white_space_begins(gpt2, words):
-    """White space is what GPT-2's pattern takes for it, and "\\n\\n\\n" is one match of it."""
+    """White space is defined by GPT-2's pattern, to which "\n\n\n" is one match."""
     text = "".join(words)
     assume(max(map(len, re.split(r"([^\S\x1c-\x1f]+)", text))) < 20)
     (whole,) = gpt2.encode([text])
@@ -295,26 +296,26 @@ def test_a_corpus_in_barts_ids(bart_corpus, bart):
     assert {path.name for path in (bart_corpus / "tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
     texts = [row["text"] for row in pq.read_table(bart_corpus / "documents/part-00000.parquet").to_pylist()]
     assert sum(split["tokens"] for split in corpus.manifest["splits"].values()) <= sum(map(len, bart.encode(texts)))
-    shown = run("data-pipeline", "show", bart_corpus, "-n", "2")
+    shown = run_here("data-pipeline", "show", bart_corpus, "-n", "2")
     assert shown.returncode == 0, shown.stderr
     assert "<extra_id_0>" in shown.stdout
-    assert run("data-pipeline", "verify", bart_corpus).returncode == 0
+    assert run_here("data-pipeline", "verify", bart_corpus).returncode == 0
 
 
 def test_verify_names_a_damaged_file_of_the_tokenizer(bart_corpus, tmp_path):
     shutil.copytree(bart_corpus, tmp_path / "corpus")
     merges = tmp_path / "corpus/tokenizer/merges.txt"
     merges.write_text(merges.read_text().replace("t h\n", "t x\n", 1))
-    done = run("data-pipeline", "verify", tmp_path / "corpus")
+    done = run_here("data-pipeline", "verify", tmp_path / "corpus")
     assert (done.returncode, f"{merges}: sha256 differs" in done.stderr) == (1, True)
 
 
 def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    assert run("data-pipeline", "tokenizer", config).returncode == 0
+    assert run_here("data-pipeline", "tokenizer", config).returncode == 0
     path = f"tokenizer.path={byte_level_bpe}/gpt2"
-    done = run(
+    done = run_here(
         "data-pipeline", "tokenizer", config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257"
     )
     assert done.returncode == 0, done.stderr
@@ -324,7 +325,7 @@ def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path)
 def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=3)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    done = run("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
+    done = run_here("data-pipeline", "build", config, "tokenizer.vocab_size=32000")
     assert done.returncode == 2
     assert "error: tokenizer.vocab_size" in done.stderr
     assert "Traceback" not in done.stderr
@@ -336,7 +337,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     tokenizer = {"path": str(model), "vocab_size": 500, "special_tokens": ["<mask>"], "sentinels": 20}
     config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer)
-    assert run("data-pipeline", "build", config).returncode == 0
+    assert run_here("data-pipeline", "build", config).returncode == 0
     assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
     assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
     for override, problem in {
@@ -344,7 +345,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
         "tokenizer.path=nowhere.model": "nowhere.model: no such file",
     }.items():
-        wrong = run("data-pipeline", "build", config, override)
+        wrong = run_here("data-pipeline", "build", config, override)
         assert (wrong.returncode, problem in wrong.stderr) == (2, True), wrong.stderr
 
 
@@ -405,12 +406,12 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         SentencePiece.read(tmp_path / "spiece.model")
 
 
-# ---- the sample that is trained on
+# ---- the training sample
 
 
 @pytest.fixture
 def documents(tmp_path):
-    """Texts by id, of 1 to 40 bytes, every fifth held out; and two parts of them in `tmp_path`."""
+    """Texts by id, with 1 to 40 bytes each, every fifth held out, written to two parts in `tmp_path`."""
     rows = [
         {
             "id": f"c4/a/{number:09d}",
@@ -446,7 +447,7 @@ def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path):
     config = TokenizerConfig(sample_bytes=10**15)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["nowhere.parquet"], "text_bytes": 10**16}
+    spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     with pytest.raises(FailedError) as error:
         STAGE.work(tmp_path, spec)
     told = re.fullmatch(
@@ -455,19 +456,19 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
         str(error.value),
     )
     assert told
-    check_memory(int(told[1].replace(",", "")) // 2)  # half, since others may take memory meanwhile
+    check_memory(int(told[1].replace(",", "")) // 2)  # half, since other processes may take memory meanwhile
 
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
     config = TokenizerConfig(sample_bytes=10**15, vocab_size=6)
-    spec = {"config": config.model_dump(), "seed": 0, "parts": ["one.parquet", "two.parquet"], "text_bytes": 4000}
+    spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
     text = "".join(documents.values())
-    sample = {"documents": len(documents), "bytes": len(text.encode())}
-    assert STAGE.work(tmp_path, spec) == {"pieces": 6, "sample": sample}
+    sample = Sample(documents=len(documents), bytes=len(text.encode()))
+    assert STAGE.work(tmp_path, spec) == TokenizerResult(pieces=6, sample=sample)
 
 
 def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
-    """A translation's letters have pieces of their own, though no input has them."""
+    """The letters of a translation get pieces, even if no input contains them."""
     with part_file(tmp_path / "part.parquet") as part:
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"

@@ -1,4 +1,4 @@
-"""UL2's mixture against the paper's table 1 (Tay et al. 2022)."""
+"""UL2's mixture, compared with the paper's table 1 (Tay et al. 2022)."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ MODES = [R, R, S, X, X, X, X]
 
 
 def rows_of(objective, numbers, seed=0):
-    """A full row for each of these denoisers, its key, and the column that says which it is."""
+    """A full row for each of these denoisers, its key, and the column with its denoiser."""
     rows, keys = ragged_rows(objective.raw_lengths[numbers].tolist(), seed)
     return rows, keys, {"denoiser": np.array(numbers, dtype=np.uint8)}
 
@@ -100,7 +100,7 @@ def test_a_row_is_what_its_denoiser_makes_of_it():
 
 @pytest.mark.parametrize("rates", [[1] * 7, [2.0, 1.0, 1.0, 0.5, 0.25, 0.125, 0.125]])
 def test_denoisers_are_drawn_at_their_rates(rates):
-    """Equal ones are the paper's; the others make three fifths of the rows R, one S, one X."""
+    """The paper's rates are equal; the others make three fifths of the rows R, one S and one X."""
     plain = UL2().model_dump()
     for denoiser, rate in zip(plain["denoisers"], rates, strict=True):
         denoiser["rate"] = rate
@@ -115,7 +115,7 @@ def test_denoisers_are_drawn_at_their_rates(rates):
 
 
 def test_the_drawn_denoiser_tells_nothing_of_the_noise():
-    """The same key draws both: first spans are as long on average whatever was drawn."""
+    """The same key draws both; the mean length of first spans must not depend on the denoiser."""
     keys = row_keys(0, "test", 0, np.arange(20_000))
     drawn = UL2().draw(keys)
     rows = Padded.full(np.full((20_000, 40), TEXT[0], dtype=np.uint16))
@@ -146,7 +146,7 @@ def test_mixtures_of_ones_own_as_a_config_file_has_them():
 
 
 def test_tails_have_to_suit_every_denoiser():
-    """Two tokens are what each needs at least; a tail may be longer than another denoiser's rows."""
+    """Each denoiser needs at least two tokens; a tail may be longer than another denoiser's rows."""
     assert [length for length in range(1100) if not UL2().accepts(length)] == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""WARC archives: HTTP responses decoded, HTML told from the rest, its main text extracted."""
+"""WARC archives: HTTP responses are decoded, HTML is recognised, and its main text is extracted."""
 
 import gzip
 import zlib
@@ -26,7 +26,7 @@ def read_bytes(path: Path, *responses: bytes, **options):
 
 
 def test_a_genuine_archive_of_2014():
-    """The first response has no body and no type; two are cut to a length by the crawler, and still HTML."""
+    """The first response has no body and no type. The crawler truncated two others, which are still HTML."""
     kept, intake = read("warc", DATA / "CC-MAIN-20140820021334-00006.warc")
     assert intake.counters == {"read": 4, "not_html": 1}
     wet, _ = read("wet", DATA / "CC-MAIN-20140820021334-00006.warc.wet")
@@ -35,7 +35,7 @@ def test_a_genuine_archive_of_2014():
 
 
 def test_main_text_of_a_genuine_page():
-    """The article's sentences, which its WET has too, and not the menus, which the WET has as well."""
+    """It has the article's sentences, as its WET file does, but not the menus, which the WET file has too."""
     [page], _ = read("warc", DATA / "whirlwind.warc.gz")
     [wet], _ = read("wet", DATA / "whirlwind.warc.wet.gz")
     assert page.title == "Escopete - Biquipedia, a enciclopedia libre"

@@ -1,4 +1,4 @@
-"""WET archives: real ones read whole, damage at any byte noticed, text kept that a split by lines would lose."""
+"""WET archives: real ones are read whole, damage at any byte is noticed, and no text is lost as in a split by lines."""
 
 import base64
 import gzip
@@ -15,7 +15,7 @@ GENUINE = DATA / "CC-MAIN-20140820021334-00006.warc.wet"
 
 
 def record(block: bytes, digest: bool = True, **headers: str | None) -> bytes:
-    """A conversion record with the given headers beside its own; None leaves one out."""
+    """A conversion record with these headers in addition to its own; None removes one."""
     sha1 = base64.b32encode(hashlib.sha1(block).digest()).decode()
     fields: dict[str, str | None] = {
         "WARC-Type": "conversion",
@@ -101,7 +101,7 @@ def starts(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("compression", ["none", "each record", "whole"])
 def test_a_cut_at_any_byte_is_never_silent(tmp_path, compression):
-    """Every length but those between two records, which leave a valid archive."""
+    """Cuts at every length, except between two records, where a valid archive is left."""
     pages = [record(b"One.\n" * 20), record(b"Two.\n" * 20, digest=False), record(b"Three.\n" * 20)]
     compress = {"none": bytes, "each record": gzip.compress, "whole": bytes}[compression]
     stored = [compress(page) for page in pages]
@@ -129,7 +129,7 @@ def test_cutting_a_genuine_archive_loses_only_what_is_behind_the_cut(tmp_path):
 
 
 def test_a_changed_bit_never_changes_a_text_or_loses_another_page(tmp_path):
-    """Each bit of the middle record in turn; its digest tells. Other pages stay, and one page is noted or unchanged.
+    """Changes each bit of the middle record in turn. Other pages stay, and one page is noted or unchanged.
 
     Only the value of a header that nothing can check may change unnoticed: the page's address, date and language.
     """

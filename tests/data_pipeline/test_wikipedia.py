@@ -1,4 +1,4 @@
-"""Wikipedia dumps: what is an article, what is dropped, and damage that is noted rather than lost."""
+"""Wikipedia dumps: which pages are articles, which are dropped, and damage that is noted rather than lost."""
 
 import bz2
 import random
@@ -55,7 +55,8 @@ def test_namespace_element_decides_where_there_is_one(parse):
 
 
 def test_without_namespace_elements_the_titles_prefix_decides(parse):
-    """A prefix counts if <siteinfo> lists it, in any case, with underscores or spaces; else it belongs to the title."""
+    """A prefix counts if <siteinfo> lists it, in any case, with underscores or spaces; otherwise it is part of the
+    title."""
     names = ["Categoria:A", "discussioni_wikipedia:B", "DISCUSSIONE:C", "Alien: Covenant", "Categorie:D", "E"]
     kept, intake = parse(export(*(page(name, "text") for name in names)))
     assert [(record.ordinal, record.title) for record in kept] == [(3, "Alien: Covenant"), (4, "Categorie:D"), (5, "E")]
@@ -126,7 +127,7 @@ def test_addresses_are_written_as_wikipedia_writes_them(parse):
 
 
 def test_the_wikis_names_of_files_and_categories_are_told(parse):
-    """By the numbers of their namespaces: Media is -2, File 6, Category 14."""
+    """They are found by their namespace numbers: Media is -2, File 6, Category 14."""
     names = {-2: "Sonido", 6: "Lakaw_Lakaw", 7: "Talk", 14: "\u200eKlase"}
     siteinfo = "".join(f'<namespace key="{key}">{name}</namespace>' for key, name in names.items())
     siteinfo = f"<siteinfo><namespaces>{siteinfo}</namespaces></siteinfo>"
@@ -180,7 +181,7 @@ def test_a_cut_at_any_byte_of_the_xml_is_never_silent(parse):
         whole = sum(end <= length for end in ends)
         begun = len(re.findall(rb"<page[\s>]", data[:length]))
         assert len(kept) == whole
-        counted = {"read": begun, "damaged": begun - whole}  # the missing end of the export is no page
+        counted = {"read": begun, "damaged": begun - whole}  # the missing end of the export isn't a page
         assert intake.counters == {"truncated_xml": 1, **{rule: n for rule, n in counted.items() if n}}
         reason = "the XML ends inside this page" if begun > whole else "the XML ends before </mediawiki>"
         assert [note[1] for note in intake.damage] == [reason]
@@ -263,8 +264,8 @@ def test_pages_before_a_corrupt_byte_of_the_compressed_file_are_read_first(tmp_p
 
 
 def test_any_damage_costs_only_what_it_touches(parse):
-    """Thousands of exports with changed, lost and doubled bytes: a page whose bytes are whole is always read, and what
-    is not read is counted."""
+    """Thousands of exports with changed, lost and doubled bytes: every intact page is read, and every other one is
+    counted."""
     rng = random.Random(1)
     words = ["Größe", "[[a|b]]", "&lt;ref&gt;", "&amp;", "\n", "{{x}}"]
     for _ in range(2000):

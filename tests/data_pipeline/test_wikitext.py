@@ -1,4 +1,4 @@
-"""Wikitext to plain text: each construct, whole pages, and markup that no one would write."""
+"""Wikitext to plain text: each construct, whole pages, and absurd markup."""
 
 import random
 import re
@@ -50,7 +50,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
         ("{{Infobox|a={{b|c={{d}}}}\n|e=[[f]]\n}}\n'''A''' is{{cn}} here {{x}}.", "A is here."),
         ("Ulm ({{IPAc-en|a}}; born 1900 {{x}}) is ({{x}}) big {{y}}, yes", "Ulm (born 1900) is big, yes"),
         ("{{{1|default}}}A", "A"),
-        # unknown templates of one argument: amid a sentence they are its words
+        # unknown templates with one argument are text in the middle of a sentence
         (
             "È stata {{chiarire|la prima}} opera, di {{M|23.1|u=°C}} e {{TA|25 990}} abitanti.",
             "È stata la prima opera, di 23.1 °C e 25 990 abitanti.",
@@ -65,7 +65,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
             "the b is 1, c is 2 and es, f.",
         ),
         ("a {{val|5|ul=km}} road", "a 5 km road"),
-        # ... and elsewhere, or by their names, they are notes, pictures and boxes
+        # ... elsewhere, or by their names, they are notes, pictures and boxes
         (
             "So it is {{ref|N2}}. A{{x|7}} b. {{x|8}}\n* {{flagicon|Austria}} Vienna\n{{Portale|musica}}\n{{x|B}}",
             "So it is. A b.\nVienna",
@@ -126,7 +126,7 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
             "A\n\nD\nd",
         ),
         ("== A ==\n=== B ===\nb\n== '''C''' <!-- x --> ==\n[[Category:D]]", "A\nB\nb"),
-        # what was never closed
+        # unclosed markup
         ("A [[b|c\n\nD", "A b|c\n\nD"),
         ("A {{b|c\nD", "A\nD"),
         ("A\n{| class=x\n|-\n| a\n! b || c\nD", "A\n\nD"),
@@ -163,7 +163,7 @@ def test_pages_are_prose_without_residue(name):
 
 
 def test_residue_is_rare_in_the_sample():
-    """Authors' own mistakes and pages about markup leave some: under one page in fifty."""
+    """Authors' own mistakes and pages about markup leave residue in fewer than one page in fifty."""
     texts = [plain_text(wikitext) for wikitext in pages(ENWIKI).values()]
     assert sum(bool(RESIDUE.search(text)) for text in texts) < len(texts) / 50
 
@@ -179,9 +179,10 @@ def test_a_page_reads_as_it_does_in_a_browser():
 
 
 def test_paragraphs_agree_with_a_full_parser():
-    """What mwparserfromhell makes of long paragraphs is what we make of them.
+    """On long paragraphs, the result equals mwparserfromhell's.
 
-    References are taken out first (it keeps them); its captions, lists and gaps left by templates are not compared.
+    References are removed first, since mwparserfromhell keeps them. Its captions, lists and the gaps that templates
+    leave are not compared.
     """
     ours, theirs = set(), []
     for wikitext in pages(DATA / "enwiki-20171220.xml").values():
@@ -276,14 +277,14 @@ def test_any_markup_gives_tidy_text(wikitext):
     ],
 )
 def test_time_is_linear_in_the_length_of_the_page(unit):
-    """A megabyte of markup that is never closed takes well under a second; quadratic time would be minutes."""
+    """A megabyte of unclosed markup takes well under a second; quadratic time would be minutes."""
     start = time.process_time()
     plain_text(unit * (1_000_000 // len(unit)))
     assert time.process_time() - start < 5
 
 
 def test_damaged_pages_never_stop_it():
-    """Thousands of real paragraphs that were cut, joined and changed at random."""
+    """Thousands of real paragraphs, cut, joined and changed at random, are converted without an error."""
     rng = random.Random(2)
     wikitext = "\n".join(pages(DATA / "enwiki-20171220.xml").values())
     for _ in range(2500):

@@ -1,4 +1,4 @@
-"""A file of one format declared as another: never silently read, and what it looks like is said."""
+"""Files whose format isn't the declared one are never read silently, and the message says what they look like."""
 
 import itertools
 from pathlib import Path
@@ -12,13 +12,13 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import tell_damage
-from data_pipeline.stages.documents import plan, write_documents
+from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from tests.conftest import DATA
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
 JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
 
-# By kind of file: its content, the formats that read it, and what it is called.
+# For each kind of file: its content, the formats that read it, and its name in messages.
 FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
     "wet": (DATA / "commoncrawl/whirlwind.warc.wet.gz", ("wet",), "a WARC archive"),
     "warc": (DATA / "commoncrawl/whirlwind.warc.gz", ("warc",), "a WARC archive"),
@@ -41,8 +41,8 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
 }
 
 
-def read_as(declared: str, path: Path) -> Finished:
-    """What the documents stage makes of one file."""
+def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
+    """The result of the documents stage for one file."""
     sources = [{"format": declared, "path": str(path)}]
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
@@ -68,12 +68,12 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
     for declared in FORMATS:
         done = read_as(declared, write(kind, tmp_path / "a"))
         if declared in readable:
-            assert done.result["status"] == "ok", declared
-            assert sum(done.result["documents"].values()) > 0
+            assert done.result.status == "ok", declared
+            assert sum(done.result.documents.values()) > 0
         else:
-            assert done.result["status"] == "unreadable", declared
-            assert not done.result["documents"]
-            assert name in done.result["damage"][0][1]
+            assert done.result.status == "unreadable", declared
+            assert not done.result.documents
+            assert name in done.result.damage[0].reason
             with pytest.raises(FailedError) as failure:
                 tell_damage([done], strict=False)
             first, last = str(failure.value).splitlines()
@@ -94,4 +94,4 @@ def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
 def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
     info = b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 1\r\n\r\nx\r\n\r\n"
     (tmp_path / "a").write_bytes(info)
-    assert read_as("wet", tmp_path / "a").result["status"] == "ok"
+    assert read_as("wet", tmp_path / "a").result.status == "ok"

@@ -1,4 +1,4 @@
-"""The commands answer at once: what is slow to import is imported where it is needed."""
+"""The commands answer at once: slow imports happen only where they are needed."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.conftest import run
 
 
 def imported(code: str, *modules: str) -> list[str]:
-    """Which of `modules` the program `code` has imported."""
+    """The modules among `modules` that the program `code` has imported."""
     code = f"import sys; {code}; print(*(name for name in {modules} if name in sys.modules))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
@@ -28,3 +28,8 @@ def test_every_command_has_a_version(command):
     done = run(command, "--version")
     assert done.returncode == 0
     assert done.stdout.startswith("encdec-pretrain 0.")
+
+
+def test_neither_a_rank_nor_deepspeeds_launcher_imports_mlflow_with_deepspeed():
+    assert imported("import pretrain.zero.engine", "deepspeed", "mlflow") == ["deepspeed"]
+    assert imported("import launch.node_launcher", "deepspeed", "mlflow") == ["deepspeed"]

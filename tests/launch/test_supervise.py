@@ -1,4 +1,4 @@
-"""The supervisor over a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
+"""The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
 import json
 import os
@@ -26,7 +26,7 @@ echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
 
 
 def supervised(run: Path, *ranks: str, words: str = "") -> int:
-    """What comes of a launcher that starts a shell script for each rank, prints `words` and waits."""
+    """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
     commands = [kept(["sh", "-c", script]) for script in ranks]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
     return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds=3600)
@@ -37,13 +37,14 @@ TO_KEEPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PP
 
 @pytest.mark.parametrize("signalled", [TO_KEEPER, TO_LAUNCHER], ids=["keeper", "launcher"])
 def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
-    """They hold it back, and would never say so."""
+    """These processes block the signal, and never report it themselves."""
     assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
     assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
 
 def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
-    """Up to where it can obey them: `catch` lets them in. A shell above it would let them in at once, dash at least."""
+    """Signals stay blocked until `catch` unblocks them. A shell above the rank would unblock them at once; dash
+    does."""
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", kept(command)])]
     supervise(launcher, dict(os.environ), tmp_path, 1, dead_rank_seconds=3600)
@@ -52,7 +53,7 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
 
 
 def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_terminal(tmp_path, capfd):
-    """Words that quote a report, as DeepSpeed's quote the command that failed, are no report."""
+    """A line that quotes a report, as DeepSpeed's quotes the command that failed, is not a report."""
     words = "Killing subprocess\n['rank ended: 4 0 {code}'] exits with return code = 3"
     assert supervised(tmp_path, "exit 0", "echo last words; exit 3", words=words) == 1
     out, err = capfd.readouterr()
@@ -85,7 +86,7 @@ sys.exit(supervised(disk / "run", f"head -c 2m /dev/zero > {disk}/filler; echo l
 
 
 def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
-    """Neither the rank's log nor a file of its exit code holds anything."""
+    """Neither the rank's log nor the file of its exit code has any content."""
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("a file system of one's own takes root or user namespaces")

@@ -36,7 +36,7 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
 
 
 def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
-    """Exit codes of runs with each optimizer up to step `stop`, on each rank."""
+    """Trains with each optimizer up to step `stop`; returns the exit codes on each rank."""
     runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
     return on_ranks(ranks, segment, folder, runs, stop)
 

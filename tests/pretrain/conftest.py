@@ -1,4 +1,4 @@
-"""What several tests of training need."""
+"""Fixtures that several tests of training share."""
 
 from pathlib import Path
 

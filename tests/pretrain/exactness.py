@@ -1,4 +1,4 @@
-"""How far a sharded optimizer's steps are from the same optimizer's without sharding, as a table.
+"""Measures how far a sharded optimizer's steps are from the same optimizer's without sharding, as a table.
 
     python -m tests.pretrain.exactness [--steps 20]
 
@@ -62,7 +62,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: str = "fp32", **zero: Any) -> RunConfig:
-    """A run file of this test; what it says of data and directories is not used."""
+    """The run file of this test; its data and directories are not used."""
     common = {"name": optimizer, "weight_decay": 0.1, "gradient_clipping": 0.5}
     values = {
         "run": {"name": "exactness", "directory": "run", "max_steps": steps},
@@ -96,7 +96,7 @@ def global_batch(model: str, step: int) -> Batch:
 
 
 def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
-    """Trains in a plain loop; returns each step's loss."""
+    """Trains in a plain loop without DeepSpeed; returns each step's loss."""
     optimizer = optimizers.build(model, settings.optimizer)
     losses = []
     for step in range(settings.run.max_steps):
@@ -112,13 +112,13 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
 
 
 def own_cut() -> Cut:
-    """Two micro-batches on each of the ranks that have joined."""
+    """The cut into two micro-batches on each of the ranks that have joined."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return Cut(rank, ranks, ROWS // ranks // 2, 2)
 
 
 def train(engine: Any, steps: range) -> list[float]:
-    """The same with the engine; all ranks call it together."""
+    """Trains with the engine; returns each step's loss. All ranks call this together."""
     losses = []
     for step in steps:
         own = own_rows(engine.cut, global_batch(engine.config.model.family, step))
@@ -127,7 +127,7 @@ def train(engine: Any, steps: range) -> list[float]:
 
 
 def whole_parameters(engine: Any) -> dict[str, Tensor]:
-    """Of all ranks, which call it together."""
+    """The whole parameters, gathered from all ranks, which call this together."""
     import deepspeed
 
     module = engine.deepspeed.module
@@ -137,8 +137,11 @@ def whole_parameters(engine: Any) -> dict[str, Tensor]:
 
 
 def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Relative L2. Without the biases of keys: softmax undoes them, their true gradient is zero, and what an optimizer
-    that normalises gradients makes of the rounding is arbitrary."""
+    """The largest relative L2 difference of a parameter.
+
+    The biases of keys are left out: softmax cancels them, so their true gradient is zero, and an optimizer that
+    normalises gradients turns the rounding errors into arbitrary updates.
+    """
     differences = [
         (found[name] - tensor).norm() / tensor.norm()
         for name, tensor in expected.items()
@@ -159,7 +162,7 @@ class Case:
 
 
 def measure(ranks: int, cases: list[Case], steps: int) -> dict[Case, float]:
-    """The difference from a plain loop in fp32: of parameters, in bf16 of losses."""
+    """The difference from a plain loop in fp32: of parameters or, in bf16, of losses."""
     return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=1800)[0], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Running a function on several ranks over gloo, each a process of its own."""
+"""Runs a function on several ranks over gloo, each a process of its own."""
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ _processes.set_forkserver_preload(["pretrain.zero.engine"])
 def on_ranks(
     ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 1500, joined: bool = True
 ) -> list[Any]:
-    """What `function(*arguments)` returns on each rank. Raises where a rank fails, or gives nothing for so long.
+    """Returns the result of `function(*arguments)` on each rank. Raises if a rank fails or takes longer than `seconds`.
 
-    `joined`: whether the ranks have a process group already, or `function` is to make one.
+    `joined`: whether the process group exists when `function` is called; otherwise `function` creates it.
     """
     port = free_port()
     pipes = [_processes.Pipe(duplex=False) for _ in range(ranks)]
@@ -49,12 +49,12 @@ def on_ranks(
 
 
 def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any]:
-    """What `function` returns for the arguments of each case, one after the other: ranks are slow to start."""
+    """Calls `function` with the arguments of each case in turn: starting ranks is slow."""
     return [function(*case) for case in cases]
 
 
 def _received(rank: int, receiver: Connection, seconds: float) -> tuple[bool, Any]:
-    """(whether a rank succeeded, its result or its trouble)"""
+    """(whether the rank succeeded, its result or its error)"""
     try:
         if receiver.poll(seconds):
             return pickle.loads(receiver.recv_bytes())
@@ -82,7 +82,7 @@ def _on_rank(
             result = True, function(*arguments)
     except BaseException as error:
         trouble = traceback.format_exception(error)
-        if isinstance(error, SystemExit) and error.__context__ is not None:  # what `joined` has printed
+        if isinstance(error, SystemExit) and error.__context__ is not None:  # the output of `joined`
             trouble = traceback.format_exception(error.__context__)
         result = False, "".join(trouble)
     sender.send_bytes(pickle.dumps(result))

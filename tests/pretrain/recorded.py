@@ -1,4 +1,4 @@
-"""Which rows the steps of a run took, written down by its ranks, and which ones they should have taken."""
+"""Records the rows that each step of a run takes, and computes those that it should take."""
 
 import hashlib
 import json
@@ -15,13 +15,13 @@ from data_pipeline.loading.stream import Stream
 
 
 def digests(batch: Batch) -> list[str]:
-    """One for each row of a batch."""
+    """A digest for each row of a batch."""
     rows = zip(batch["encoder_input_ids"].tolist(), batch["labels"].tolist(), strict=True)
     return [hashlib.blake2b(repr(row).encode(), digest_size=8).hexdigest() for row in rows]
 
 
 def record_steps(engine: type) -> None:
-    """Has each step of an Engine append to the file of its process in RECORDED_ROWS, before it is taken."""
+    """Makes each step of an Engine append its rows to its process's file in RECORDED_ROWS before it is taken."""
     take_step = engine.step
     path = Path(os.environ["RECORDED_ROWS"]) / f"{time.time_ns()}-{os.getpid()}.jsonl"
 
@@ -60,7 +60,7 @@ def scheduled_rows(stream: Stream, rows_per_step: int, steps: int) -> dict[int, 
 
 
 def largest_relative_difference(found: dict[int, float], wanted: dict[int, float]) -> float:
-    """Of losses by step; infinite where a step is missing."""
+    """The largest relative difference between losses by step; infinite if a step is missing."""
     if found.keys() != wanted.keys():
         return float("inf")
     return float(np.max([abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted]))

@@ -1,4 +1,4 @@
-"""Run files, runs as users start them, and what they leave."""
+"""Writes run files, runs them as users do, and reads the results."""
 
 import subprocess
 from pathlib import Path
@@ -44,12 +44,12 @@ def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> P
         **changes,
     }
     path = folder / "run.yaml"
-    write_json(path, config)  # whole at any moment: each rank of a test may write it and read it
+    write_json(path, config)  # whole at any moment, since each rank of a test may write it and read it
     return path
 
 
 def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None, fresh: bool = False) -> list[int]:
-    """Exit codes of ranks without a launcher: they start in half the time."""
+    """Runs ranks without a launcher, which takes half the time to start; returns their exit codes."""
     return on_ranks(ranks, _train, path, overrides, stop, fresh, joined=False)
 
 
@@ -60,7 +60,7 @@ def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool
 
 
 def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run as users start it."""
+    """Starts a run as users do."""
     if ranks == 1:
         return run("pretrain", "train", path, *arguments)
     return run("launch", "local", path, "--ranks", str(ranks), *arguments)

@@ -1,4 +1,4 @@
-"""Small models under the engine without a corpus: what tests run on their ranks."""
+"""Small models under the engine without a corpus, for tests that run on ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ T5 = {
 def run_config(
     stage: int = 2, model: dict[str, Any] | None = None, zero: dict[str, Any] | None = None, **changes: Any
 ) -> RunConfig:
-    """A run file of `T5` with `model` changed, or of `model` where it names its family; `zero`: beside `stage`."""
+    """The run file of a small T5 with `model` changed, or of another family if `model` names one.
+
+    `zero` has settings of `zero_optimization` besides `stage`.
+    """
     values = {
         "run": {"name": "test", "directory": "run", "max_steps": 100},
         "model": model if model and "family" in model else {**T5, **(model or {})},
@@ -43,13 +46,13 @@ def run_config(
 
 
 def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> Setup:
-    """For the ranks that have joined: two micro-batches a step."""
+    """The setup of the ranks that have joined: two micro-batches per step."""
     cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
     return Setup(config, [], {}, config.model, cut, resume)
 
 
 def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100) -> list[Batch]:
-    """This rank's share of a step's rows, the same rows however they are cut. Every other step has padding."""
+    """This rank's share of a step's rows. The rows don't depend on the cut, and every other step has padding."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(3, vocabulary, (cut.global_batch, inputs), generator=generator)
     labels = torch.randint(3, vocabulary, (cut.global_batch, targets), generator=generator)

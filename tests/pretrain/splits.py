@@ -1,4 +1,4 @@
-"""How far the loss and gradient of a global batch are from a plain loop's, however the batch is cut: as a table.
+"""Measures how the loss and gradient of a global batch differ from a plain loop's, however the batch is cut.
 
     python -m tests.pretrain.splits
 
@@ -41,7 +41,7 @@ def config(stage: int, precision: str = "fp32", **optimizer: Any) -> RunConfig:
 
 
 def global_batch(step: int) -> dict[str, torch.Tensor]:
-    """8 rows whose targets have 1 to 10 tokens, one of them none at all."""
+    """8 rows; the targets of one are empty, those of the others have 1 to 10 tokens."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randint(2, 96, (ROWS, INPUTS), generator=generator)
     labels = torch.randint(2, 96, (ROWS, TARGETS), generator=generator)
@@ -98,7 +98,7 @@ def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> l
 
 
 def train_plainly() -> list[dict[str, Any]]:
-    """The same in one process on whole batches: the mean over the valid targets, by autograd."""
+    """Trains on whole batches in one process: the mean over the valid targets, by autograd."""
     torch.manual_seed(0)
     model = models.build(MODEL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
@@ -116,7 +116,7 @@ def train_plainly() -> list[dict[str, Any]]:
 
 
 def differences(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Largest relative difference of a loss, of a norm, and of a tensor's gradient (L2), over all steps."""
+    """The largest relative differences of a loss, a norm, and a tensor's gradient (L2), over all steps."""
     pairs = list(zip(found, wanted, strict=True))
     losses, norms = (max(abs(one[key] / other[key] - 1) for one, other in pairs) for key in ("loss", "norm"))
     gradients = [

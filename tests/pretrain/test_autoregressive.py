@@ -1,4 +1,4 @@
-"""The autoregressive encoder-decoder against a slow one that is written from its definition, and its properties."""
+"""The autoregressive encoder-decoder, compared with a slow one written from its definition, and its properties."""
 
 import math
 from itertools import product
@@ -21,7 +21,7 @@ VOCABULARY = 19
 PUBLISHED = Path(__file__).parents[2] / "configs/models/autoregressive-yan2024.yaml"
 MSE = {"kind": "mse"}
 BEST = {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}}
-# Every option is on in one of them, in combinations as different as can be.
+# Every option is on in one of them, in combinations that differ as much as possible.
 VARIANTS = {
     "plain": {},
     "best": BEST,
@@ -44,7 +44,7 @@ def ids(*shape, seed=0, vocabulary=VOCABULARY):
 
 
 def randomised(config, seed=0):
-    """A model whose every weight matters, in fp64."""
+    """A model in fp64 in which every weight matters."""
     torch.manual_seed(seed)
     model = build(config).double()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def published(**changes):
 
 
 def reference(weights, config, tokens):
-    """(logits, embedding loss before its coefficient) of one row of tokens."""
+    """The logits of one row of tokens, and its embedding loss before the coefficient."""
     table = weights.get("position_embedding.weight")
     length = len(tokens)
 
@@ -153,14 +153,14 @@ def leaves(model):
 
 
 def compare(config):
-    """Logits, both losses and the gradient of their sum, of two rows."""
+    """Compares logits, both losses and the gradient of their sum, for two rows."""
     model, tokens, labels = randomised(config), ids(2, 4), ids(2, 4, seed=1)
     weights = leaves(model)
     rows = [reference(weights, config, row) for row in tokens]
     logits = torch.stack([logits for logits, _ in rows])
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    close = {"rtol": 0, "atol": 1e-9 if config.positions == "learned" else 1e-6}  # angles of rotary ones are in fp32
+    close = {"rtol": 0, "atol": 1e-9 if config.positions == "learned" else 1e-6}  # rotary angles are in fp32
     found = model.decode(tokens)
     torch.testing.assert_close(found, logits, **close)
     losses = model.train()(tokens, labels)  # "labels" in fp32, like all softmaxes
@@ -231,7 +231,8 @@ def test_gradients_are_finite_differences(changes):
 
 
 def test_published_parameter_counts():
-    """V·d + L(12d² + 2d) + L(16d² + 4d) + d² + d, and 4d of the embedding loss; its author counts no positions."""
+    """The counts are V·d + L(12d² + 2d) + L(16d² + 4d) + d² + d, and 4d for the embedding loss; the author leaves out
+    positions."""
 
     def counted(config):
         with torch.device("meta"):
@@ -274,7 +275,7 @@ def test_flops_of_the_published_model():
     assert model.flops(Sizes.of_example(200, 200)) == 6 * matrices * 200 + 12 * 150 * 39 * 200**2
 
 
-# Who sees what.
+# What each position sees.
 
 
 @every_variant

@@ -1,4 +1,4 @@
-"""The autoregressive encoder-decoder as transformers loads it: from files that the exported directory carries."""
+"""The autoregressive encoder-decoder in transformers, loaded from the modelling files in its export."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def tokenizer(byte_level_bpe):
 
 @pytest.fixture(scope="module", autouse=True)
 def modules_of_transformers(tmp_path_factory):
-    """Where transformers copies the code of a directory to; it is read when transformers is imported."""
+    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
     from transformers import dynamic_module_utils
 
     before = dynamic_module_utils.HF_MODULES_CACHE
@@ -55,7 +55,7 @@ def modules_of_transformers(tmp_path_factory):
 
 
 def exported(tokenizer, out, **changes):
-    """A model whose every weight matters, and the one that transformers makes of its export."""
+    """A model in which every weight matters, and the model that transformers loads from its export."""
     end = tokenizer.vocabulary.eos
     sizes = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "max_positions": 40}
     config = AutoregressiveConfig(
@@ -85,7 +85,7 @@ def prompts(lengths, vocabulary):
 
 @torch.no_grad()
 def greedy(model, ids, mask, steps):
-    """Tokens of our own model, with its cache."""
+    """The tokens that our own model generates, with its cache."""
     cache, tokens, generated = model.new_cache(), ids, []
     finished = torch.zeros(len(ids), 1, dtype=torch.bool)
     for _ in range(steps):
@@ -138,7 +138,7 @@ def test_round_trip(tokenizer, tmp_path):
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
-    loaded.save_pretrained(tmp_path / "again")  # transformers has no use for the embedding loss
+    loaded.save_pretrained(tmp_path / "again")  # transformers doesn't use the embedding loss
     config, state = load_state(tmp_path / "again")
     assert config == model.config.model_copy(update={"embedding_loss": None})
     assert all(torch.equal(state[name], expected[name]) for name in state)
@@ -154,7 +154,7 @@ def test_an_output_matrix_of_its_own_is_refused(tokenizer, tmp_path):
 
 
 def test_the_directory_stands_on_its_own(tokenizer, tmp_path):
-    """Without our packages, in another process, as whoever is handed it has it."""
+    """It works in another process without our packages, as for anyone who receives the directory."""
     model, _ = exported(tokenizer, tmp_path / "out", **BEST)
     code = (
         "import sys, torch, transformers; sys.modules.update(pretrain=None, data_pipeline=None)\n"

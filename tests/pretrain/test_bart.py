@@ -1,4 +1,4 @@
-"""BART against its paper's numbers and against the reference implementation in transformers."""
+"""BART, compared with its paper's numbers and with transformers, the reference implementation."""
 
 import math
 from pathlib import Path
@@ -31,7 +31,7 @@ def ids(*shape, seed=0, vocab_size=500):
 
 
 def randomise(model):
-    """Weights of a size at which every one of them matters."""
+    """Draws weights large enough for each of them to matter."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         std = 0.1 if "norm" in name or parameter.dim() > 1 else 0.05
@@ -52,7 +52,7 @@ def model(weights):
 
 
 def published(name):
-    """The config of a published model, as its file has it."""
+    """The config of a published model, as in its file."""
     values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
     return TypeAdapter(AnyModelConfig).validate_python(values)
 
@@ -73,7 +73,7 @@ def test_first_loss_is_that_of_a_uniform_guess():
 
 
 def test_weights_at_the_start():
-    """N(0, 0.02²) for all matrices, zero for biases and for the row of padding."""
+    """Matrices are drawn from N(0, 0.02²); biases and the row for padding are zero."""
     torch.manual_seed(0)
     model = build(tiny(vocab_size=2000, d_model=256, d_ff=512))
     for name, parameter in model.named_parameters():
@@ -88,7 +88,7 @@ def test_weights_at_the_start():
 
 
 def reference(tmp_path, **changes):
-    """A BART of transformers whose every weight is random, and ours with the same, read from its saved checkpoint."""
+    """A BART in transformers with random weights, and ours with the same, read from its saved checkpoint."""
     config = transformers.BartConfig(
         vocab_size=500,
         d_model=64,
@@ -167,7 +167,7 @@ def test_padding_of_the_inputs_changes_nothing(model):
 
 
 def test_the_decoder_starts_from_the_end_mark(model):
-    """fairseq's prev_output_tokens: the target with its end mark moved to the front."""
+    """As fairseq's prev_output_tokens: the target with its end mark moved to the front."""
     inputs, labels = ids(1, 9), torch.tensor([[0, 7, 8, 9, EOS]])
     given = model(inputs, labels, decoder_input_ids=torch.tensor([[EOS, 0, 7, 8, 9]]))["labels"]
     assert torch.equal(model(inputs, labels)["labels"], given)
@@ -259,7 +259,7 @@ def test_the_graph_is_whole_for_the_compiler(model):
 
 
 def test_flops_are_six_for_each_weight_and_token_that_meets_it_and_twelve_for_a_pair():
-    """By hand: one unit of each, so that sums are of single terms."""
+    """Worked by hand with sizes of 1, so that each sum has single terms."""
     config = tiny(d_model=8, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, vocab_size=10)
     square, wide, output = 64, 2 * 8 * 16, 80
     encoder, decoder, both = 4 * square + wide, 6 * square + wide + output, 2 * square

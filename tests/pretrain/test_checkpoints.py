@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, on any ranks and stage, with what a disk and a vandal can do to them."""
+"""Checkpoints: complete or absent, readable on any ranks and stage, and safe against full disks and damage."""
 
 import json
 import os
@@ -18,9 +18,10 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
+from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
@@ -33,7 +34,8 @@ from tests.pretrain.runs import losses, train, train_ranks
 
 
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
-    """1 → 2 → 4 → 2 ranks, stage 1 → 3 → 2 → 1, with every optimizer: the same rows, the same losses to rounding."""
+    """The same rows, and losses up to rounding, on 1 → 2 → 4 → 2 ranks at stages 1 → 3 → 2 → 1, with every
+    optimizer."""
     for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
         codes = trained(ranks, tmp_path, small_corpus, stage, stop)
         assert codes == [[0 if stop == STEPS else 75] * len(OPTIMIZERS)] * ranks
@@ -52,7 +54,7 @@ def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path
 
 @pytest.fixture
 def finished(whole, tmp_path) -> Path:
-    """The run file of a copy of the finished AdamW run, which has four checkpoints; in another place than it was."""
+    """The run file of a copy of the finished AdamW run, in another place; the run has four checkpoints."""
     shutil.copytree(whole / "adamw", tmp_path / "adamw")
     path = tmp_path / "adamw/run.yaml"
     content = json.loads(path.read_text())
@@ -60,8 +62,22 @@ def finished(whole, tmp_path) -> Path:
     return path
 
 
+def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
+    """It starts ranks only if the last checkpoint is damaged."""
+    assert launch_local(finished, [], ranks=2, stop_at_step=None) == 0
+    assert "is finished: 12 of 12 steps" in capsys.readouterr().out
+    assert not (finished.parent / "run/logs").exists()
+    last = finished.parent / "run/checkpoints/step-00000012"
+    assert is_sound(last)
+    content = bytearray((last / "rank-00000.safetensors").read_bytes())
+    content[-5] ^= 1
+    (last / "rank-00000.safetensors").write_bytes(content)
+    assert not is_sound(last)
+
+
 def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
-    """Of the latest a bit, of the one before a file: the run goes on from the one before that, and says so."""
+    """The latest checkpoint has a flipped bit, the previous one lacks a file: the run resumes from the one before and
+    says so."""
     checkpoints = finished.parent / "run/checkpoints"
     tensors = checkpoints / "step-00000012/rank-00000.safetensors"
     content = bytearray(tensors.read_bytes())
@@ -87,7 +103,7 @@ def test_without_any_sound_checkpoint_nothing_is_begun_anew(finished):
 
 
 def test_a_fresh_start_is_made_on_request_alone(finished):
-    """The run that was there, with none of its checkpoints sound, is moved aside; on two ranks, then launched."""
+    """The existing run, which has no sound checkpoint, is moved aside; on two ranks, and then with the launcher."""
     run = finished.parent / "run"
     for index in (run / "checkpoints").glob("*/index.json"):
         index.write_text("{}")
@@ -123,7 +139,7 @@ def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, 
 
 
 def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished):
-    """`latest` can't be replaced; then an old checkpoint can't be emptied, being a link to one elsewhere."""
+    """First `latest` can't be replaced; then an old checkpoint, a link to a directory elsewhere, can't be emptied."""
     checkpoints = finished.parent / "run/checkpoints"
     (checkpoints / "latest").unlink()
     (checkpoints / "latest").mkdir()
@@ -151,7 +167,7 @@ def _one_rank(monkeypatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves):
-    """A file that grows is no hang, however long it takes; one that doesn't is."""
+    """A save whose file grows is no hang, however long it takes; one whose file doesn't grow is."""
 
     class Slow(save._Writing):
         def run(self) -> None:
@@ -162,7 +178,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
                     os.fsync(file.fileno())
                     time.sleep(0.05)
 
-    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # nothing is written here but by `Slow`
+    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # only `Slow` writes here
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
     saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", {}, {})
     saver._writing.start()
@@ -176,7 +192,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
 
 
 def test_no_pickle_is_read(finished):
-    """Neither one that lies there nor one under the name of a file that is read."""
+    """This holds for a pickle in the directory, and for one under the name of a file that is read."""
 
     class Planted:
         def __reduce__(self):
@@ -226,7 +242,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
-    """Set back to step 6, of four; then a save after every step."""
+    """The run, with four checkpoints, is set back to step 6 and then saves after every step."""
     checkpoints = finished.parent / "run/checkpoints"
     (checkpoints / "latest").write_text("step-00000006\n")
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
@@ -253,7 +269,7 @@ ls -A {disk}/run/checkpoints
 
 @pytest.mark.parametrize("policy", ["go_on", "stop"])
 def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp_path, policy):
-    """On a file system of its own, with room for the log and none for a checkpoint."""
+    """The checkpoints are on a file system of their own, with room for the log but not for a checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
     script = FULL_DISK.format(
@@ -275,7 +291,7 @@ def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp
 
 
 def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus, tmp_path):
-    """Rank 0 renames a checkpoint's directory as soon as every rank's files are there."""
+    """Rank 0 renames the checkpoint's directory as soon as every rank's files exist."""
     assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
     run = tmp_path / "adamw/run"
     index = checkpoint_index.read(directory_of(run, 3))
@@ -284,7 +300,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     from data_pipeline.foundation import atomic
-    from pretrain.checkpoint import save
+    from pretrain.checkpoint import write
     from pretrain.train import train_on
 
     confirm = atomic.flush
@@ -294,5 +310,5 @@ def on_a_slow_disk(folder: Path, corpus: Path) -> int:
         confirm(path)
 
     if dist.get_rank() == 1:
-        atomic.flush = save.flush = slowly
+        atomic.flush = write.flush = slowly
     return train_on(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)

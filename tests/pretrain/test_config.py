@@ -36,21 +36,47 @@ def test_cosine(config):
 
 
 def test_inverse_square_root_is_t5s(config):
-    """Raffel et al. 2020, section 3.1.2: 1/√max(n, k) with k warm-up steps; here scaled to peak at 1e-2."""
+    """T5's rule (Raffel et al. 2020, section 3.1.2) is 1/√max(n, k) with k warm-up steps; here it is scaled to peak at
+    1e-2."""
     settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
     for step in (0, 50, 99, 100, 399, 899):
         assert settings.learning_rate(step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
 
 
 def test_a_key_of_a_family_is_named_as_in_the_file(config):
-    """And the nearest one is of the same family: T5 has no cross_attention_bias."""
+    """The suggested key is of the same family: T5 has no cross_attention_bias."""
     with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
         config("model.num_head=3")
     with pytest.raises(UserError, match=r"model\.cross_attention_bias: unknown key") as error:
         config("model.cross_attention_bias=true")
     assert "nearest valid key: model.cross" not in str(error.value)
-    with pytest.raises(UserError, match=r"model\.d_ff: input should be greater than 0, got 0$"):
-        config("model.d_ff=0")
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.d_ff=0", "model.d_ff: expected integer > 0, got 0 (width of the feed-forward layers)"),
+        (
+            "batch.micro_batch_size=x",  # one line, not one for each type that it may have
+            "batch.micro_batch_size: expected integer > 0, auto or null, got 'x' (rows per forward pass on a rank)",
+        ),
+        ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
+        ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (what a loss that jumps does)"),
+        ("optimizer.name=sgd", "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'sgd'"),
+        ("data.objective={length: 3}", "data.objective.name: missing"),
+        ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing (what is evaluated)"),
+        (
+            "data.objective={name: ul2, mode_tokens: {Q: '[Q]'}}",
+            "data.objective.mode_tokens.Q: input should be 'R', 'S' or 'X', got 'Q' "
+            "(the special token before the inputs for each mode; tokenizer.special_tokens must list them)",
+        ),
+    ],
+)
+def test_a_wrong_value_has_one_line_with_what_is_expected_and_what_the_key_means(config, override, line):
+    with pytest.raises(UserError) as error:
+        config(override)
+    (found,) = str(error.value).splitlines()
+    assert found.partition("run.yaml: ")[2] == line
 
 
 def test_every_shipped_run_file_is_valid():
@@ -61,7 +87,7 @@ def test_every_shipped_run_file_is_valid():
 
 
 def test_every_shipped_run_file_fits_its_corpus_file():
-    """Kind and length of rows, and ids of the tokenizer, as far as the corpus file tells of them."""
+    """The kind and length of rows and the tokenizer's ids fit, as far as the corpus file determines them."""
     corpora = {}
     for path in Path("configs/corpora").glob("*.yaml"):
         corpus = load(path, [], CorpusConfig)

@@ -1,4 +1,4 @@
-"""Files of a run as a disk or a hand may leave them: each costs at most one checkpoint, and is named in one line."""
+"""Damaged or edited files of a run: each costs at most one checkpoint and is named in one line."""
 
 import json
 import math
@@ -39,14 +39,14 @@ def run(whole, tmp_path) -> Path:
 
 
 def chosen(run: Path) -> int:
-    """The step that the run would go on from."""
+    """The step that the run would resume from."""
     found = newest_verified(run, 0, 1, torch.device("cpu"))
     assert found is not None
     return int(found.name.removeprefix("step-"))
 
 
 def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, file: str) -> str:
-    """The warning with which the run goes on from step 9 because `file` of step 12 is damaged."""
+    """The warning that `file` of step 12 is damaged. Checks that the run resumes from step 9."""
     assert chosen(run) == 9
     (record,) = caplog.records
     line = record.getMessage()
@@ -69,7 +69,7 @@ def test_a_file_of_junk_costs_its_checkpoint(run, caplog, file, content):
 
 
 def rewrite(path: Path, change: Callable[[Any], None]) -> None:
-    """Changes a JSON file, and makes every checksum right again, so that no sha256 gives the change away."""
+    """Changes a JSON file and corrects every checksum, so that no sha256 reveals the change."""
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
@@ -83,7 +83,7 @@ def rewrite(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all values in nested JSON, those of dicts and lists included."""
+    """The places of all values in nested JSON, including those of dicts and lists."""
     if place:
         yield place
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -101,12 +101,12 @@ def kind(value: Any) -> str:
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 
-# What is compared with the run file later, by key, is not the index's to judge.
+# Values that are later compared with the run file, by key, are not checked when the index is read.
 OPEN = ("identity", "config_fingerprint")
 
 
 def test_an_index_with_a_value_of_another_type_is_refused(run, caplog):
-    """Each value in turn, with right checksums."""
+    """Changes the type of each value in turn, with correct checksums."""
     index = last(run) / "index.json"
     whole = index.read_text()
     values = json.loads(whole)
@@ -137,7 +137,7 @@ def test_an_index_without_one_of_its_keys_is_refused(run, caplog):
 
 
 def test_an_index_that_was_changed_is_refused(run, caplog):
-    """One digit, without a checksum that fits it."""
+    """Changes one digit without correcting the checksum."""
     index = last(run) / "index.json"
     content = index.read_text()
     assert '"position": 192' in content
@@ -252,7 +252,7 @@ def test_other_names_beside_checkpoints_are_no_checkpoints(run, caplog):
 
 @pytest.mark.parametrize("content", [*JUNK, b'{"state": "dead"}', b'{"attempt": "2"}', b'{"attempt": -1}'])
 def test_a_damaged_status_counts_as_none_and_attempts_go_on(run, content):
-    """The log of metrics knows of one attempt, the logs of three."""
+    """The log of metrics records one attempt, the logs of the ranks three."""
     (run / "status.json").write_bytes(content)
     assert status.read(run) == status.Status()
     assert rank_logs.next_attempt(run) == 2
@@ -267,7 +267,7 @@ def test_a_damaged_status_counts_as_none_and_attempts_go_on(run, content):
     "content", [*(one for one in JUNK if one != b"[]"), b'[{"step": 1}]', b'[{"step": -1, "position": 0, "to": 0}]']
 )
 def test_damaged_rewinds_are_refused_in_one_line(run, content):
-    """They say which rows to pass over: a run that went on without them would train on those again."""
+    """The file names the rows to skip: without it, a run would train on those rows again."""
     (run / "rewinds.json").write_bytes(content)
     with pytest.raises(FailedError, match=r"rewinds\.json: damaged: ") as error:
         rewinds(run)

@@ -1,4 +1,4 @@
-"""The decoder alone: published sizes, causality, packing, padding, caches."""
+"""The decoder-only model: published sizes, causality, packing, padding, caches."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ def ids(*shape, seed=0, vocab_size=300):
 
 
 def made(positions="learned", **changes):
-    """A model whose weights are far enough from zero for every part of it to matter."""
+    """A model whose weights are large enough for every part of it to matter."""
     torch.manual_seed(0)
     model = build(tiny(positions, **changes)).eval()
     for name, parameter in model.named_parameters():
@@ -108,7 +108,7 @@ def test_a_token_changes_nothing_before_it(model, masked, length, data):
 
 
 def packed(lengths, width):
-    """A row that holds examples of these `lengths`: (inputs, labels, segments, positions), each (1, width)."""
+    """A row of examples with these `lengths`: (inputs, labels, segments, positions), each (1, width)."""
     row = torch.zeros(4, 1, width, dtype=torch.long)
     row[1] = -100
     start = 0
@@ -162,7 +162,7 @@ def test_padding_after_a_text_costs_nothing(model):
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(1, 19), max_size=5, unique=True))
 def test_a_cache_changes_no_logits(model, cuts):
-    """Prompts of 20 and of 13 tokens, in one batch, given in any pieces."""
+    """Prompts of 20 and 13 tokens in one batch, fed in pieces of any length."""
     inputs, mask = ids(2, 20), torch.ones(2, 20, dtype=torch.long)
     mask[1, :7] = 0
     for given_mask in (None, mask):
@@ -184,7 +184,7 @@ def test_a_row_of_padding_alone_gives_finite_gradients(model):
 
 
 def test_positions_matter(model):
-    """Without them, the last token would see the same whatever the order of those before it."""
+    """Without positions, the last token would see the same whatever the order of the tokens before it."""
     inputs = ids(1, 8)
     turned = torch.cat([inputs[:, :7].flip(1), inputs[:, 7:]], dim=1)
     assert (model.decode(inputs)[:, -1] - model.decode(turned)[:, -1]).abs().max() > 0.01
@@ -214,7 +214,8 @@ def test_the_graph_is_whole_for_the_compiler(model):
 
 
 def test_flops_of_gpt2_small():
-    """6 for each of 12 layers' 12 d² weights and the output matrix, 12 d for each pair of positions in each layer."""
+    """6 for each of 12 layers' 12 d² weights and the output matrix, and 12 d for each pair of positions in each
+    layer."""
     d, layers, length = 768, 12, 1024
     expected = 6 * (layers * 12 * d**2 + 50_257 * d) * length + 12 * d * layers * length**2
     assert shipped("gpt2-small").flops(Sizes.of_example(length, length)) == expected

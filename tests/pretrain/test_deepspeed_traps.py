@@ -1,4 +1,4 @@
-"""What DeepSpeed gets wrong, or does otherwise than one would think, and what a run makes of it."""
+"""Traps: where DeepSpeed is wrong or behaves unexpectedly, and how a run deals with it."""
 
 import contextlib
 import io
@@ -87,12 +87,22 @@ def test_all_problems_are_told_at_once_each_in_a_line():
 def test_other_keys_are_passed_on():
     given = {"zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 10}, "aio": {}}
     assert deepspeed_keys.problems(given) == []
-    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed
+    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed.model_dump()
     assert {"aio", "log_level", "wall_clock_breakdown"} <= told.keys()
 
 
+def test_the_stage_has_a_default_and_must_be_a_number():
+    for given in ({}, {"zero_optimization": {}}, {"zero_optimization": {"overlap_comm": False}}):
+        section = run_config(deepspeed=given).deepspeed.model_dump()
+        assert section == {"zero_optimization": {**given.get("zero_optimization", {}), "stage": 2}}
+    for wrong in (True, "2"):
+        values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
+            check(values, RunConfig, "run.yaml")
+
+
 class Asked(dict[str, Any]):
-    """A section that remembers which keys were looked for in it."""
+    """A section that records which keys were looked up in it."""
 
     keys_asked: ClassVar[set[str]] = set()
 
@@ -127,8 +137,23 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     assert parameters.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_param"]}
 
 
+def test_the_defaults_in_the_reference_are_deepspeeds():
+    from deepspeed.runtime.zero import config as zero
+    from deepspeed.runtime.zero import offload_config as offload
+
+    stated = {name: key.default for name, key in deepspeed_keys.ZERO_PASSED_ON.items() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    assert stated == {name: found[name] for name in stated}
+    for name, section in (
+        ("offload_optimizer", offload.DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", offload.DeepSpeedZeroOffloadParamConfig),
+    ):
+        stated = {key: one.default for key, one in deepspeed_keys.OFFLOAD[name].items()}
+        assert stated == {key: section.model_fields[key].default for key in stated}
+
+
 class SometimesUsed(nn.Module):
-    """A layer that only takes part where a row's first id is 1. It draws its weights alike on all ranks."""
+    """A layer that takes part only if a row's first id is 1. It draws the same weights on all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +201,7 @@ def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Te
 
 
 def test_a_parameter_unused_in_a_step_has_no_gradient_there():
-    """At stage 3 DeepSpeed would take that of the last step that had one."""
+    """At stage 3 DeepSpeed would use the gradient of the last step that had one."""
     torch.manual_seed(0)
     model = SometimesUsed()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
@@ -210,7 +235,7 @@ def buffer_after_initialize(stage: int) -> list[float]:
 
 
 def test_buffers_are_those_of_rank_0_and_keep_their_precision():
-    """DeepSpeed broadcasts parameters alone."""
+    """DeepSpeed broadcasts only parameters."""
     expected = [True, *[torch.tensor(1 / 3).item()] * 9]
     assert on_ranks(2, each, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
 
@@ -238,7 +263,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
 
 
 def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
-    """DeepSpeed's default is bf16, and shows in the norm of the gradient; in fp32 all stages agree."""
+    """DeepSpeed's default is bf16, which changes the norm of the gradient; in fp32 all stages agree."""
     *norms, default = on_ranks(2, each, gradient_norms, [(1, True), (2, True), (3, True), (2, False)])[0]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] == pytest.approx(norms[2], rel=1e-5)
@@ -259,16 +284,16 @@ def told_on_stdout(stage: int) -> str:
 
 
 def test_it_tells_nothing_on_stdout():
-    """At stage 1 its memory, by print, at each point of its construction."""
+    """At stage 1 DeepSpeed would print its memory at each point of its construction."""
     assert on_ranks(1, each, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]
 
 
 def shared_memory() -> list[str]:
-    """Of the segments that this process has mapped, those of DeepSpeed's collectives."""
+    """The shared memory segments of DeepSpeed's collectives that this process has mapped."""
     dist.all_reduce(torch.ones(1))
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/deepspeed" in line]
 
 
 def test_ranks_on_a_cpu_take_no_shared_memory():
-    """DeepSpeed's own collectives for them take 69 MB a rank as it joins the others, and leave it behind."""
+    """DeepSpeed's own collectives for CPU ranks would take 69 MB per rank on joining, and never free it."""
     assert on_ranks(2, shared_memory) == [[], []]

@@ -1,4 +1,4 @@
-"""What a run file asks of a machine that can't do it."""
+"""Run files that ask for what the machine can't do."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The encoder alone against its paper's numbers: sizes, losses, packing, padding."""
+"""The encoder-only model, compared with its paper's numbers: sizes, losses, packing, padding."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ def ids(*shape, seed=0, vocab_size=300):
 
 
 def made(**changes):
-    """A model whose weights are far enough from zero for every part of it to matter."""
+    """A model whose weights are large enough for every part of it to matter."""
     torch.manual_seed(0)
     model = build(tiny(**changes)).eval()
     for name, parameter in model.named_parameters():
@@ -55,7 +55,7 @@ def model():
     ("name", "bare", "whole"), [("bert-base", 109_482_240, 110_106_428), ("bert-large", 335_141_888, 336_226_108)]
 )
 def test_parameters_are_those_of_transformers(name, bare, whole):
-    """Bare: with the pooler, without the rest of the heads."""
+    """`bare` counts the pooler, but not the rest of the heads."""
     transformers = pytest.importorskip("transformers")
     config = EncoderOnlyConfig(**yaml.safe_load(Path(f"configs/models/{name}.yaml").read_text())["model"])
     theirs = transformers.BertConfig(
@@ -73,7 +73,7 @@ def test_parameters_are_those_of_transformers(name, bare, whole):
 
 
 def test_without_next_sentences_nothing_is_left_of_them():
-    """RoBERTa's: no pooler, no classifier, no token types."""
+    """As in RoBERTa, there are no pooler, classifier and token types."""
     d = SIZES["d_model"]
     difference = build(tiny()).num_parameters() - build(tiny(**ROBERTA)).num_parameters()
     assert difference == (d * d + d) + (2 * d + 2) + 2 * d
@@ -136,7 +136,7 @@ def test_logits_are_made_for_predicted_tokens_alone(model):
 
 
 def test_a_batch_without_a_predicted_token_costs_nothing(model):
-    """As one of damaged rows alone, which tells nothing of next sentences: other ranks wait for its gradients."""
+    """A batch of damaged rows alone has no next sentences either, yet other ranks wait for its gradients."""
     losses = model(ids(3, 12), torch.full((3, 12), -100))
     assert {name: values.tolist() for name, values in losses.items()} == {
         "labels": [[0.0] * 12] * 3,

@@ -1,4 +1,4 @@
-"""A step of the engine: the same loss and gradient however its batch is cut; skipped everywhere or nowhere."""
+"""A step of the engine: its loss and gradient don't depend on the cut, and it is skipped on all ranks or on none."""
 
 import itertools
 from typing import Any
@@ -25,13 +25,13 @@ from tests.pretrain.splits import (
 
 @pytest.fixture(scope="module")
 def trained() -> dict[int, list[dict[Any, list[dict[str, Any]]]]]:
-    """What `train_cuts` tells on each of 1, 2 and 4 ranks."""
+    """The results of `train_cuts` on each of 1, 2 and 4 ranks."""
     return {ranks: on_ranks(ranks, train_cuts) for ranks in RANKS}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, ranks):
-    """Also the norm that clipping sees, at every stage; against whole batches without DeepSpeed."""
+    """So does the norm that clipping sees, at every stage; the reference is whole batches without DeepSpeed."""
     expected = train_plainly()
     for case, of_rank in itertools.product(CASES, trained[ranks]):
         loss, norm, gradient = differences(of_rank[case], expected)
@@ -41,7 +41,7 @@ def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, ran
 
 
 def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained):
-    """Micro-batches of two rows on one, two and four ranks."""
+    """Trains on micro-batches of two rows on one, two and four ranks."""
     one, two, four = ([step["loss"] for step in trained[ranks][0][2, 4 // ranks, 0.3]] for ranks in (1, 2, 4))
     assert two == pytest.approx(one, rel=1e-6)
     assert four == pytest.approx(one, rel=1e-6)
@@ -52,7 +52,8 @@ SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 
 
 def train_through_trouble() -> dict[Any, Any]:
-    """(outcomes of five steps, final parameters) by (stage, precision, whether the last rank is in trouble)."""
+    """The outcomes of five steps and the final parameters, by (stage, precision, whether the last rank is in
+    trouble)."""
     cut = Cut(dist.get_rank(), dist.get_world_size(), ROWS // dist.get_world_size() // 2, 2)
     return {
         (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, cut, *setting)
@@ -69,7 +70,7 @@ def _through(troubles: dict[int, str], cut: Cut, stage: int, precision: str) -> 
     def spoil(module: torch.nn.Module, _: Any, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if cut.rank == cut.ranks - 1 and trouble == "gradient":
             return {name: value * float("nan") for name, value in losses.items()}
-        if cut.rank == cut.ranks - 1 and trouble == "loss":  # its gradient is what it would be
+        if cut.rank == cut.ranks - 1 and trouble == "loss":  # its gradient is the usual one
             return {name: value + float("inf") for name, value in losses.items()}
         return losses
 
@@ -88,7 +89,7 @@ def _through(troubles: dict[int, str], cut: Cut, stage: int, precision: str) -> 
 
 
 def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank():
-    """At every stage, in fp32 and bf16; what follows is as if the step had never been, to the bit."""
+    """Holds at every stage, in fp32 and bf16; later steps are bitwise as if the step had never been."""
     for of_rank, setting in itertools.product(on_ranks(2, train_through_trouble), SETTINGS):
         outcomes, parameters = of_rank[*setting, True]
         expected, wanted = of_rank[*setting, False]
@@ -102,7 +103,7 @@ def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
 
     settings = SpikeSection(threshold=4.0, window=8)
     health = Health()
-    for loss in (9.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9):  # the first has left the window by the end
+    for loss in (9.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9):  # the first loss has left the window by the end
         assert not health.is_spike(loss, settings)
         health = health.after(loss, True, settings)
     after = health.after(3.8, True, settings)  # the mean is 3.0, the deviation 0.122

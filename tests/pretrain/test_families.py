@@ -1,4 +1,4 @@
-"""Each family as a user has it: trained by two ranks at ZeRO stage 2, then generating and exported."""
+"""Each family as users run it: trained by two ranks at ZeRO stage 2, then generating and exported."""
 
 import json
 import math
@@ -27,7 +27,7 @@ LENGTH = 64
 STACKS = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
 LAYERS = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "max_positions": LENGTH}
 SUBTRACTED = {"subtract_positions": "without_norm", "num_cross_heads": 8}
-# family: which corpus it learns from, and the rest of its config
+# family: the corpus it learns from, and the rest of its config
 FAMILIES = {
     "t5": ("spans", {**STACKS, "d_kv": 8, "d_ff": 64}),
     "bart": ("noised", {**STACKS, "d_ff": 64, "max_positions": LENGTH}),
@@ -47,7 +47,7 @@ AUTO_CLASSES = {
 
 @pytest.fixture(scope="module")
 def corpora(small_corpus, tmp_path_factory):
-    """For each objective a corpus of the same pages and pieces."""
+    """A corpus for each objective, all of the same pages and pieces."""
     folder = tmp_path_factory.mktemp("families")
     write_c4(folder / "c4.json.gz", records=60)
     noised = {"objective": {"name": "denoising", "length": LENGTH}, "packing": "complete_documents"}
@@ -71,7 +71,7 @@ def corpora(small_corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def modules_of_transformers(tmp_path_factory):
-    """Where transformers copies the code of a directory to; it is read when transformers is imported."""
+    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
     dynamic_module_utils = pytest.importorskip("transformers.dynamic_module_utils")
     before = dynamic_module_utils.HF_MODULES_CACHE
     dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
@@ -80,7 +80,7 @@ def modules_of_transformers(tmp_path_factory):
 
 
 def pretrain(*arguments):
-    """One of the commands, in this process: starting another costs more than what it does here."""
+    """Runs a command in this process: starting another takes longer than the command."""
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
@@ -149,7 +149,7 @@ def test_a_family_trains_generates_and_is_exported(family, corpora, tmp_path, mo
 
 
 def of_random_weights(std=0.7, **changes):
-    """Weights that all matter, in fp64: texts vary, and no rounding decides between two tokens."""
+    """A model in fp64 whose weights all matter: texts vary, and rounding never decides between two tokens."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 24, **STACKS, "num_encoder_layers": 2, "max_positions": 40, **SUBTRACTED}
     model = build(AutoregressiveConfig(**{**sizes, **changes}))
@@ -182,7 +182,7 @@ def test_the_exported_file_generates_the_same_tokens(num_beams, byte_level_bpe, 
     transformers = pytest.importorskip("transformers")
     tokenizer = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), [], 0)
     pad, eos = tokenizer.vocabulary.pad, tokenizer.vocabulary.eos
-    model = of_random_weights(0.4, vocab_size=tokenizer.size, pad_id=pad, eos_id=eos).float()  # as the files hold them
+    model = of_random_weights(0.4, vocab_size=tokenizer.size, pad_id=pad, eos_id=eos).float()  # as in the files
     export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).double()
     prompts, mask = padded([[id_ * 1000 for id_ in prompt] for prompt in PROMPTS], pad, left=True)

@@ -1,4 +1,4 @@
-"""Generation against recomputation without a cache, and against transformers."""
+"""Generation, compared with recomputation without a cache and with transformers."""
 
 import io
 import json
@@ -40,7 +40,7 @@ TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 
 
 def of_random_weights(model, std=0.3):
-    """Attention that matters, and outputs that vary; in fp64, so that no rounding decides between two tokens."""
+    """A model in fp64 in which attention matters and outputs vary: rounding never decides between two tokens."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,7 +106,7 @@ FAMILIES = {
 
 
 def pair(family, seed, folder):
-    """A model of transformers of random weights, and ours of the same."""
+    """A model in transformers with random weights, and ours with the same."""
     transformers = pytest.importorskip("transformers")
     model_class, config_class, sizes = FAMILIES[family]
     torch.manual_seed(seed)
@@ -123,7 +123,7 @@ def pair(family, seed, folder):
 
 
 def any_settings(rng):
-    """Settings, and the same as transformers has them but for what depends on the prompt."""
+    """Random settings, and the same for transformers, except for those that depend on the prompt."""
     beams = rng.choice([1, 2, 3, 5])
     chosen = {
         "max_new_tokens": rng.choice([1, 4, 25]),
@@ -138,7 +138,7 @@ def any_settings(rng):
 
 
 def rows_of(rng, number, causal):
-    """Rows of different lengths, and all of them padded."""
+    """Rows of different lengths, and the same rows padded."""
     rows = [[rng.randrange(2, 24) for _ in range(rng.randint(1, 9))] for _ in range(number)]
     return rows, *padded(rows, 0, left=causal)
 
@@ -146,10 +146,10 @@ def rows_of(rng, number, causal):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
-    """Token for token up to the end mark; behind it transformers' beam search fills with the end mark where pad is 0.
+    """Compares tokens up to the end mark; after it, transformers' beam search fills with the end mark if pad is 0.
 
-    Transformers gets the batch as it is padded; with a causal model each prompt alone, since the padding before a
-    prompt is text to its no-repeat rule and to its minimum length.
+    Transformers gets the padded batch of an encoder-decoder, but each prompt of a causal model alone: to its no-repeat
+    rule and minimum length, the padding before a prompt is text.
     """
     rng = random.Random(f"{family} {seed}")
     ours, theirs = pair(family, seed, tmp_path)
@@ -159,7 +159,7 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
         chosen, options = any_settings(rng)
         rows, ids, mask = rows_of(rng, 4, causal)
         said = set(generate(ours, ids, mask, chosen).flatten().tolist()) - {0}
-        eos = options["eos_token_id"] = rng.choice(sorted(said) or [1])  # one that comes up
+        eos = options["eos_token_id"] = rng.choice(sorted(said) or [1])  # one that occurs
         ours.config = ours.config.model_copy(update={"eos_id": eos})
         found = generate(ours, ids, mask, chosen).tolist()
         if causal:
@@ -169,7 +169,7 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
                 generated = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
                 expected.append(generated[0, len(row) :].tolist())
         else:
-            if seed % 2:  # the same by its other name, which counts the token that the decoder starts from
+            if seed % 2:  # the same under its other name, which counts the decoder's start token
                 options["min_length"] = options.pop("min_new_tokens") + 1
             options["decoder_start_token_id"] = ours.config.decoder_start_id
             mask = torch.ones_like(ids) if mask is None else mask
@@ -177,11 +177,11 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
         assert [until_eos(row, eos) for row in found] == [until_eos(row, eos) for row in expected], (chosen, eos)
         endings += [eos in row for row in found]
     assert any(endings)
-    assert not all(endings)  # others were cut by their length
+    assert not all(endings)  # others reached the maximum length
 
 
 class Script:
-    """A decoder that at each step gives its tokens the same probabilities, whatever was said."""
+    """A decoder whose tokens have the same probabilities at a step, whatever came before."""
 
     def __init__(self, *probabilities):
         self.prompt = self.history = torch.zeros(1, 1, dtype=torch.long)
@@ -238,10 +238,10 @@ def test_a_row_is_the_same_alone_and_in_any_batch(model, inputs, changes):
     "changes", [{}, {"num_beams": 3}, {"num_beams": 2, "early_stopping": True}, {"temperature": 2.0}]
 )
 def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(model, inputs, changes):
-    """Other ranks may have more to do: what comes behind the end changes nothing."""
+    """Other ranks may need more steps; what comes after a row's end changes nothing."""
     chosen = settings(max_new_tokens=30, seed=4, **changes)
     endless = generate(model, *inputs, chosen)
-    eos = int(endless[0, 6])  # a token that comes up
+    eos = int(endless[0, 6])  # a token that occurs
     model.config = model.config.model_copy(update={"eos_id": eos})
     generated = generate(model, *inputs, chosen).tolist()
     ended = [row for row in generated if eos in row]
@@ -296,7 +296,7 @@ def test_generation_leaves_the_mode_as_it_was(model, inputs):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_what_would_repeat_an_ngram(size):
-    """Against all n-grams of each row, told one by one; nothing is one of them that reaches into padding."""
+    """Compares with a list of all n-grams of each row; none of them reaches into padding."""
     histories = torch.randint(0, 4, (30, 12), generator=torch.Generator().manual_seed(size))
     histories[5, :4] = histories[6, :11] = -1
     found = repeating(histories, size, 6)
@@ -325,7 +325,7 @@ def test_the_input_of_beams_is_not_moved_while_they_change_places(model, inputs)
 
 
 class OneLayer(Model):
-    """The least that is a causal model: rotated attention, prompts padded on the left."""
+    """The smallest causal model: rotated attention, prompts padded on the left."""
 
     def __init__(self):
         super().__init__()
@@ -428,7 +428,8 @@ def test_sampled_shares(settings, shares):
 
 @pytest.mark.parametrize("temperature", [0.3, 1.7])
 def test_sampling_leaves_out_what_transformers_leaves_out(temperature):
-    """The scores that its `generate` samples by, of 64 prompts; half of the 500 tokens are as likely as the others."""
+    """Compares the scores from which its `generate` samples, for 64 prompts; half of the 500 tokens are as likely as
+    the others."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 500, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
@@ -551,7 +552,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a text", "--top-p", 1.5], "generate: top_p: input should be less than or equal to 1, got 1.5"),
+        (["a text", "--top-p", 1.5], "generate: top_p: expected number > 0, ≤ 1, got 1.5 (tokens are sampled from"),
         (["a text", "--early-stopping", "soon"], "generate: early_stopping: expected true, false or never, got 'soon'"),
         (["a text", "--num-beams", 2, "--temperature", 1], "num_beams: beam search takes the likeliest tokens"),
         (["a text", "--file", "lines.txt"], "give texts as arguments or with --file, not both"),
@@ -578,7 +579,7 @@ class Terminal(io.StringIO):
 
 
 def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
-    """rich, left alone, sends all that is printed while its bar is shown to the terminal of the bar."""
+    """By default rich sends everything that is printed while a bar is shown to the bar's terminal."""
     out, terminal = io.StringIO(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", terminal)

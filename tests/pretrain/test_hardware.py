@@ -1,4 +1,4 @@
-"""Which GPUs count, against PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
+"""Which GPUs count, compared with PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
 
 from itertools import takewhile
 
@@ -13,7 +13,7 @@ from pretrain.run.hardware import count_gpus
     ["", "-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", " 0, 1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
 )
 def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
-    """On a machine of two."""
+    """The machine has two GPUs."""
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)

@@ -212,7 +212,7 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 
 def in_transformers(tokenizer, family, tmp_path):
-    """What AutoTokenizer loads of an exported `tokenizer`, and what is read back."""
+    """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
     tokenizer_files.write(tokenizer, interchange_of(family), tmp_path)
     return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
 
@@ -275,7 +275,7 @@ def test_a_tokenizer_that_transformers_saved_is_read(spiece, byte_level_bpe, tmp
     assert same(tokenizer_files.read(tmp_path / "saved"), ours)
     t5 = tmp_path / "t5"
     t5.mkdir()
-    (t5 / "spiece.model").write_bytes(spiece.read_bytes())  # as the first T5s: sentinels go without saying
+    (t5 / "spiece.model").write_bytes(spiece.read_bytes())  # as in the first T5s, whose sentinels aren't listed
     assert same(tokenizer_files.read(t5), tokenizer_of(spiece, 100))
     (t5 / "spiece.model").unlink()
     with pytest.raises(UserError, match=r"no supported tokenizer: neither spiece\.model"):
@@ -330,7 +330,7 @@ def test_transformers_computes_the_same_bart(changes, multiple, bart_tokenizer, 
         states, tokens = model.encode(inputs, mask), torch.full((2, 1), 1)
         for _ in range(10):
             logits = model.decode(tokens, states, mask)[:, -1]
-            logits[:, 1] = -math.inf  # as min_new_tokens has it
+            logits[:, 1] = -math.inf  # as for min_new_tokens
             tokens = torch.cat([tokens, logits.argmax(dim=-1, keepdim=True)], dim=1)
         assert generated.tolist() == tokens.tolist()
 
@@ -359,7 +359,7 @@ def test_export_import_export_gives_the_same_files(kind, spiece, bart_tokenizer,
 
 
 def test_what_transformers_saves_of_a_bart_is_imported(bart_tokenizer, tmp_path):
-    """In bfloat16 too, and of a BartModel, whose names lack their beginning, as in facebook/bart-base."""
+    """Also in bfloat16, and for a BartModel, whose names lack a prefix, as in facebook/bart-base."""
     model = new_bart(bart_tokenizer)
     export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
     theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "out")
@@ -469,7 +469,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
                     "family": "bart",
                     **sizes,
                     "max_positions": 64,
-                    "dropout_rate": 0.3,  # a matter of training alone: may be another
+                    "dropout_rate": 0.3,  # a setting of training only, which may differ
                 },
                 "data": {"train": [{"corpus": str(small_corpus)}], "workers": 0, "lanes": 8},
                 "batch": {"global_batch_size": 4},
@@ -500,5 +500,5 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     assert trained.config.dropout_rate == 0.3
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=0, atol=1e-8)
-    (tmp_path / "imported/rank-00000.safetensors").unlink()  # a run that has begun needs it no more
+    (tmp_path / "imported/rank-00000.safetensors").unlink()  # once begun, the run no longer needs it
     assert "is finished: 1 of 1 steps" in run("pretrain", "train", path).stdout

@@ -1,4 +1,4 @@
-"""The decoder-only and the encoder-only model against GPT-2 and BERT of transformers, both ways."""
+"""The decoder-only and encoder-only models, compared with transformers' GPT-2 and BERT in both directions."""
 
 import json
 
@@ -18,7 +18,7 @@ SIZES = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 3}
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_level_bpe):
-    """GPT-2's ids, with a mark to stand for masked tokens."""
+    """GPT-2's ids and a mask token."""
     return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), ["<mask>"])
 
 
@@ -105,7 +105,7 @@ def test_logits_and_gradients_are_those_of_gpt2(activation, tmp_path):
 
 
 def test_padding_before_a_prompt_is_gpt2s(tmp_path):
-    """transformers' generate counts positions from the first real token; its forward is told them."""
+    """transformers' generate counts positions from the first real token; its forward needs them as an argument."""
     reference = gpt2()
     model = imported(reference, tmp_path)
     inputs, mask = ids(2, 20), torch.ones(2, 20, dtype=torch.long)
@@ -170,7 +170,7 @@ def test_logits_losses_and_gradients_are_those_of_bert(kind, tmp_path):
     for ours, theirs in pairs:
         assert grad[theirs].abs().max() > 1e-4
         expected_gradient = grad[theirs].clone()
-        if theirs.endswith("word_embeddings.weight"):  # transformers leaves out what padding's row gets as an input
+        if theirs.endswith("word_embeddings.weight"):  # transformers ignores the gradient of padding's row as an input
             ours.grad[0] = expected_gradient[0] = 0
         torch.testing.assert_close(ours.grad, expected_gradient, rtol=1e-4, atol=1e-5)
 
@@ -188,7 +188,7 @@ def test_an_exported_decoder_is_a_gpt2(biases, tokenizer, tmp_path):
         expected = model.decode(inputs, attention_mask=mask)
     assert (found - expected)[mask.bool()].abs().max() < 1e-4
     config, state = load_state(tmp_path / "out")
-    assert config == model.config.model_copy(update={"biases": True})  # of zeros, where there were none
+    assert config == model.config.model_copy(update={"biases": True})  # zeros, if there were none
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert biases == any(state[name].any() for name in state if name.endswith("bias"))
     text = "Unless required by applicable law, 日本語 too."
@@ -216,7 +216,7 @@ def test_an_exported_encoder_is_a_bert(changes, tokenizer, tmp_path):
 
 
 def rewritten(directory, rename):
-    """The saved weights, those under their names that `rename` gives."""
+    """Rewrites the saved weights: those that `rename` names, under their new names."""
     from safetensors.torch import load_file, save_file
 
     path = directory / "model.safetensors"
@@ -224,7 +224,7 @@ def rewritten(directory, rename):
 
 
 def test_names_in_which_gpt2_and_bert_were_published_are_known(tmp_path):
-    """gpt2: names of the bare model; bert-base-uncased: norms with gamma and beta."""
+    """gpt2 has the names of the bare model; bert-base-uncased calls the weights of norms gamma and beta."""
     gpt2().save_pretrained(tmp_path / "gpt2")
     _, expected = load_state(tmp_path / "gpt2")
     rewritten(tmp_path / "gpt2", lambda name: name.removeprefix("transformer."))

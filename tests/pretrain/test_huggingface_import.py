@@ -1,4 +1,4 @@
-"""What transformers 5 saves, as it is imported: files of weights, tied matrices, tokenizers."""
+"""Imports what transformers 5 saves: files of weights, tied matrices, tokenizers."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def spiece(tmp_path_factory):
 
 
 def t5(tied=True, scaled=True, **changes):
-    """A T5 of random weights; `tied` and `scaled` are what versions 1.0 and 1.1 differ in."""
+    """A T5 with random weights; `tied` and `scaled` distinguish versions 1.0 and 1.1."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 400, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     proj = "relu" if scaled else "gated-gelu"
@@ -212,7 +212,7 @@ def test_a_config_that_is_none_is_one_line(content, message, tmp_path):
 
 @pytest.mark.parametrize("sentinels", [0, 50, 100, 200])
 def test_a_t5_that_transformers_saved_is_imported_with_its_sentinels(sentinels, spiece, tmp_path):
-    """Of the tokenizer transformers 5 writes tokenizer.json alone; 512 rows are more than any of these need."""
+    """transformers 5 writes only tokenizer.json of the tokenizer; 512 rows are more than any tokenizer here needs."""
     theirs = transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=sentinels)
     reference = t5(vocab_size=512)
     save(reference, theirs, tmp_path / "saved")

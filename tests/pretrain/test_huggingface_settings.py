@@ -1,4 +1,4 @@
-"""Every setting of a Hugging Face config is followed at import, or refused by its name."""
+"""Every setting of a Hugging Face config is supported at import or refused by name."""
 
 import json
 
@@ -50,9 +50,9 @@ FAMILIES = {
 }
 
 
-# Settings that say one thing in two places.
+# Settings that appear in two places.
 DERIVED = {"dense_act_fn": "feed_forward_proj", "is_gated_act": "feed_forward_proj"}
-# What transformers, or our model, needs beside a changed setting.
+# Settings that transformers, or our model, needs in addition to a changed one.
 NEEDS = {
     ("t5", "pad_token_id"): {"decoder_start_token_id": 4},
     ("bart", "eos_token_id"): {"decoder_start_token_id": 4},
@@ -81,7 +81,7 @@ def settings():
 
 @pytest.mark.parametrize(("family", "key", "value"), settings())
 def test_a_setting_is_followed_or_refused_by_name(family, key, value, tmp_path):
-    """Transformers' model, with random weights that fit the setting, against ours of the same files."""
+    """Compares transformers' model, with random weights that fit the setting, with ours from the same files."""
     name, sizes, _ = FAMILIES[family]
     ids = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     beside = key in ("quantization_config", "transformers_weights")

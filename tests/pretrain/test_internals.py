@@ -1,4 +1,4 @@
-"""What is taken for granted of DeepSpeed's private names is looked at when a run starts."""
+"""The assumptions about DeepSpeed's private names are checked when a run starts."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ CASES: list[tuple[int, str, dict[str, Any] | None]] = [
 
 
 def test_other_weights_and_lost_fragments_are_noticed():
-    """At every stage, after two steps, on two ranks: first all is well, then a weight differs, then one is nowhere."""
+    """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment."""
     for of_rank in on_ranks(2, complaints):
         for case, (differing, lost) in zip(CASES, of_rank, strict=True):
             assert "fp32 weights are not those that the model computes with" in differing, case

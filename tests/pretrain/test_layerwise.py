@@ -1,4 +1,4 @@
-"""Activation checkpointing and compilation of layers: the same numbers at every stage, and nothing compiled twice."""
+"""Activation checkpointing and compilation of layers: the same numbers at every stage, nothing compiled twice."""
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ COMPILED = {"compile": True}
 def trained(
     stage: int, model: dict, compute: dict, grow: int = 0, backend: str = "aot_eager", targets: int = 8
 ) -> dict:
-    """Losses, gradient norms and graphs so far of each step, whose rows are `grow` tokens longer than the last's."""
+    """The loss, gradient norm and number of graphs so far of each step. Each step's rows are `grow` tokens longer than
+    the last's."""
     from torch._dynamo.utils import counters
 
     from pretrain.zero import layers as layerwise
@@ -24,7 +25,7 @@ def trained(
 
     torch._dynamo.reset()
     counters.clear()
-    layerwise.BACKEND = backend  # what is traced and guarded is alike; no kernels are made
+    layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
     config = run_config(stage, model, optimizer={"learning_rate": 1e-2}, compute=compute)
     prepared = setup(config)
     engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
@@ -45,7 +46,7 @@ def trained(
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def runs(request) -> dict[str, dict]:
-    """At one stage, what each way of computing gives."""
+    """The results of each way of computing, at one stage."""
     dropout = {"dropout_rate": 0.1}
     cases = {
         "plain": ({}, {}),
@@ -59,13 +60,13 @@ def runs(request) -> dict[str, dict]:
 
 
 def test_checkpointing_changes_no_bit(runs):
-    """With dropout: what is computed again draws the same."""
+    """Holds with dropout: recomputed layers draw the same masks."""
     assert runs["checkpointed with dropout"] == runs["plain with dropout"]
 
 
 @pytest.mark.parametrize("way", ["compiled", "compiled and checkpointed"])
 def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, way):
-    """Rows of every other step have padding: two kinds for each of encoder and decoder layers, four graphs."""
+    """Every other step has padding: two kinds of rows for encoder and decoder layers each, hence four graphs."""
     plain, compiled = runs["plain"], runs[way]
     assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
     assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
@@ -77,7 +78,7 @@ def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, way):
 
 @pytest.mark.parametrize("family", ["bart", "vanilla", "autoregressive", "decoder_only", "encoder_only"])
 def test_every_familys_layers_are_compiled_and_checkpointed(family):
-    """At stage 3: layers of one stack have two graphs, for rows with padding and without."""
+    """At stage 3 the layers of a stack have two graphs, for rows with padding and without."""
     model = {**FAMILIES[family][1], "family": family, "vocab_size": 100, "dropout_rate": 0.0}
     cases = [(3, model, compute, 0, "aot_eager", 16) for compute in ({}, COMPILED | CHECKPOINTED)]
     plain, compiled = on_ranks(2, each, trained, cases)[0]
@@ -89,14 +90,14 @@ def test_every_familys_layers_are_compiled_and_checkpointed(family):
 
 
 def test_rows_of_new_widths_are_not_compiled_every_time():
-    """At stage 3. Both kinds of rows have come in two widths after four steps."""
+    """At stage 3, both kinds of rows have come in two widths after four steps."""
     compiled = on_ranks(2, trained, 3, {}, COMPILED, 1, "eager")[0]
     assert compiled["graphs"][3:] == [compiled["graphs"][3]] * (STEPS - 3)
     assert compiled["breaks"] == 0
 
 
 def held_for_backward(compute: dict) -> int:
-    """Bytes that one forward pass keeps, each storage once, parameters aside."""
+    """The bytes that one forward pass keeps: each storage once, without parameters."""
     from pretrain.zero.construction import construct
 
     config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)

@@ -1,4 +1,4 @@
-"""The loss of each target against PyTorch's cross-entropy, its gradients against finite differences."""
+"""The loss of each target, compared with PyTorch's cross-entropy, and its gradients with finite differences."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pretrain.models.loss import IGNORED, shift_right, token_losses
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    """Several parts, the last of them not full, also for small batches."""
+    """Makes even small batches take several parts, of which the last is not full."""
     monkeypatch.setattr(loss, "_rows_at_a_time", lambda logits: 4)
 
 
@@ -49,7 +49,7 @@ def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing):
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-8)]
 )
 def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing):
-    """Of a sum with a weight for each target; in bf16 the only rounding is that of the gradient itself."""
+    """The gradient is of a weighted sum over targets; in bf16 only the gradient itself is rounded."""
     logits, labels = batch(dtype=dtype)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (expected,) = torch.autograd.grad((reference(logits, labels, z_loss, smoothing) * weights).sum(), logits)
@@ -83,7 +83,7 @@ def test_a_batch_without_any_target_costs_nothing():
 
 
 class LargeTensors(TorchDispatchMode):
-    """Storages of at least so many bytes that operations make."""
+    """Records the storages of at least `size` bytes that operations make."""
 
     def __init__(self, size):
         super().__init__()
@@ -101,7 +101,7 @@ class LargeTensors(TorchDispatchMode):
 
 
 def test_no_more_memory_than_the_logits_and_their_gradient():
-    """The softmax of bf16 logits in fp32, held whole, would be a tensor twice as large; of all parts none may be."""
+    """In fp32, the whole softmax of bf16 logits would be twice as large as they are; no such tensor may exist."""
     logits, labels = batch(rows=8, length=16, vocabulary=64, dtype=torch.bfloat16)
     size = logits.untyped_storage().nbytes()
     with LargeTensors(size // 2) as forward:

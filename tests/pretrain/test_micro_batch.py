@@ -1,4 +1,4 @@
-"""`batch.micro_batch_size: auto`: the largest that fits, chosen without a trace, once."""
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits, chosen once and without side effects."""
 
 import json
 from pathlib import Path
@@ -26,13 +26,13 @@ def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precisi
 
 @pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path, stage, precision):
-    """And the choice is kept: what was measured under the same conditions isn't measured again."""
+    """The choice is also kept: under the same conditions nothing is measured again."""
     auto = auto_file(tmp_path / "auto", small_corpus, "auto", stage, precision)
     fixed = auto_file(tmp_path / "fixed", small_corpus, 8, stage, precision)
     assert train_ranks(auto, 2, stop=4) == [75, 75]
     kept = tmp_path / "auto/run/micro_batch.json"
     chosen = json.loads(kept.read_text())
-    assert chosen["micro_batch_size"] == 8  # a rank's whole share: 8 rows of such a model fit anywhere
+    assert chosen["micro_batch_size"] == 8  # a rank's whole share: 8 rows of this model fit anywhere
     assert chosen["measured_for"]["ranks"] == 2
     assert train_ranks(auto, 2) == [0, 0]
     assert json.loads(kept.read_text()) == chosen
@@ -41,7 +41,7 @@ def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path,
 
 
 def chosen_with(path: Path, free: int) -> tuple[int, list[int]]:
-    """The choice, and the sizes that were run, where a row takes 100 bytes, all else 500, and `free` are free."""
+    """The choice and the sizes that were run if a row takes 100 bytes, everything else 500, and `free` are free."""
     import torch.distributed as dist
 
     from pretrain import micro_batch
@@ -82,7 +82,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, list[int]]:
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):
-    """Of 12 rows; 90 % of what is free has to hold them. No more than 4 rows are ever tried."""
+    """A share has 12 rows, which must fit into 90 % of the free memory. No more than 4 rows are ever tried."""
     path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
     cases = [(path, free) for free in expected]
@@ -103,7 +103,7 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     ],
 )
 def test_a_containers_limit_is_seen(tmp_path, controllers, root, limit, usage, cache):
-    """Also that of a group above, and that of a container, which sees its own group as the root."""
+    """So are the limits of a group above it, and that of a container, which sees its own group as the root."""
 
     def group(path: str, most: str, taken: int, cached: int) -> None:
         directory = tmp_path / root / path

@@ -15,7 +15,7 @@ BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
 
 
 def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and norms, and this rank's fragments of the fp32 parameters."""
+    """The losses and norms, and this rank's fragments of the fp32 parameters."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
     from pretrain.zero.internals import fragments

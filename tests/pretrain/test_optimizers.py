@@ -1,4 +1,4 @@
-"""Optimizers against independent ones, sharded against unsharded, groups, schedules."""
+"""Optimizers compared with independent implementations, sharded ones with unsharded ones; groups and schedules."""
 
 import math
 
@@ -33,7 +33,7 @@ from tests.pretrain.rank_processes import on_ranks
 
 
 def settings(model: str = "t5", schedule: object = None, max_steps: int = 100, **optimizer: object) -> RunConfig:
-    """A run file with this `optimizer` section."""
+    """A run file with the given `optimizer` section."""
     values = {
         "run": {"name": "test", "directory": "run", "max_steps": max_steps},
         "model": MODELS[model],
@@ -46,9 +46,9 @@ def settings(model: str = "t5", schedule: object = None, max_steps: int = 100, *
 
 
 def stepped(run: RunConfig, theirs: object, steps: int = 10) -> float:
-    """Largest relative difference of a parameter after steps with the same random gradients, some tiny, some zero.
+    """The largest relative difference of a parameter after steps with the same random gradients, some tiny, some zero.
 
-    `theirs(model)`: the optimizers of a copy of the model.
+    `theirs(model)` returns the reference optimizers for a copy of the model.
     """
     ours, copy = build(run), build(run)
     optimizer, others = optimizers.build(ours, run.optimizer), theirs(copy)
@@ -79,7 +79,7 @@ def test_adamw_is_torchs_with_decay_for_all_but_norms_and_biases():
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_adafactor_is_that_of_transformers(scaled):
-    """Which factors every matrix, and multiplies weight decay too by the scale of the parameter: none here."""
+    """transformers' factors every matrix, and also scales weight decay by the parameter's scale: there is none here."""
 
     def theirs(model):
         common = {"relative_step": False, "scale_parameter": scaled, "clip_threshold": 0.7, "decay_rate": -0.6}
@@ -150,7 +150,7 @@ def test_newton_schulz_leaves_singular_vectors_and_brings_values_near_1():
 
 
 def test_adamw_scale_is_its_formula():
-    """nanoT5's, a tensor at a time in fp64."""
+    """nanoT5's formula, one tensor at a time in fp64."""
 
     class Formula:
         def __init__(self, parameters, decay):
@@ -177,7 +177,7 @@ def test_adamw_scale_is_its_formula():
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_sharded_steps_are_those_of_a_plain_loop(ranks):
-    """Part of the table of exactness.py, whose reasons and limits stand there."""
+    """Checks part of the table of exactness.py, which explains reasons and limits."""
     fp32, bf16 = "fp32", "bf16"
     kinds_of_run = {
         1: [("t5", 1, fp32), ("t5", 3, fp32)],
@@ -267,8 +267,9 @@ def test_a_group_has_the_schedule_of_its_own_rate():
     optimizer = optimizers.build(build(run), run.optimizer)
     for step in (0, 9, 50, 99):
         set_rates(optimizer, run, step)
-        rate = run.learning_rate(step)
-        assert [group["lr"] for group in optimizer.param_groups] == [rate, pytest.approx(rate / 10)]
+        factor = run.rate_factor(step)
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-2 * factor, 1e-3 * factor]
+    assert [run.rate_factor(step) for step in (0, 9, 99)] == [1 / 10, 1, 2e-3 / 1e-2]
 
 
 def test_a_group_that_matches_nothing_is_refused():
@@ -293,7 +294,7 @@ def test_a_group_that_matches_nothing_is_refused():
 
 
 def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
-    """They have no dimensions then; and steps are those of a plain loop."""
+    """Partitioned parameters have no dimensions; the steps must be those of a plain loop."""
     ((groups, parameters),) = on_ranks(1, _train_partitioned)
     run = config("bart", "muon", 4, 3)
     model = build(run)
@@ -326,7 +327,7 @@ def rates(schedule: dict[str, object], *steps: int) -> list[float]:
 
 
 def test_schedules():
-    """A peak of 1e-2, 100 steps."""
+    """Each schedule has a peak of 1e-2 and 100 steps."""
     linear = {"name": "linear", "warmup_steps": 20, "final_learning_rate": 2e-3}
     assert rates(linear, 9, 19, 59, 99) == pytest.approx([5e-3, 1e-2, 6e-3, 2e-3])
     stable = {"name": "warmup_stable_decay", "warmup_steps": 20, "decay_steps": 40, "final_learning_rate": 2e-3}
@@ -357,7 +358,8 @@ def test_the_rate_of_transformers_adafactor_with_warmup_init():
 
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 def test_a_decay_may_reach_beyond_the_run_or_end_before_it(name):
-    """Half way down at half of the horizon; a run of 100 steps sees the first part, or the end and what follows."""
+    """The rate is half-way down at half of the horizon; a run of 100 steps sees the first part, or the end and what
+    follows."""
     schedule = {"name": name, "warmup_steps": 20, "final_learning_rate": 2e-3}
     assert rates({**schedule, "until_step": 180}, 99) == pytest.approx([6e-3])
     assert rates({**schedule, "until_step": 60}, 39, 59, 99) == pytest.approx([6e-3, 2e-3, 2e-3])

@@ -1,4 +1,4 @@
-"""Rotations, linear biases, sinusoids and learned positions against their papers' formulas."""
+"""Rotations, linear biases, sinusoids and learned positions, compared with their papers' formulas."""
 
 import math
 
@@ -21,7 +21,7 @@ def random(*shape, seed=0):
 
 
 def turned(vector, position, base=10_000.0):
-    """`vector` (d_kv,) at `position`."""
+    """`vector` (d_kv,) rotated to `position`."""
     by = rotation(torch.tensor([position]), vector.numel(), torch.float64, base)
     return rotate(vector[None, None, None], by).flatten()
 
@@ -78,14 +78,15 @@ def test_slopes_of_linear_biases():
 def test_linear_bias_is_the_slope_times_the_distance():
     bias = LinearBias(4)(3, 5, torch.device("cpu"), torch.float32)
     assert bias.shape == (1, 4, 3, 5)
-    for query in range(3):  # the last query stands at the last key
+    for query in range(3):  # the last query is at the last key
         for key in range(5):
             distance = abs(query + 2 - key)
             assert bias[0, :, query, key].tolist() == [-slope * distance for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
 
 
 def test_an_encoders_heads_look_less_far_ahead_than_back():
-    """4 heads have every other slope of 8 heads for the keys before, the ones between for the keys after."""
+    """Of the slopes of 8 heads, 4 heads have every other one for keys before the query, and the ones between for keys
+    after."""
     bias = LinearBias(4, bidirectional=True)(3, 3, torch.device("cpu"), torch.float32)
     assert bias[0, :, 2, 0].tolist() == [-2 * slope for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
     assert bias[0, :, 0, 2].tolist() == [-2 * slope for slope in (1 / 2, 1 / 8, 1 / 32, 1 / 128)]

@@ -1,4 +1,4 @@
-"""What a run is refused for at its start: rows that its model can't take."""
+"""Runs that are refused at the start because the model can't take the rows."""
 
 import json
 import shutil
@@ -20,8 +20,10 @@ VANILLA = {**SIZES, "family": "vanilla", "num_encoder_layers": 1, "num_decoder_l
 
 @pytest.fixture
 def prepared(small_corpus, tmp_path):
-    """prepared(model, objective, sections, key=…): the setup of a run with that objective instead of the corpus's span
-    corruption, `sections` replaced, and those keys of the optimizer."""
+    """prepared(model, objective, sections, key=…): the setup of a run.
+
+    `objective` replaces the corpus's span corruption, `sections` replace sections, and keys are those of the optimizer.
+    """
 
     def made(model, objective=None, sections=None, **optimizer):
         corpora = [{"corpus": str(small_corpus)}]
@@ -75,7 +77,7 @@ def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(p
 
 
 def test_all_problems_are_told_at_once(prepared, raw_length):
-    """The corpus has no mask token, another vocabulary, and rows too long for the positions."""
+    """The corpus has no mask token, a different vocabulary, and rows too long for the positions."""
     masked = {"name": "masked_lm", "length": raw_length + 2}
     model = {**ENCODER, "next_sentence": False, "max_positions": raw_length + 1, "vocab_size": 100}
     with pytest.raises(UserError) as refused:
@@ -87,7 +89,7 @@ def test_all_problems_are_told_at_once(prepared, raw_length):
 
 
 def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_corpus, tmp_path):
-    """Rows of a corpus that is trained on twice would come twice, at the same time. A copy is the same corpus."""
+    """A corpus listed twice in training would give the same rows at the same time. A copy is the same corpus."""
     copy = tmp_path / "copy"
     shutil.copytree(small_corpus, copy)
     twice = [{"corpus": str(small_corpus)}, {"corpus": str(copy), "name": "other"}]
@@ -129,7 +131,7 @@ def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_
 
 @pytest.mark.parametrize(("key", "value"), [("size", 500), ("sentinels", 19), ("eos", 2)])
 def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_corpus, tmp_path, key, value):
-    """Ids of its rows would lie outside the model's vocabulary, or mean something else."""
+    """The ids in its rows would be outside the model's vocabulary, or have another meaning."""
     copy = tmp_path / "copy"
     shutil.copytree(small_corpus, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
@@ -140,7 +142,7 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
 
 
 def test_a_hook_that_is_due_twice_runs_once(prepared, monkeypatch):
-    """Every 2 and every 3 steps: once at 2, 3, 4 and 6, and once at the end."""
+    """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
     ran = []
     monkeypatch.setitem(HOOKS, "validation_loss", lambda engine, setup: ran.append(step) or {})
     evaluation = [{"hook": "validation_loss", "every_steps": every} for every in (2, 3)]

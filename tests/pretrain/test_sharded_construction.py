@@ -17,7 +17,7 @@ FAMILIES = {
 
 
 def whole(model: Model) -> dict[str, torch.Tensor]:
-    """Every parameter of a sharded model."""
+    """Every whole parameter of a sharded model."""
     import deepspeed
 
     found = {}
@@ -56,7 +56,7 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
 
 
 def trained(stage: int, changes: dict, precision: str, zero: dict | None = None) -> tuple[list[float], bool, list]:
-    """Losses of a constructed model, whether its tied matrices are one, and its buffers."""
+    """The losses of a constructed model, whether its tied matrices are one, and its buffers."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
@@ -88,14 +88,14 @@ def test_every_stage_learns_the_same_from_the_same_weights(precision):
 
 
 def test_secondary_shards_change_no_bit():
-    """ZeRO++'s: two pairs of ranks, each with a whole copy for the backward pass."""
+    """ZeRO++ with two pairs of ranks, each with a whole copy for the backward pass."""
     cases = [(3, {}, "bf16"), (3, {}, "bf16", {"zero_hpz_partition_size": 2})]
     plain, secondary = on_ranks(4, each, trained, cases)[0]
     assert plain == secondary
 
 
 def memory_of_building(changes: dict, sharded: bool) -> float:
-    """The most bytes that building takes on this rank, for each of the model's parameters."""
+    """The peak bytes that building takes on this rank, per parameter of the model."""
     from pretrain.zero.construction import construct
     from pretrain.zero.memory import peak_resident, resident
 
@@ -106,7 +106,8 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
 
 
 def test_no_rank_ever_holds_a_whole_copy():
-    """Of 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes of the largest, while it is made."""
+    """The model has 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes for the largest while it is
+    made."""
     large = {"vocab_size": 8192, "d_model": 512, "d_ff": 8192, "num_encoder_layers": 4, "num_decoder_layers": 4}
     for bytes_of_one in on_ranks(4, memory_of_building, large, True):
         assert bytes_of_one < 2 / 4 + 10 * 4.2 / 86 + 0.2

@@ -1,4 +1,4 @@
-"""Runs in trouble: gradients that stay non-finite, losses that jump; and runs whose batches grow."""
+"""Runs in trouble, with non-finite gradients or losses that jump, and runs whose batches grow."""
 
 import json
 from pathlib import Path
@@ -36,8 +36,10 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
 
 
 def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) -> Any:
-    """(exit code or error, the row digests of each step in the order they were taken) of a run whose losses are
-    `spoil(loss, position of the step)`."""
+    """Trains a run whose losses are `spoil(loss, position of the step)`.
+
+    Returns the exit code or error, and the row digests of each step in the order they were taken.
+    """
     from pretrain.train import train_on
     from pretrain.zero.engine import Engine
 
@@ -90,26 +92,26 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder, small_corpus) -> list[dict[str, Any]]:
-    """What each of two ranks has to tell."""
+    """The records of each of two ranks."""
     return on_ranks(2, in_trouble, folder, small_corpus)
 
 
 @pytest.fixture(scope="module")
 def schedule(small_corpus) -> list[list[str]]:
-    """Digests of the rows of each step of 16."""
+    """The digests of the rows of each step of 16 rows."""
     stream = Stream([open_corpus(small_corpus)], [1.0], 0, 8)
     return list(scheduled_rows(stream, ROWS, 24).values())
 
 
 def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list[str]]]:
-    """(step, rows of both ranks) in the order of the steps taken."""
+    """The step and the rows of both ranks, in the order in which steps were taken."""
     ours, theirs = (of_rank[name][1] for of_rank in told)
     assert [step for step, _ in ours] == [step for step, _ in theirs]
     return [(step, rows + others) for (step, rows), (_, others) in zip(ours, theirs, strict=True)]
 
 
 def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(folder, told, schedule):
-    """From step 7 on; the checkpoint is of 6 steps, and what follows it is trained when the trouble is over."""
+    """The trouble begins with step 7; the checkpoint is of 6 steps, and training continues from it afterwards."""
     run = folder / "poisoned/run"
     for of_rank in told:
         error, taken = of_rank["poisoned"]
@@ -126,7 +128,7 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_bef
 
 
 def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, schedule):
-    """Step 13 takes the rows of step 14, and so on."""
+    """After the rewind, step 13 takes the rows of step 14, and so on."""
     taken = taken_by_both(told, "spiking")
     expected = [(step, schedule[step]) for step in range(13)]
     expected += [(step, schedule[step + 1]) for step in range(12, 16)]
@@ -138,7 +140,7 @@ def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, sc
 
 
 def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(folder, told, small_corpus, schedule):
-    """Its latest checkpoint is of before the spike still."""
+    """Its latest checkpoint is still from before the spike."""
     run = folder / "spiking/run"
     before = {row.step: row.metrics["train/loss"] for row in read_metrics(run) if "train/loss" in row.metrics}
     (run / "checkpoints/latest").write_text("step-00000012\n")
@@ -162,7 +164,7 @@ def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
 
 
 def test_growing_batches_take_the_rows_in_their_order(folder, told, schedule):
-    """2 steps of 8 rows, 1 of 16, 3 of 32; stopped and resumed in between."""
+    """2 steps of 8 rows, 1 of 16 and 3 of 32, with a stop and resume in between."""
     assert {of_rank["growing"][0] for of_rank in told} == {75}
     assert {of_rank["grown"][0] for of_rank in told} == {0}
     taken = taken_by_both(told, "growing") + taken_by_both(told, "grown")

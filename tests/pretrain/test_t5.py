@@ -1,4 +1,4 @@
-"""T5 against its paper's numbers and against the reference implementation in transformers."""
+"""T5, compared with its paper's numbers and with transformers, the reference implementation."""
 
 import math
 import subprocess
@@ -46,7 +46,7 @@ def losses_of(model, *batch, **masks):
 
 
 def of_random_weights(settings):
-    """A T5 whose attention matters, in fp64: what is equal is so to many digits."""
+    """A T5 in fp64 in which attention matters: equal values agree to many digits."""
     torch.manual_seed(0)
     model = build(tiny(**settings)).eval().double()
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_published_parameter_counts(name, expected):
         model, reference = build(config), transformers.T5ForConditionalGeneration(theirs)
     assert model.num_parameters() == expected
     assert f": {expected:,} parameters." in text.splitlines()[0]
-    untied = 0 if config.tie_embeddings else config.padded_vocab_size * config.d_model  # theirs is built tied
+    untied = 0 if config.tie_embeddings else config.padded_vocab_size * config.d_model  # the reference is built tied
     assert sum(parameter.numel() for parameter in reference.parameters()) + untied == expected
 
 
@@ -178,7 +178,7 @@ def test_a_target_does_not_see_later_targets(positions):
 def test_padding_of_the_inputs_changes_nothing(positions):
     model = of_random_weights(positions)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
-    padded = torch.cat([inputs, ids(2, 5, seed=2)], dim=1)  # what stands under a mask doesn't matter
+    padded = torch.cat([inputs, ids(2, 5, seed=2)], dim=1)  # masked values don't matter
     mask = torch.cat([torch.ones(2, 12), torch.zeros(2, 5)], dim=1).long()
     torch.testing.assert_close(
         losses_of(model, padded, labels, encoder_attention_mask=mask),
@@ -252,7 +252,7 @@ def test_the_graph_is_whole_for_the_compiler(model):
 
 
 def randomised(version, tmp_path):
-    """A T5 of transformers whose every weight is random, as it comes back from its saved checkpoint."""
+    """A T5 in transformers in which every weight is random, read back from its saved checkpoint."""
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(
         vocab_size=500,
@@ -268,7 +268,7 @@ def randomised(version, tmp_path):
         pad_token_id=0,
     )
     reference = transformers.T5ForConditionalGeneration(config)
-    if not version["tie_embeddings"]:  # built by transformers 5, every T5 shares its matrix; a loaded one need not
+    if not version["tie_embeddings"]:  # transformers 5 builds every T5 tied; a loaded one need not be
         reference.lm_head.weight = torch.nn.Parameter(torch.empty(500, 64))
     torch.manual_seed(1)
     for name, parameter in reference.named_parameters():
@@ -324,7 +324,7 @@ def test_cached_decoding_equals_recomputation(positions):
 
 @each_position
 def test_positions_matter(positions):
-    """The inputs in another order are another input; without positions an encoder could not tell."""
+    """Reordered inputs are another input; without positions an encoder couldn't distinguish them."""
     model = of_random_weights(positions)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
     assert (losses_of(model, inputs, labels) - losses_of(model, inputs.flip(1), labels)).abs().max() > 1e-2
@@ -342,7 +342,8 @@ def test_which_parameters_positions_are():
 
 @each_position
 def test_flops_are_those_of_the_matrices_and_of_attention(positions):
-    """By hand: 8 matrices of 64 × 64 and 5 of 64 × 96 a layer pair, an output matrix, pairs of width 64; no look-up."""
+    """By hand: per pair of layers 8 matrices of 64 × 64 and 5 of 64 × 96, an output matrix, pairs of width 64; no
+    look-up."""
     inputs, targets = 30, 20
     encoder, decoder = 2 * (4 * 64 * 64 + 3 * 64 * 96), 2 * (6 * 64 * 64 + 3 * 64 * 96) + 500 * 64
     cross = 2 * 2 * 64 * 64  # keys and values of the inputs
@@ -383,7 +384,7 @@ def test_a_packed_batch_gives_each_example_its_own_losses_and_gradients(settings
 
 
 def packed(examples, inputs, targets):
-    """The rows of examples as `as_batch` gives them: padded, with segments from 1 on and positions in each."""
+    """Rows of several examples as `as_batch` returns them: padded, segments from 1, positions within each segment."""
     batch = {}
     for side, name, width in [(0, "encoder", inputs), (1, "decoder", targets)]:
         tokens = torch.zeros(len(examples), width, dtype=torch.long)
@@ -423,7 +424,7 @@ def test_an_unknown_or_impossible_setting_is_refused(wrong, message):
 
 
 def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):
-    """The corpus has rows of 32 inputs and, at noise density 0.15 and spans of 3, of 8 targets."""
+    """The corpus's rows have 32 inputs and, at noise density 0.15 and mean span 3, 8 targets."""
     model = {**tiny(positions="learned", max_positions=31).model_dump(), "vocab_size": None}
     content = {
         "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},

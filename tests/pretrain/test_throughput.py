@@ -1,4 +1,4 @@
-"""Tokens per second and MFU: arithmetic against what torch counts while a model computes, peaks against data sheets."""
+"""Tokens per second and MFU: FLOPs compared with torch's count for a real model, peaks with data sheets."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def model_of(family):
 
 
 def row(family, inputs, targets):
-    """One row of so many tokens; where targets stand beside inputs, so many of them are predicted."""
+    """One row with these numbers of tokens; if the targets are beside the inputs, as many of them are predicted."""
     generator = torch.Generator().manual_seed(inputs)
     batch = {"encoder_input_ids": torch.randint(3, 48, (1, inputs), generator=generator)}
     if family in DECODERS_OF_TARGETS:
@@ -67,7 +67,7 @@ def padded(rows):
 
 
 def packed(rows):
-    """One row of several examples behind one another, with two tokens of padding."""
+    """One row of several examples, with two tokens of padding."""
     batch = {}
     for side, name, fill in (("encoder", "encoder_input_ids", 0), ("decoder", "labels", -100)):
         end = torch.tensor([[0, 0]])
@@ -79,7 +79,7 @@ def packed(rows):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flops_are_those_that_torch_counts(family):
-    """Of rows without padding, and of padded ones what each row takes by itself."""
+    """Rows without padding, and padded ones, for which torch counts each row by itself."""
     model = model_of(family)
     whole = row(family, 20, 12)
     assert model.flops(Sizes(*sizes(whole).tolist())) == counted(model, whole)
@@ -106,7 +106,7 @@ def one_rank():
 
 @pytest.mark.parametrize(("family", "tokens"), [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
 def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
-    """Those that a decoder reads of the targets too, where it does. Ratios of metrics know no clock."""
+    """Targets count too if a decoder reads them. Ratios of metrics don't depend on the clock."""
     model = model_of(family)
     batch = padded([row(family, 20, 12), row(family, 9, 5)])
     meter = ThroughputMeter(model, peak=1e9)
@@ -142,7 +142,7 @@ def test_other_devices_are_measured(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
-    """A clock that takes a second each time it is read: as many operations a second as torch counts in a second."""
+    """The clock advances a second at each reading, so FLOP/s are the FLOPs that torch counts."""
     seconds = iter(range(1000))
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: float(next(seconds)))
     before = torch.random.get_rng_state()

@@ -1,4 +1,4 @@
-"""Tracking against the real MLflow on sqlite, and the real MLflow server asked over HTTP. No network is needed."""
+"""Tracking with the real MLflow on sqlite, and with its real server over HTTP. No network is needed."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def run_id(run_dir):
 
 
 def points(client, run_dir, name):
-    """Every point MLflow holds of a metric."""
+    """Every point of a metric in MLflow."""
     return [(metric.step, metric.value) for metric in client.get_metric_history(run_id(run_dir), name)]
 
 
@@ -72,7 +72,7 @@ def test_line_holds_step_attempt_time_metrics(tmp_path):
 def test_torn_last_line_does_not_reach_into_the_next_attempt(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 10, "attempt": 1, "time": 1.0, "metrics": {"a": 1.0}}\n' + torn)
-    assert [row.step for row in read_metrics(path)] == [10]  # a line without an end may still be being written
+    assert [row.step for row in read_metrics(path)] == [10]  # a line without an end may still be unfinished
     MetricLog(tmp_path, attempt=2).log(30, {"a": 3.0})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] in ([10, 30], [10, 20, 30])
     assert [row.step for row in read_metrics(path)] == ([10, 20, 30] if torn.endswith("}") else [10, 30])
@@ -178,8 +178,8 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     first = run_id(tmp_path)
 
     tracker = start(tmp_path, uri, attempt=2, parameters={"max_steps": 60})
-    tracker.log(30, {"train/loss": 1 / 30, "train/tokens_per_second": 7.0, "validation/loss": 3.0})  # done over again
-    tracker.log(40, {"train/loss": 0.5, "train/tokens_per_second": 8.0})  # came out different
+    tracker.log(30, {"train/loss": 1 / 30, "train/tokens_per_second": 7.0, "validation/loss": 3.0})  # repeated
+    tracker.log(40, {"train/loss": 0.5, "train/tokens_per_second": 8.0})  # with another result
     tracker.log(50, {"train/loss": 1 / 50, "train/tokens_per_second": 9.0})
     tracker.close("KILLED")
 
@@ -228,7 +228,7 @@ def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, c
     monkeypatch.setattr(FeedState, "save", save)
     assert FeedState.load(tmp_path).offset == 0
     first = run_id(tmp_path)
-    (tmp_path / "mlflow.json").unlink()  # the run is found again even without
+    (tmp_path / "mlflow.json").unlink()  # the run is found even without
     assert sync(tmp_path, uri) == 1500
     assert run_id(tmp_path) == first
     assert points(client, tmp_path, "loss") == [(step, 1 / step) for step in range(1, 1501)]
@@ -236,7 +236,7 @@ def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, c
 
 
 def child(code, *arguments):
-    """A Python process as a user would start it: MLflow behaves differently where it sees a test."""
+    """A Python process as a user would start it: MLflow behaves differently when it detects a test."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "CI")}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -303,7 +303,7 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 @pytest.mark.parametrize("answers", ["refuses", "stays silent"])
 def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, client, caplog, monkeypatch, answers):
-    """MLflow's own patience is set to more than a test's."""
+    """MLflow's own timeout is set longer than a test may take."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -33,7 +33,7 @@ from tests.pretrain.runs import MODEL, losses, run_file, train, train_ranks
 
 @pytest.fixture(scope="module")
 def reference(small_corpus, tmp_path_factory) -> Path:
-    """A finished run of one rank at ZeRO stage 2; returns its run file."""
+    """The run file of a finished run of one rank at ZeRO stage 2."""
     path = run_file(tmp_path_factory.mktemp("reference"), small_corpus)
     done = train(path, 1)
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,8 @@ def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):
 
 
 def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
-    """Two micro-batches, on one rank or on two; threads fixed; no clipping, whose norm depends on the shards."""
+    """Two micro-batches on one rank or two, with fixed threads and without clipping, whose norm depends on the
+    shards."""
     exact = {
         "run": {"name": "test", "directory": "run", "max_steps": 8, "cpu_threads": 1},
         "model": {**MODEL, "dropout_rate": 0.0, "num_decoder_layers": 3},
@@ -77,7 +78,7 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
 
 @pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, stage, precision):
-    """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id."""
+    """Two ranks with two micro-batches each, with dropout; MLflow continues under the same id."""
     whole = run_file(tmp_path / "whole", small_corpus, stage, precision=precision)
     assert train_ranks(whole, 2) == [0, 0]
     parts = run_file(tmp_path / "parts", small_corpus, stage, precision=precision)
@@ -92,7 +93,7 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(smal
 
 
 def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
-    """4 steps of 16 rows, then 4 of 8: rows 64 … 95 of the stream follow rows 0 … 63."""
+    """After 4 steps of 16 rows, rows 0 … 63, come 4 steps of 8, rows 64 … 95 of the stream."""
     path = run_file(tmp_path, small_corpus, evaluation=[])
     assert train_ranks(path, 1, stop=4) == [75]
     assert train_ranks(path, 1, "batch.global_batch_size=8") == [0]
@@ -101,8 +102,10 @@ def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corp
 
 
 def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
-    """Every rank skips its own share; the checkpoint tells what all have skipped. Of the held-out blocks none is whole:
-    their loss is not a number, and the log says why."""
+    """Every rank skips its own share; the checkpoint lists what all have skipped.
+
+    All held-out blocks are damaged: their loss is NaN, and the log says why.
+    """
     corpus = tmp_path / "corpus"
     shutil.copytree(small_corpus, corpus)
     for split, every in (("train", 2), ("validation", 1)):
@@ -196,7 +199,7 @@ def test_a_setting_younger_than_a_checkpoint_has_its_default_there(reference):
 
 
 def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
-    """BART's: padding, from which the decoder starts, is 1 and the end mark 2."""
+    """In BART's vocabulary, padding, from which the decoder starts, is 1, and the end mark is 2."""
     settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 2}
     path = run_file(tmp_path, bart_corpus, run=settings, evaluation=[])
     done = train(path, 1)
@@ -222,7 +225,7 @@ def test_blanks_are_filled(reference, small_corpus):
 
 
 def refused(path: Path, *overrides: str, ranks: int = 1) -> str:
-    """The one error line of a refused start, on one rank and through the launcher alike."""
+    """The single error line of a refused start, the same on one rank and through the launcher."""
     done = train(path, ranks, *overrides)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

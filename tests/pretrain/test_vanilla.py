@@ -1,4 +1,4 @@
-"""The original Transformer against its paper."""
+"""The original Transformer, compared with its paper."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,8 @@ def model():
 
 @pytest.mark.parametrize(("name", "millions"), [("transformer-base", 65), ("transformer-big", 213)])
 def test_published_sizes(name, millions):
-    """Table 3, to the three percent by which a vocabulary of "about 37000" is known; the exact sum by the formula."""
+    """Table 3 within 3 percent, since the vocabulary is only known as "about 37000"; and the exact sum by the
+    formula."""
     config = TypeAdapter(AnyModelConfig).validate_python(
         yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
     )
@@ -107,7 +108,7 @@ def test_logits_are_those_of_pytorchs_own_layers(model):
 
 
 def test_labels_are_smoothed_in_training_alone():
-    """By 0.1 (section 5.4): 0.9 of the mass on the target, 0.1 over all ids."""
+    """By 0.1 (section 5.4): the target has 0.9 of the mass, and 0.1 is spread over all ids."""
     torch.manual_seed(0)
     model = build(tiny(dropout_rate=0.0))
     inputs, labels = ids(2, 8), ids(2, 6, seed=1)

@@ -1,4 +1,4 @@
-"""Ranks that hang, start and compile, as the watchdog sees them."""
+"""How the watchdog treats ranks that hang, start and compile."""
 
 import subprocess
 import sys
@@ -65,7 +65,7 @@ def survives_a_compilation(seconds: float) -> float:
 
 
 class SlowBackend:
-    """Of torch.compile: what it makes of a graph is the graph."""
+    """A slow backend for torch.compile; it returns the graph unchanged."""
 
     def __init__(self, seconds: float):
         self.seconds, self.slept = seconds, 0.0

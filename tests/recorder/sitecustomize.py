@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH every rank writes down which rows each of its steps takes.
+"""With this folder on PYTHONPATH, every rank records the rows that each of its steps takes.
 
 Python imports a module of this name before anything else. RECORDED_ROWS names the folder for the records: a file for
 each process, a line for each step, {"step", "rank", "rows": a digest of each row of the rank's micro-batches}.
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _AfterEngine(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads pretrain.zero.engine as always, and then has its steps recorded."""
+    """Loads pretrain.zero.engine as usual, then makes it record its steps."""
 
     def find_spec(self, name, path, target=None):
         if name != "pretrain.zero.engine":

@@ -17,7 +17,7 @@ _MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin wi
 _LONGEST = 1000
 _LOOKED_AT = 8  # characters looked at on each side
 
-# By what they are, in lower case.
+# Names, in lower case, of templates whose argument is no text, by their purpose.
 _NO_TEXT_NAMES = {
     "notes and references, by number or key": """
         ref, refn, ref harvard, ref label, note, notes, nb, fn, fnb, fnr, fn label, rn, rnb, an, anb, gr, hnote,

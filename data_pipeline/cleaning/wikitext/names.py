@@ -96,7 +96,7 @@ FILE_SUFFIXES = (
     *(".ogg", ".oga", ".ogv", ".opus", ".webm", ".wav", ".mp3", ".flac", ".mpg"),
 )
 
-# {{PAGENAME}} and its kin, which read as the title of the article: the English names, and those of some wikis.
+# {{PAGENAME}} and similar words, which stand for the article's title: the English names, and those of some wikis.
 PAGE_NAMES = _names(
     """
     pagename fullpagename basepagename subpagename rootpagename articlepagename subjectpagename

@@ -24,9 +24,10 @@ _BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"
 
 
 class Options(WarcOptions):
-    """`main_content`: leave out navigation, headers and footers; false gives all visible text, as WET files have it."""
+    """The `options` of a WARC source."""
 
     main_content: bool = True
+    """Leave out navigation, headers and footers. false: take all visible text, as WET files have it."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:

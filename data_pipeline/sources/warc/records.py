@@ -21,9 +21,10 @@ _TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", 
 
 
 class WarcOptions(RecordOptions):
-    """`verify_digests`: check each WARC-Block-Digest. Nothing else detects a changed byte in an uncompressed file."""
+    """Options of every archive of records."""
 
     verify_digests: bool = True
+    """Check each WARC-Block-Digest. Nothing else detects a changed byte in an uncompressed file."""
 
 
 @dataclass(slots=True)

@@ -2,63 +2,69 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from data_pipeline.foundation.config_file import Section
 from pretrain.models.config.base import Count, ModelConfig
 
 
-class EmbeddingLossConfig(BaseModel):
+class EmbeddingLossConfig(Section):
     """A loss, in training only, that pulls the encoder's output towards the mean of the embeddings so far.
-
-    - `kind`: `mse`, `cosine` (1 − (cos + 1) / 2) or `log_cosine` (−log((cos + 1) / 2)).
-    - `embedding_norm`: layer norm on the embeddings: `before_mean` (the author's INIT), `after_mean` (AVG_CUM_SUM) or
-      `none`.
-    - `encoder_norm`: whether the encoder's output has a layer norm.
-    - `detach`: the side that gets no gradient. The norms on both sides always learn.
 
     With a learned norm on each side the loss can fall without training the encoder: gains shrink, or biases grow, until
     both sides agree. The loss is defined that way, and the published 4e-9 comes from it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     kind: Literal["mse", "cosine", "log_cosine"]
+    """The loss. `mse`: the mean squared difference. `cosine`: 1 − (cos + 1) / 2. `log_cosine`: −log((cos + 1) / 2)."""
     coefficient: Annotated[float, Field(gt=0.0)] = 1.0
+    """Coefficient of the loss."""
     embedding_norm: Literal["before_mean", "after_mean", "none"] = "before_mean"
+    """Where the embeddings get a layer norm. `before_mean` is the author's INIT, `after_mean` the author's
+    AVG_CUM_SUM."""
     encoder_norm: bool = True
+    """Layer norm on the encoder's output."""
     detach: Literal["encoder_out", "embedding", "none"] = "encoder_out"
+    """The side that gets no gradient. The norms on both sides always learn."""
 
 
 class AutoregressiveConfig(ModelConfig):
-    """The autoregressive encoder-decoder (Yan 2024). Options are off by default; the best published setting is in
-    configs/models/autoregressive-yan2024.yaml.
-
-    - `d_ff`: by default 4 · `d_model`.
-    - `num_cross_heads`: by default 2 · `num_heads`. All attention has the width `d_model`.
-    - `max_positions`: the length of the longest row in tokens, for learned positions. Rotary ones have no limit.
-    - `bias`: biases in linear layers and layer norms. `cross_attention_bias`: by default the same as `bias`.
-    - `order`: which attention comes first in a decoder layer: `original`: self-attention, `alternate`: cross-attention.
-    - `bridge_norm`: layer norm before the linear map from encoder to decoder.
-    - `subtract_positions`: whether the next token's position embedding is subtracted from the decoder's output (the
-      author's YES_NO_LN and YES_LN). `add_positions`: whether it is added to the decoder's input.
-    """
+    """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
+    the best published setting is in configs/models/autoregressive-yan2024.yaml."""
 
     family: Literal["autoregressive"] = "autoregressive"
     d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
     num_heads: Count
+    """Attention heads of a layer."""
     num_encoder_layers: Count
+    """Layers of the encoder."""
     num_decoder_layers: Count
+    """Layers of the decoder."""
     d_ff: Count | None = None
+    """Width of the feed-forward layers. null: 4 · d_model."""
     num_cross_heads: Count | None = None
+    """Heads of the attention from decoder to encoder. null: 2 · num_heads."""
     positions: Literal["learned", "rotary"] = "learned"
+    """How positions are encoded."""
     max_positions: Count | None = None
+    """The longest row with learned positions, in tokens. null with rotary ones, which have no limit."""
     bias: bool = False
+    """Biases in linear layers and layer norms."""
     cross_attention_bias: bool | None = None
+    """Biases in the attention from decoder to encoder. null: as `bias`."""
     order: Literal["original", "alternate"] = "original"
+    """Which attention comes first in a decoder layer. `original`: self-attention. `alternate`: attention to the
+    encoder."""
     bridge_norm: bool = False
+    """Layer norm before the linear map from encoder to decoder."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
+    """Whether the next token's position embedding is subtracted from the decoder's output. `without_norm` is the
+    author's YES_NO_LN, `with_norm` YES_LN."""
     add_positions: bool = False
+    """Add the next token's position embedding to the decoder's input."""
     embedding_loss: EmbeddingLossConfig | None = None
+    """A loss that pulls the encoder's output towards the mean of the embeddings so far. null turns it off."""
 
     @property
     def cross_heads(self) -> int:

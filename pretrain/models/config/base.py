@@ -2,34 +2,38 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from data_pipeline.foundation.config_file import Section
 
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class ModelConfig(BaseModel):
-    """The settings common to all families.
-
-    `vocab_size` counts pieces, special tokens and sentinels. By default (None) a run takes it from the corpus, as it
-    does `pad_id` and `eos_id`. The rows of the embedding matrix are rounded up to `pad_vocab_to_multiple_of`: with 128,
-    T5's 32,100 ids get 32,128 rows. `z_loss` and `label_smoothing` apply in training only.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ModelConfig(Section):
+    """The settings common to all families."""
 
     # settings in which a run may differ from the checkpoint it starts from
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
 
     family: str
+    """The model family."""
     vocab_size: Count | None = None
+    """Ids of the tokenizer: pieces, special tokens and sentinels. null: as the corpus has."""
     pad_id: TokenId = 0
+    """Id of padding; a run takes it from the corpus unless it is set."""
     eos_id: TokenId = 1
+    """Id of the end mark; a run takes it from the corpus unless it is set."""
     pad_vocab_to_multiple_of: Count = 1
+    """The rows of the embedding matrix are rounded up to a multiple of this: with 128, T5's 32,100 ids get 32,128
+    rows."""
     dropout_rate: Probability = 0.0
+    """Probability of dropout, in training only."""
     z_loss: Annotated[float, Field(ge=0.0)] = 0.0
+    """Coefficient of the z-loss, the mean of log² Z of the output's softmax, in training only. 0 turns it off."""
     label_smoothing: Probability = 0.0
+    """The share of a target's probability that is spread over all ids, in training only. 0 turns it off."""
 
     @property
     def longest_sequence(self) -> int | None:

@@ -8,22 +8,27 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class DecoderOnlyConfig(ModelConfig):
-    """A decoder alone, like GPT-2 (Radford et al. 2019).
-
-    Learned `positions` end at `max_positions`; the others have no limit. `biases` covers linear layers and norms.
-    GPT-2's GELU is the tanh approximation. Embedding and output share one matrix.
-    """
+    """A decoder alone, like GPT-2 (Radford et al. 2019). Embedding and output share one matrix."""
 
     family: Literal["decoder_only"] = "decoder_only"
     d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
     d_ff: Count
+    """Width of the feed-forward layers."""
     num_heads: Count
+    """Attention heads of a layer."""
     num_layers: Count
+    """Layers of the model."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
+    """How positions are encoded; GPT-2's are learned."""
     max_positions: Count | None = None
+    """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
     activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation."""
     biases: bool = True
+    """Biases in linear layers and layer norms."""
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
+    """Added to the variance in layer norms."""
 
     @property
     def d_kv(self) -> int:

@@ -8,22 +8,27 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class EncoderOnlyConfig(ModelConfig):
-    """An encoder alone, like BERT (Devlin et al. 2018).
-
-    With `next_sentence`, the model also predicts whether the second text follows the first. RoBERTa has neither that
-    nor token types: `next_sentence: false`, `num_token_types: 0`.
-    """
+    """An encoder alone, like BERT (Devlin et al. 2018); RoBERTa has `next_sentence: false` and `num_token_types: 0`."""
 
     family: Literal["encoder_only"] = "encoder_only"
     d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
     d_ff: Count
+    """Width of the feed-forward layers."""
     num_heads: Count
+    """Attention heads of a layer."""
     num_layers: Count
+    """Layers of the model."""
     max_positions: Count = 512
+    """The longest input, in tokens."""
     num_token_types: Annotated[int, Field(ge=0)] = 2
+    """Token types, which tell the two texts of a row apart. 0: none."""
     next_sentence: bool = True
+    """Also predict whether the second text of a row follows the first."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation of the feed-forward layers."""
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Added to the variance in layer norms."""
 
     @property
     def d_kv(self) -> int:

@@ -8,32 +8,41 @@ from pretrain.models.config.base import Count, ModelConfig
 
 
 class T5Config(ModelConfig):
-    """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`.
-
-    - `tie_embeddings`: embedding and output share one matrix.
-    - `scale_outputs`: the decoder's output is multiplied by d_model^-½ before the output matrix; by default only with
-      tied embeddings, as in v1.0.
-    - `positions`: T5's own are relative. Learned ones are a table of `max_positions` per stack, which no sequence may
-      exceed; they and sinusoids are added to the embeddings. Rotary positions and linear biases act in self-attention.
-
-    The decoder starts from padding.
-    """
+    """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
+    from padding."""
 
     family: Literal["t5"] = "t5"
     d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
     d_kv: Count
+    """Width of an attention head."""
     d_ff: Count
+    """Width of the feed-forward layers."""
     num_heads: Count
+    """Attention heads of a layer."""
     num_encoder_layers: Count
+    """Layers of the encoder."""
     num_decoder_layers: Count
+    """Layers of the decoder."""
     positions: Literal["relative", "rotary", "alibi", "sinusoidal", "learned"] = "relative"
+    """How positions are encoded; T5's own are relative. Rotary positions and alibi's linear biases act in
+    self-attention; the last two are added to the embeddings."""
     max_positions: Count | None = None
-    relative_attention_num_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32  # halved by sign, and by exactness
+    """The longest input and the longest target with learned positions, in tokens. null with any other positions."""
+    relative_attention_num_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32
+    """Buckets of relative positions; in the encoder, half of them for each direction. Half of a direction's stand for
+    one distance each."""
     relative_attention_max_distance: Count = 128
+    """The distance, in tokens, from which all relative positions share a bucket."""
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the mean square in norms."""
     feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
+    """Kind of feed-forward layers: v1.1's or v1.0's."""
     tie_embeddings: bool = False
+    """Embedding and output share one matrix, as in v1.0."""
     scale_outputs: bool = False
+    """Multiply the decoder's output by d_model^-½ before the output matrix. By default true with tied embeddings, as in
+    v1.0."""
 
     @model_validator(mode="before")
     @classmethod

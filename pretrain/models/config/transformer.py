@@ -8,23 +8,28 @@ from pretrain.models.config.base import Count, ModelConfig, Probability
 
 
 class TransformerConfig(ModelConfig):
-    """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units.
-
-    `dropout_rate` applies to embeddings and every sublayer's output. The other rates apply to attention weights and to
-    the hidden units of feed-forward layers.
-    """
+    """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
 
     d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
     d_ff: Count
+    """Width of the feed-forward layers."""
     num_heads: Count
+    """Attention heads of a layer."""
     num_encoder_layers: Count
+    """Layers of the encoder."""
     num_decoder_layers: Count
+    """Layers of the decoder."""
     activation: Literal["relu", "gelu", "gelu_tanh"]
+    """Activation of the feed-forward layers."""
     dropout_rate: Probability = 0.1
+    """Probability of dropout of embeddings and every sublayer's output, in training only."""
     attention_dropout_rate: Probability = 0.0
+    """Probability of dropout of attention weights, in training only."""
     activation_dropout_rate: Probability = 0.0
+    """Probability of dropout of the hidden units of feed-forward layers, in training only."""
 
     @property
     def d_kv(self) -> int:
@@ -52,15 +57,14 @@ class VanillaConfig(TransformerConfig):
 
 
 class BartConfig(TransformerConfig):
-    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq.
-
-    `max_positions` limits the length of inputs and targets. `scale_embedding` multiplies token vectors by √d_model.
-    """
+    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq."""
 
     family: Literal["bart"] = "bart"
     activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
     max_positions: Count = 1024
+    """The longest input and the longest target, in tokens."""
     scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
 
     @property
     def decoder_start_id(self) -> int:

@@ -1,0 +1,16 @@
+"""The settings that Ray reads from the environment when it is imported."""
+
+import os
+
+RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
+# Ray prints pages about every lost worker; our own messages have what matters.
+_OF_LOST_WORKERS = (
+    "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
+    r"|how to address the out of memory issue|^\s*$"
+)
+
+
+def prepare() -> None:
+    """Sets them, unless the user has. Has no effect once Ray is imported."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))

@@ -1,0 +1,66 @@
+"""What a key of a config file means and which values it takes, in words: for messages and for docs/reference.md."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+_LIMITS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+    "multipleOf": "multiple of",
+}
+
+
+def meaning(section: type[BaseModel], key: str) -> str:
+    """The docstring below the field `key` of `section`, in one line; "" without one.
+
+    A field that a class declares again without a docstring keeps the meaning that it has in the parent.
+    """
+    for parent in section.__mro__:
+        field = parent.model_fields.get(key) if issubclass(parent, BaseModel) else None
+        if field is not None and field.description:
+            return " ".join(field.description.split())
+    return ""
+
+
+def in_brief(meaning: str) -> str:
+    """The first sentence of a meaning, to stand in parentheses: "Rows per step. null: …" -> "rows per step"."""
+    sentence = meaning.split(". ")[0].removesuffix(".").replace("`", "")
+    first_word = sentence.split(" ")[0].rstrip(",:")
+    return sentence[:1].lower() + sentence[1:] if re.fullmatch("[A-Z][a-z]*", first_word) else sentence
+
+
+def values(schema: dict[str, Any], quote: Callable[[str], str] = str) -> str:
+    """The values that the JSON Schema of a key allows: "integer > 0, auto or null". `quote` marks literal values."""
+    return _listed(_alternatives(schema, quote))
+
+
+def _alternatives(schema: dict[str, Any], quote: Callable[[str], str]) -> list[str]:
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        found = [text for option in options for text in _alternatives(option, quote)]
+        return list(dict.fromkeys(found))
+    if literals := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return [quote(str(literal)) for literal in literals]
+    if "$ref" in schema:
+        return ["keys and values"]
+    kind = schema.get("type", "")
+    if kind == "boolean":
+        return [quote("true"), quote("false")]
+    if kind == "null":
+        return [quote("null")]
+    if kind == "array":
+        if of_fixed_length := schema.get("prefixItems"):
+            return [f"list of {len(of_fixed_length)}, each {values(of_fixed_length[0], quote)}"]
+        return ["non-empty " * bool(schema.get("minItems")) + f"list of {values(schema['items'], quote)}"]
+    if kind == "string":
+        return ["non-empty " * bool(schema.get("minLength")) + schema.get("format", "text")]
+    limits = [f"{sign} {schema[name]:,.10g}" for name, sign in _LIMITS.items() if name in schema]
+    return [" ".join(["keys and values" if kind == "object" else kind, ", ".join(limits)]).strip()]
+
+
+def _listed(texts: list[str], last: str = "or") -> str:
+    return f" {last} ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

@@ -1,0 +1,103 @@
+"""The manifest of a built corpus: shards, blocks, counts, checksums and lineage."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.corpus import DOCUMENTS, FORMAT_VERSION
+from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
+from data_pipeline.foundation.code_version import code_version
+from data_pipeline.sources import OPTIONS
+from data_pipeline.stages.built import Built
+from data_pipeline.tokenizer import load
+
+_BLOCK_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("first_row", pa.int64()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("sha256", pa.string()),
+    ]
+)
+
+
+def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
+    """Writes blocks.parquet, then manifest.json, which completes the corpus."""
+    tokenizer = load(corpus, config.tokenizer.layout)
+    rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
+    splits: dict[str, dict[str, Any]] = {}
+    blocks = []
+    for unit in built.shards:
+        shard = unit.result
+        split = splits.setdefault(shard.split, {"rows": 0, "tokens": 0, "documents": 0, "shards": []})
+        split["rows"] += shard.rows
+        split["tokens"] += shard.tokens
+        split["documents"] += shard.documents
+        ((name, output),) = unit.outputs.items()
+        split["shards"].append({"name": name, "rows": shard.rows, **asdict(output)})
+        blocks += [{"split": shard.split, "shard": name, **asdict(block)} for block in shard.blocks]
+    with atomic_path(corpus / "blocks.parquet") as path:
+        pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
+    identity = {
+        "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
+        "rows": rows,
+        "seed": config.seed,
+        "shards": [checksum for unit in built.shards for checksum in unit.checksums],
+    }
+    write_json(
+        corpus / "manifest.json",
+        {
+            "format_version": FORMAT_VERSION,
+            "name": config.name,
+            "fingerprint": fingerprint(identity),
+            "seed": config.seed,
+            "tokenizer": tokenizer.describe(),
+            "rows": rows,
+            "splits": splits,
+            "inputs": [
+                {"source": of.source, "file": of.file, "bytes": of.bytes, "sha256": of.sha256, "status": of.status}
+                for of in (unit.result for unit in built.documents)
+                if of.range.start == 0
+            ],
+            "config": lineage(config),
+            "documents": [
+                {"name": name, **asdict(output)}
+                for unit in (*built.documents, *built.deduplicated)
+                for name, output in unit.outputs.items()
+                if name.startswith(DOCUMENTS)
+            ],
+            "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
+            "code_version": code_version(),
+        },
+    )
+
+
+def lineage(config: CorpusConfig) -> dict[str, Any]:
+    """The settings that the documents, the tokenizer and the shards were made with, defaults included.
+
+    It has no paths: the manifest's `inputs` list the files that were read, by name and checksum.
+    """
+    return {
+        "sources": [
+            {
+                **source.model_dump(include={"name", "format", "language"}),
+                "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
+                "cleaning": config.cleaning_of(source).model_dump(),
+            }
+            for source in config.sources
+        ],
+        "dedup": config.dedup.model_dump(),
+        "split": config.split.model_dump(),
+        "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
+        "shards": config.shards.model_dump(),
+        "bytes_per_unit": config.bytes_per_unit,
+        "characters_per_part": config.characters_per_part,
+    }

@@ -1,0 +1,46 @@
+"""What a build has finished."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from data_pipeline.execution.parts import PartsResult
+from data_pipeline.execution.work_units import Finished, Result
+from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.shards import RowsResult, ShardResult
+from data_pipeline.stages.tokenizer import TokenizerResult
+from data_pipeline.stages.tokens import TokensResult
+
+
+@dataclass
+class Built:
+    """The finished units of each stage, in order; [] for a stage that hasn't run.
+
+    `steps` has those of deduplication by stage, except the last, `deduplicated`.
+    """
+
+    documents: list[Finished[DocumentsResult]]
+    steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
+    deduplicated: list[Finished[PartsResult]] = field(default_factory=list)
+    tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
+    tokens: list[Finished[TokensResult]] = field(default_factory=list)
+    rows: list[Finished[RowsResult]] = field(default_factory=list)
+    shards: list[Finished[ShardResult]] = field(default_factory=list)
+
+    @property
+    def left(self) -> Sequence[Finished[PartsResult]]:
+        """The units that wrote the documents of the corpus."""
+        return self.deduplicated or self.documents
+
+    @property
+    def by_stage(self) -> dict[str, Sequence[Finished[Result]]]:
+        """The units of each stage that has run, in order."""
+        stages: dict[str, Sequence[Finished[Result]]] = {
+            "documents": self.documents,
+            **self.steps,
+            "deduplicated": self.deduplicated,
+            "tokenizer": self.tokenizer,
+            "tokens": self.tokens,
+            "rows": self.rows,
+            "shards": self.shards,
+        }
+        return {name: units for name, units in stages.items() if units}

@@ -1,0 +1,57 @@
+"""A killed build ends with the same bytes. `python -m tests.soak_build` kills at random, for longer."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import write_c4, write_corpus_file
+from tests.in_process import run_here
+from tests.soak_build import checksums, family, raylets
+
+
+def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Starts a build with one worker, and returns it once its stdout has a line that starts with `line`."""
+    program = [sys.executable, "-m", "data_pipeline", "build", str(config), "ray.num_cpus=1", *overrides]
+    build = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert build.stdout is not None
+    said = []
+    for said_now in build.stdout:
+        said.append(said_now)
+        if said_now.startswith(line):
+            return build
+    raise AssertionError("".join(said))
+
+
+def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
+    """Compares an undisturbed build, of all stages and with all CPUs, with a build by one worker that is killed twice.
+
+    The first kill hits the raylet, whose workers end with it; the second the driver alone, whose workers go on a while.
+    """
+    for part in range(3):
+        write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
+    dedup = {"spans": True, "minhash": True, "keys_per_bucket": 500}
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    build = start_until("lines-losers: ", config, f"output={killed}")
+    started = family(build.pid)
+    (raylet,) = raylets(started)
+    raylet.kill()
+    assert build.wait() != 0
+    assert not (killed / "documents").exists()  # deduplication isn't finished
+    build = start_until("tokens: ", config, f"output={killed}")
+    started += family(build.pid)
+    build.kill()
+    build.wait()
+
+    undisturbed = run_here("data-pipeline", "build", config, f"output={whole}")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    done = run_here("data-pipeline", "build", config, f"output={killed}")
+    assert done.returncode == 0, done.stderr
+    for stage in ("documents: 3 of 3", "lines-keys: 3 of 3", "tokenizer: 1 of 1"):
+        assert f"{stage} unit" in done.stdout  # up to date: what was finished stays
+    assert checksums(killed) == checksums(whole)
+    assert not list(killed.rglob("*.tmp"))
+    psutil.wait_procs(started)  # otherwise the test takes too long: no process outlives its build

@@ -1,0 +1,31 @@
+"""Runs this project's commands in the test's own process."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+
+def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command `name` with its output captured, like `tests.conftest.run` but in this process.
+
+    Ray, once a build has started it, stays up for the builds that follow, with the workers it has: a small build then
+    takes a seventh of the CPU time. `ray.num_cpus` is therefore ignored from the second build on.
+    """
+    main = import_module(f"{name.replace('-', '_')}.cli").main
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("COLUMNS", "120")
+        patch.setattr(sys, "argv", [name, *map(os.fspath, arguments)])
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        ended = stack.enter_context(pytest.raises(SystemExit))
+        main()
+    code = int(ended.value.code or 0)
+    return subprocess.CompletedProcess([name, *arguments], code, out.getvalue(), errors.getvalue())

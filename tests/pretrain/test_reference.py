@@ -1,0 +1,134 @@
+"""docs/reference.md: generated from the settings, complete, and readable."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.key_meanings import in_brief, meaning, values
+from data_pipeline.sources import OPTIONS
+from pretrain import reference
+from pretrain.config import RunConfig
+
+PAGE = Path("docs/reference.md")
+
+
+def settings_in(annotation: Any) -> Iterator[type[Section]]:
+    """The classes of settings in a type, and those that their fields hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from settings_in(field.annotation)
+    for argument in get_args(annotation):
+        yield from settings_in(argument)
+
+
+def keys_of(value: Any, path: str = "") -> Iterator[str]:
+    """The keys of a YAML file as the reference writes them: `sources.0.path`."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield f"{path}{key}"
+            yield from keys_of(below, f"{path}{key}.")
+    elif isinstance(value, list):
+        for below in value:
+            yield from keys_of(below, f"{path}0.")
+
+
+def test_the_page_is_what_the_code_says():
+    assert PAGE.read_text() == reference.page(), (
+        "docs/reference.md is out of date: pretrain reference > docs/reference.md"
+    )
+
+
+def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
+    classes = {found for schema in (CorpusConfig, RunConfig, *OPTIONS.values()) for found in settings_in(schema)}
+    assert len(classes) > 50
+    for section in classes:
+        assert section is Section or section.__doc__ != Section.__doc__, section
+        for key in section.model_fields:
+            said = meaning(section, key)
+            assert said.endswith("."), f"{section.__name__}.{key} needs a docstring below it: {said!r}"
+            assert len(in_brief(said)) <= 140, f"{section.__name__}.{key}"
+
+
+def test_every_key_of_a_shipped_file_stands_in_the_reference():
+    page = PAGE.read_text()
+    files = sorted(Path("configs").rglob("*.yaml"))
+    assert len(files) > 30
+    for path in files:
+        for key in keys_of(yaml.safe_load(path.read_text())):
+            key = re.sub(r"^(rows|data)\.objective\.", "objective.", key)
+            key = re.sub(r"^objective\.denoisers\.0\.denoiser\.", "objective.", key)
+            assert f"`{key}`" in page or f"`{key}: [" in page, f"{path}: {key}"
+
+
+def test_every_link_leads_to_a_heading_or_a_file():
+    page = PAGE.read_text()
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    targets = set(re.findall(r"\]\(([^)]*)\)", page))
+    assert {target for target in targets if target.startswith("#")} <= {f"#{reference.anchor(one)}" for one in headings}
+    assert all((PAGE.parent / target).exists() for target in targets if not target.startswith(("#", "http")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # an effective default (C4's profile sets it), one that is required, a path, a section that may be null
+        "| `cleaning.min_words_per_line` | integer ≥ 0 | `5` | Lines of fewer words are dropped. 0 turns it off. |",
+        "| `run.max_steps` | integer > 0 | **required** | Optimizer steps of the whole run. |",
+        "| `output` | path | **required** | The directory of the corpus. |",
+        "| `dedup.minhash.ngram` | integer > 0 | `5` | Successive words in an element of a document's set. |",
+        "`schedule.name` (default: `cosine`) is one of",
+        "`optimizer.name` (default: `adamw`) is one of",
+        "`model.family` (**required**) is one of",
+    ],
+)
+def test_lines_of_the_page(line):
+    assert line in re.sub(" +", " ", PAGE.read_text())
+
+
+def test_a_field_that_is_declared_again_keeps_its_meaning():
+    class Parent(Section):
+        rate: float = 0.5
+        """The share of
+        noise."""
+
+    class Child(Parent):
+        rate: float = 0.1
+
+    assert meaning(Child, "rate") == "The share of noise."
+
+
+@pytest.mark.parametrize(
+    ("said", "brief"),
+    [
+        ("Rows per step. null: all.", "rows per step"),
+        ("AdamW's rate. More.", "AdamW's rate"),
+        ("A `bf16` value.", "a bf16 value"),
+    ],
+)
+def test_a_meaning_in_brief(said, brief):
+    assert in_brief(said) == brief
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"const": "auto"}]}, "integer > 0 or auto"),
+        ({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}, "path or null"),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "number ≥ 0, < 1"),
+        ({"type": "array", "minItems": 1, "items": {"type": "string"}}, "non-empty list of text"),
+        ({"type": "array", "prefixItems": [{"type": "number"}, {"type": "number"}]}, "list of 2, each number"),
+        ({"type": "boolean"}, "true or false"),
+        ({"enum": [1, 0, -1]}, "1, 0 or -1"),
+        ({"$ref": "#/$defs/Cache"}, "keys and values"),
+    ],
+)
+def test_values_in_words(schema, words):
+    assert values(schema) == words
