@@ -1,5 +1,6 @@
 """The command `pretrain`: trains models on corpora, and generates with, exports and tracks them."""
 
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
 ]
 Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory for its latest.")]
+GPUS_PER_NODE = 8  # of the common servers
 NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 
 
@@ -52,6 +54,51 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     raise typer.Exit(0 if rank_logs.supervised() else code)
+
+
+@app.command()
+def plan(
+    config: RunPath,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="a100-80gb, h100-sxm …; an unknown name lists all.")],
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: 8 GPUs a node.")] = None,
+    mfu: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of its peak that a GPU reaches while it computes.")
+    ] = 0.31,
+    price: Annotated[float, typer.Option(min=0.0, help="Dollars for a GPU and an hour.")] = 2.0,
+    network: Annotated[
+        float | None, typer.Option(min=0.1, help="GB/s from a GPU to other nodes. Default: typical of the GPU.")
+    ] = None,
+    inputs: Annotated[int | None, typer.Option(min=1, help="Input tokens of a row. Default: the corpus's.")] = None,
+    targets: Annotated[int | None, typer.Option(min=1, help="Target tokens of a row. Default: the corpus's.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.01, help="The cheapest GPUs are sought among those that end within so long.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
+) -> None:
+    """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus."""
+    from data_pipeline.foundation.config_file import load
+    from pretrain.config import RunConfig
+    from pretrain.gpus import gpu_named
+
+    settings, kind = load(config, overrides or [], RunConfig), gpu_named(gpu)
+    nodes = nodes or -(-gpus // GPUS_PER_NODE)
+    if gpus % nodes:
+        raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
+    from rich.console import Console
+
+    from pretrain.plan import report
+    from pretrain.plan.fit import Planner, Question
+    from pretrain.plan.row import described
+
+    settings, row = described(settings, config, inputs, targets)
+    question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
+    planner = Planner(question)
+    if json_:
+        print(json.dumps(report.as_json(planner, gpus), indent=1))
+    else:
+        report.show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
 
 
 @app.command()

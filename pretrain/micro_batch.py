@@ -20,10 +20,9 @@ from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatche
 from pretrain.setup import Setup
 from pretrain.zero.engine import Engine
 from pretrain.zero.internals import fragments, optimizer_state
-from pretrain.zero.memory import DeviceMemory
+from pretrain.zero.memory import SAFE, DeviceMemory
 
 FILE = "micro_batch.json"
-SAFE = 0.9  # share of the free memory to use
 PROBES = (1, 4)  # rows
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
 _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps

@@ -116,13 +116,13 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     cache = Path(config.data.cache.directory) if config.data.cache.directory else None
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
-    cut, problems = _cut(config, rank, ranks)
+    cut, problems = cut_rows(config, rank, ranks)
     problems += device_problems(config)
     problems += _given_twice("train", training) + _given_twice("validation", validation)
     names, alike = _names(config, validation)
     problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
-    model, unlike = _with_ids_of(config.model, training[0])
+    model, unlike = with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     if resume is not None:
         problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
@@ -179,7 +179,8 @@ def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
         return groups.problems(models.build(model), config.optimizer)
 
 
-def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
+def cut_rows(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
+    """How `ranks` share the batches, and a line for each reason why they can't."""
     batch = config.batch
     sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
     sizes["batch.global_batch_size"] = batch.global_batch_size
@@ -196,7 +197,7 @@ def _cut(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str
     return Cut(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
 
 
-def _with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
+def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
     described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}

@@ -5,35 +5,23 @@ what the devices could do in that time at their peak. The peak is the vendor's d
 fastest of several measured matrix products for other devices.
 """
 
-import re
 import time
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batches import IGNORED, Batch
+from pretrain.gpus import Arithmetic, gpu_of_device
 from pretrain.models.model import Model, Sizes
 
-# Dense peaks in TFLOP/s: tensor cores in bf16 and in TF32, fp32 without them; from NVIDIA's data sheets. The first
-# device whose words all occur in a GPU's name applies, but not to MIG slices.
-_DATA_SHEETS: list[tuple[set[str], dict[str, float]]] = [
-    ({"MIG"}, {}),
-    ({"GH200"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    ({"H200", "NVL"}, {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}),
-    ({"H200"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    ({"H100", "NVL"}, {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}),
-    ({"H100", "PCIe"}, {"bf16": 756.0, "tf32": 378.0, "fp32": 51.0}),
-    ({"H100"}, {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    ({"A100"}, {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}),
-    ({"L40S"}, {"bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
-]
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy
 _AT_ONCE, _TIMES = 4, 3
 
 
-def peak_flops(precision: str) -> float:
+def peak_flops(precision: Literal["bf16", "fp32"]) -> float:
     """The peak FLOP/s of one rank's device in `precision`, bf16 or fp32; fp32 means TF32 if torch is set to use it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = None
@@ -43,11 +31,10 @@ def peak_flops(precision: str) -> float:
     return known or measured_peak(torch.bfloat16 if precision == "bf16" else torch.float32, device)
 
 
-def data_sheet_peak(name: str, arithmetic: str) -> float | None:
-    """The peak FLOP/s of the GPU `name` in bf16, tf32 or fp32; None for an unknown GPU."""
-    words = set(re.split(r"\W+", name))
-    peaks = next((peaks for wanted, peaks in _DATA_SHEETS if wanted <= words), {})
-    return peaks[arithmetic] * 1e12 if arithmetic in peaks else None
+def data_sheet_peak(name: str, arithmetic: Arithmetic) -> float | None:
+    """The peak FLOP/s of the GPU that CUDA calls `name`; None for an unknown GPU."""
+    gpu = gpu_of_device(name)
+    return None if gpu is None else gpu.flops(arithmetic)
 
 
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:

@@ -22,7 +22,7 @@ from pretrain.models.config.autoregressive import EmbeddingLossConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.loss import IGNORED, Losses, configured_losses
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
 STD = 0.02  # for all matrices and tables except those that end a residual branch
@@ -325,13 +325,19 @@ class Autoregressive(Model):
         assert self.position_embedding is not None, "checked with the config"
         return self.position_embedding(positions + 1)
 
-    def flops(self, sizes: Sizes) -> float:
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Every weight is used once per token; all three kinds of attention join the sequence to itself.
 
-        The mean in the embedding loss counts nothing: a running sum would do.
+        The map from the encoder to the decoder belongs to the decoder. The mean in the embedding loss counts nothing: a
+        running sum would do.
         """
-        config = self.config
-        stacks = (self.encoder, self.bridge, self.decoder)
-        weights = sum(matrix_weights(stack) for stack in stacks) + config.padded_vocab_size * config.d_model
-        layers = config.num_encoder_layers + 2 * config.num_decoder_layers
-        return 6 * weights * sizes.inputs + 12 * config.d_model * layers * sizes.input_pairs
+        config, tokens, pairs = self.config, sizes.inputs, sizes.input_pairs
+        attend = cross_attentions(self.decoder)
+        decoder = matrix_weights(self.bridge) + matrix_weights(self.decoder) - sum(map(matrix_weights, attend))
+        return {
+            "encoder": 6.0 * matrix_weights(self.encoder) * tokens
+            + 12.0 * config.d_model * config.num_encoder_layers * pairs,
+            "decoder": 6.0 * decoder * tokens + 12.0 * config.d_model * config.num_decoder_layers * pairs,
+            "cross-attention": sum(attention_flops(one, config.d_model, tokens, tokens, pairs) for one in attend),
+            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
+        }

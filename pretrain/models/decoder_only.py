@@ -177,8 +177,11 @@ class DecoderOnly(Model):
         """An empty cache for `decode`, one for each layer."""
         return [KeyValueCache() for _ in self.decoder.layers]
 
-    def flops(self, sizes: Sizes) -> float:
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Every weight is used once per token."""
         config = self.config
-        weights = matrix_weights(self.decoder.layers) + config.padded_vocab_size * config.d_model
-        return 6 * weights * sizes.inputs + 12 * config.d_model * config.num_layers * sizes.input_pairs
+        return {
+            "decoder": 6.0 * matrix_weights(self.decoder.layers) * sizes.inputs
+            + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
+            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.inputs,
+        }

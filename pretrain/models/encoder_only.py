@@ -167,11 +167,13 @@ class EncoderOnly(Model):
         """Maps (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
 
-    def flops(self, sizes: Sizes) -> float:
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Layers process every token, the head predicted tokens, the next-sentence head one token per example."""
         config = self.config
         head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
-        weights = matrix_weights(self.encoder.layers) * sizes.inputs + head * sizes.targets
-        if self.next_sentence is not None:
-            weights += matrix_weights(self.next_sentence) * sizes.examples
-        return 6 * weights + 12 * config.d_model * config.num_layers * sizes.input_pairs
+        of_examples = 0 if self.next_sentence is None else matrix_weights(self.next_sentence)
+        return {
+            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
+            + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
+            "head": 6.0 * (head * sizes.targets + of_examples * sizes.examples),
+        }

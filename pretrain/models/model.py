@@ -1,10 +1,11 @@
 """The base class of all families."""
 
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import ClassVar, NamedTuple, cast
 
 from torch import Size, Tensor, nn
 
+from pretrain.models.attention import Attention
 from pretrain.models.config import ModelConfig
 from pretrain.models.loss import Losses
 
@@ -51,7 +52,24 @@ class Model(nn.Module):
         Counts 6 per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that
         causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups don't count.
         """
+        return sum(self.flops_by_part(sizes).values())
+
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
+        """`flops` of each part that the model has: "encoder", "decoder" without cross-attention, "cross-attention" and
+        "head", what comes after the last layer."""
         raise NotImplementedError
+
+
+def attention_flops(attention: Attention, width: int, queries: int, keys: int, pairs: int) -> float:
+    """FLOPs of an attention layer of `width` heads · d_kv: `q` and `o` process `queries` tokens, `k` and `v` `keys`."""
+    of_keys = matrix_weights(attention.k) + matrix_weights(attention.v)
+    of_queries = matrix_weights(attention) - of_keys
+    return 6.0 * (of_queries * queries + of_keys * keys) + 12.0 * width * pairs
+
+
+def cross_attentions(layers: Iterable[nn.Module]) -> list[Attention]:
+    """The cross-attention of each decoder layer."""
+    return [cast(Attention, layer.cross_attention) for layer in layers]
 
 
 def matrix_weights(module: nn.Module) -> int:

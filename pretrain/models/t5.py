@@ -14,7 +14,7 @@ from pretrain.models.config import T5Config
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -286,13 +286,18 @@ class T5(Model):
     def _logits(self, x: Tensor) -> Tensor:
         return self.lm_head(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
 
-    def flops(self, sizes: Sizes) -> float:
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
         width = config.num_heads * config.d_kv
-        cross = config.num_decoder_layers * 2 * config.d_model * width
-        decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
-        weights = (matrix_weights(self.encoder.layers) + cross) * sizes.inputs + decoder * sizes.targets
-        decoder_pairs = sizes.target_pairs + sizes.cross_pairs
-        pairs = config.num_encoder_layers * sizes.input_pairs + config.num_decoder_layers * decoder_pairs
-        return 6 * weights + 12 * width * pairs
+        attend = cross_attentions(self.decoder.layers)
+        decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
+        return {
+            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
+            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
+            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
+            "cross-attention": sum(
+                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
+            ),
+            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
+        }

@@ -15,7 +15,7 @@ from pretrain.models.config.transformer import TransformerConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
@@ -248,15 +248,21 @@ class Transformer(Model):
         """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
         return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
 
-    def flops(self, sizes: Sizes) -> float:
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         config = self.config
-        cross = config.num_decoder_layers * 2 * config.d_model**2
-        decoder = matrix_weights(self.decoder.layers) - cross + config.padded_vocab_size * config.d_model
-        weights = (matrix_weights(self.encoder.layers) + cross) * sizes.inputs + decoder * sizes.targets
-        decoder_pairs = sizes.target_pairs + sizes.cross_pairs
-        pairs = config.num_encoder_layers * sizes.input_pairs + config.num_decoder_layers * decoder_pairs
-        return 6 * weights + 12 * config.d_model * pairs
+        width = config.d_model
+        attend = cross_attentions(self.decoder.layers)
+        decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
+        return {
+            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
+            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
+            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
+            "cross-attention": sum(
+                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
+            ),
+            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
+        }
 
 
 class SinusoidalInputs(nn.Module):

@@ -35,9 +35,14 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
             if config.zero_stage == 3:
                 _gather_as_one(layer)
         if compute.activation_checkpointing:
-            forward = partial(checkpoint, forward, use_reentrant=False)
+            forward = recomputed(forward)
         if compute.compile or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def recomputed(forward: Forward) -> Forward:
+    """`forward` that keeps only its inputs for the backward pass and runs again in it."""
+    return partial(checkpoint, forward, use_reentrant=False)
 
 
 def layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -10,6 +10,7 @@ import torch
 
 from data_pipeline.foundation.memory import available
 
+SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -1,0 +1,86 @@
+"""What the data sheets say of GPUs: arithmetic, memory and links. Doesn't import PyTorch."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from data_pipeline.foundation.errors import UserError
+
+Arithmetic = Literal["bf16", "tf32", "fp32"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, by the vendor's data sheet.
+
+    - `words`: a device is this GPU if all of them are words of its name in CUDA.
+    - `bf16`, `tf32`, `fp32`: TFLOP/s without sparsity: of tensor cores in bf16 and in TF32, and of fp32 without them.
+    - `memory`: GiB (the data sheets call them GB). `memory_bandwidth`: GB/s.
+    - `link`: GB/s that a GPU can send to the others of its node, in one direction: half of what the data sheets give
+      for NVLink or PCIe. Bridges that join only pairs of PCIe cards don't count.
+    - `network`: GB/s that a GPU can send to other nodes in a typical cluster. For SXM it is the network of NVIDIA's own
+      servers (DGX A100: 200 Gb/s for each GPU; DGX H100 and H200: 400 Gb/s); for PCIe cards, half of that.
+    """
+
+    words: frozenset[str]
+    bf16: float
+    tf32: float
+    fp32: float
+    memory: float
+    memory_bandwidth: float
+    link: float
+    network: float
+
+    def flops(self, arithmetic: Arithmetic) -> float:
+        """Peak FLOP/s."""
+        return getattr(self, arithmetic) * 1e12
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_HOPPER = {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_HOPPER_NVL = {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
+_A100 = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
+
+# A name in CUDA belongs to the first GPU whose words it has.
+GPUS: dict[str, Gpu] = {
+    "gh200": Gpu(_words("GH200"), **_HOPPER, memory=96, memory_bandwidth=4000, link=450, network=50),
+    "h200-nvl": Gpu(_words("H200 NVL"), **_HOPPER_NVL, memory=141, memory_bandwidth=4800, link=64, network=25),
+    "h200": Gpu(_words("H200"), **_HOPPER, memory=141, memory_bandwidth=4800, link=450, network=50),
+    "h100-nvl": Gpu(_words("H100 NVL"), **_HOPPER_NVL, memory=94, memory_bandwidth=3900, link=64, network=25),
+    "h100-pcie": Gpu(
+        _words("H100 PCIe"),
+        bf16=756.0,
+        tf32=378.0,
+        fp32=51.0,
+        memory=80,
+        memory_bandwidth=2000,
+        link=64,
+        network=25,
+    ),
+    "h100-sxm": Gpu(_words("H100"), **_HOPPER, memory=80, memory_bandwidth=3350, link=450, network=50),
+    "a100-80gb-pcie": Gpu(_words("A100 80GB PCIe"), **_A100, memory=80, memory_bandwidth=1935, link=32, network=12.5),
+    "a100-80gb": Gpu(_words("A100 80GB"), **_A100, memory=80, memory_bandwidth=2039, link=300, network=25),
+    "a100-40gb-pcie": Gpu(_words("A100 PCIE 40GB"), **_A100, memory=40, memory_bandwidth=1555, link=32, network=12.5),
+    "a100-40gb": Gpu(_words("A100"), **_A100, memory=40, memory_bandwidth=1555, link=300, network=25),
+    "l40s": Gpu(
+        _words("L40S"), bf16=362.0, tf32=183.0, fp32=91.6, memory=48, memory_bandwidth=864, link=32, network=12.5
+    ),
+}
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU with this key of GPUS. Raises UserError, which lists the keys."""
+    if name not in GPUS:
+        raise UserError(f"--gpu: {name!r} isn't known; choose {', '.join(sorted(GPUS))}")
+    return GPUS[name]
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """The GPU that CUDA calls `device`; None for an unknown one, and for a slice of a GPU (MIG)."""
+    words = set(re.split(r"\W+", device))
+    if "MIG" in words:
+        return None
+    return next((gpu for gpu in GPUS.values() if gpu.words <= words), None)

@@ -1,0 +1,152 @@
+"""The memory of a forward and backward pass, from a pass of the run's own model on the meta device.
+
+The model's code runs as it would on a GPU, on tensors without memory: what autograd saves for each family, kind of
+positions and dropout follows from the layers themselves, and no formula has to repeat it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pretrain import models
+from pretrain.models import ModelConfig
+from pretrain.models.config import EncoderOnlyConfig
+from pretrain.plan.live_memory import LiveMemory
+from pretrain.zero.layers import layers, recomputed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count. They have an attention mask, like the
+    rows that `batch.micro_batch_size: auto` measures."""
+
+    count: int
+    inputs: int
+    targets: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes at the peak of a forward and backward pass: of `logits` and their gradients, and of everything else, the
+    `layers`. `saved`: what the forward pass keeps for the backward pass.
+
+    The weights don't count, and a parameter's gradient only until it is complete.
+    """
+
+    layers: int
+    logits: int
+    saved: int
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.logits
+
+
+@cache
+def activations(
+    config: ModelConfig, rows: Rows, precision: str, checkpointing: bool, fused_attention: bool = True
+) -> Activations:
+    """The peak of a pass over `rows` in training.
+
+    `fused_attention`: CUDA's kernels, which don't keep the attention weights; otherwise the plain formula, with which a
+    CPU computes attention if its bias is learned.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with torch.device("meta"):
+        model = models.build(config).to(dtype)
+        batch = _batch(config, rows)
+    as_on_gpu = _AsOnGpu(rows, fused_attention)
+    if checkpointing:
+        for layer in layers(model):
+            layer.forward = recomputed(as_on_gpu.around(layer.forward))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(_taken)
+    memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
+    with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
+        loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
+        saved = memory.held
+        loss.backward()
+    return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
+
+
+def _taken(parameter: Tensor) -> None:
+    """ZeRO adds a gradient to an fp32 buffer, or copies it into a bucket, as soon as it is complete."""
+    parameter.grad = None
+
+
+def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
+    return len(shape) > 1 and shape[-1] == config.padded_vocab_size
+
+
+def _batch(config: ModelConfig, rows: Rows) -> dict[str, Tensor]:
+    batch = {
+        "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
+        "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
+        "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
+    }
+    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
+        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    return batch
+
+
+class _AsOnGpu(TorchFunctionMode):
+    """Replaces what the meta device can't do, or does otherwise than a GPU.
+
+    Attention runs the kernels that CUDA would take: the memory-efficient one with a bias, the flash one without. An
+    index of Booleans selects the predicted tokens: their number depends on values, which meta tensors don't have.
+    """
+
+    def __init__(self, rows: Rows, fused_attention: bool):
+        super().__init__()
+        self._predicted = rows.count * rows.predicted
+        self._fused = fused_attention
+
+    def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
+
+        def within(*args: Any, **kwargs: Any) -> Tensor:
+            with self:
+                return function(*args, **kwargs)
+
+        return within
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention and self._fused:
+            return _fused_attention(*args, **kwargs)
+        if function is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+            tensor, mask = args
+            return tensor.flatten(0, mask.dim() - 1)[torch.zeros(self._predicted, dtype=torch.long, device="meta")]
+        return function(*args, **kwargs)
+
+
+def _fused_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    aten = torch.ops.aten
+    if attn_mask is None and queries.dtype == torch.bfloat16:
+        kernel: Callable[..., Any] = aten._scaled_dot_product_flash_attention
+        return kernel(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
+    bias = None
+    if attn_mask is not None:
+        width = attn_mask.size(-1)
+        aligned = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width] if width % _ALIGNMENT else attn_mask
+        bias = aligned.expand(*queries.shape[:3], keys.size(2))
+    kernel = aten._scaled_dot_product_efficient_attention
+    return kernel(queries, keys, values, bias, True, dropout_p, is_causal, scale=scale)[0]
+
+
+_ALIGNMENT = 8  # elements: PyTorch copies a bias whose rows are no multiple of it into rows that are

@@ -1,0 +1,380 @@
+"""`pretrain plan`: against what PyTorch saves, what DeepSpeed allocates and sends, and published runs."""
+
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from pretrain import models
+from pretrain.cli import app
+from pretrain.config import RunConfig
+from pretrain.gpus import GPUS, gpu_of_device
+from pretrain.models.model import Sizes
+from pretrain.plan.activations import Rows, activations
+from pretrain.plan.fit import Planner, Question
+from pretrain.plan.live_memory import LiveMemory
+from pretrain.plan.states import Parameters, Setting, States, meta_model, states
+from pretrain.plan.steps import Cluster, Traffic, step, traffic
+from pretrain.zero.layers import layers, recomputed
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import run_config, setup
+
+RUNS = Path(__file__).parents[2] / "configs/runs"
+BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
+
+SIZE = {"vocab_size": 2048, "d_model": 64, "num_heads": 4}
+STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 2, "d_ff": 256}
+ONE_STACK = {**SIZE, "num_layers": 2, "d_ff": 256, "max_positions": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "t5": {**STACKS, "family": "t5", "d_kv": 32, "dropout_rate": 0.1},
+    "t5 without bias": {**STACKS, "family": "t5", "d_kv": 32, "positions": "rotary", "feed_forward": "relu"},
+    "bart": {**STACKS, "family": "bart", "max_positions": 128},
+    "vanilla": {**STACKS, "family": "vanilla", "dropout_rate": 0.1},
+    "autoregressive": {**STACKS, "family": "autoregressive", "max_positions": 128},
+    "decoder_only": {**ONE_STACK, "family": "decoder_only"},
+    "encoder_only": {**ONE_STACK, "family": "encoder_only", "next_sentence": False},
+}
+
+
+def batch_of(family: str, rows: Rows) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 2000, (rows.count, rows.inputs))
+    labels = torch.randint(3, 2000, (rows.count, rows.targets))
+    if family == "encoder_only":
+        labels[:, rows.predicted :] = -100
+    return {"encoder_input_ids": ids, "labels": labels, "encoder_attention_mask": torch.ones_like(ids)}
+
+
+def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], checkpointing: bool) -> int:
+    """What autograd really keeps of a forward pass on a CPU: each storage once, parameters and inputs left out."""
+    model = models.build(config).bfloat16().train()
+    for layer in layers(model) if checkpointing else ():
+        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
+    given = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch.values())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage  # held here, so that no other gets its address
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(**batch)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_are_those_that_autograd_saves(family, checkpointing):
+    """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
+    count, inputs, targets = 5, 96, 40
+    targets = targets if family in ("t5", "t5 without bias", "bart", "vanilla") else inputs
+    config = models.parse(FAMILIES[family])
+    rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
+    saved = bytes_saved(config, batch_of(family, rows), checkpointing)
+    planned = activations(config, rows, "bf16", checkpointing, fused_attention=family != "t5")
+    assert planned.saved == pytest.approx(saved, rel=0.1)
+
+
+def test_fused_attention_never_keeps_attention_weights():
+    """Of each of 4 attention layers the plain formula keeps at least the weights: rows · heads · 128 · 128 in bf16."""
+    config, rows = models.parse({**FAMILIES["t5"], "dropout_rate": 0.0}), Rows(8, 128, 128, 128)
+    plain, fused = (activations(config, rows, "bf16", False, fused_attention=one).saved for one in (False, True))
+    assert plain - fused > 4 * 8 * 4 * 128 * 128 * 2
+
+
+WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4}
+ROWS, INPUTS, TARGETS, BUCKET = 4, 64, 32, 1_000_000
+CASES = [
+    *((stage, "bf16", "adamw", False, False) for stage in (1, 2, 3)),
+    *((stage, "fp32", "adamw", False, False) for stage in (2, 3)),
+    (2, "bf16", "muon", True, False),
+    (3, "bf16", "adafactor", True, False),
+    *((stage, "bf16", "adamw", False, True) for stage in (2, 3)),
+]
+
+
+def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, offload: bool) -> RunConfig:
+    zero = {"reduce_bucket_size": BUCKET, **({"offload_optimizer": {"device": "cpu"}} if offload else {})}
+    return run_config(
+        stage,
+        WIDE,
+        zero,
+        precision=precision,
+        optimizer={"name": optimizer, "learning_rate": 1e-3},
+        compute={"activation_checkpointing": checkpointing},
+    )
+
+
+class Sent(TorchDispatchMode):
+    """Counts the bytes that a rank sends in large collectives, were they rings."""
+
+    def __init__(self, ranks: int):
+        super().__init__()
+        self.bytes, self._others = 0.0, (ranks - 1) / ranks
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.split(".")[0]
+        if function.namespace == "c10d" and name in _TIMES:
+            tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+            whole = [one for item in tensors for one in (item if isinstance(item, list | tuple) else [item])]
+            if name == "_reduce_scatter_base_":
+                whole = [args[1]]
+            self.bytes += _TIMES[name] * self._others * sum(tensor.nbytes for tensor in whole)
+        return function(*args, **(kwargs or {}))
+
+
+_TIMES = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1}
+
+
+def allocated(*case: Any) -> dict[str, float]:
+    """What DeepSpeed's tensors take on this rank, by kind, the most that existed during a step, and the bytes
+    that the rank sends in a step."""
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+    from pretrain.zero.internals import fragments
+
+    config = config_of(*case)
+    prepared = setup(config, micro_batch=ROWS)
+    batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
+    with LiveMemory("cpu") as memory:
+        engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
+        for number in range(2):
+            gc.collect()
+            memory.peak = memory.held
+            engine.step(number, 0, [batch, batch])
+    optimizer = engine.deepspeed.optimizer.optimizer
+    parameters = list(engine.deepspeed.module.parameters())
+    shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]  # at stage 3
+    kinds = {
+        "weights": [*parameters, *shards],
+        "masters": [one.flat for one in fragments(engine.deepspeed)],
+        "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
+    }
+    with Sent(prepared.cut.ranks) as counted:
+        engine.step(2, 0, [batch, batch])
+    found = {"peak": memory.peak, "sent": counted.bytes}
+    for kind, tensors in kinds.items():
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        found[kind] = sum(storages.values())
+    engine.close()
+    return found
+
+
+def planned(case: Any, ranks: int) -> tuple[States, int, float]:
+    stage, precision, _, checkpointing, offload = case
+    config = config_of(*case)
+    setting = Setting(stage, "optimizer" if offload else "none", checkpointing, stage == 3)
+    sizes = Parameters.of(meta_model(config), config)
+    rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
+    passing = activations(config.model, rows, precision, checkpointing, fused_attention=False)
+    held = states(sizes, setting, ranks, precision, config.deepspeed.zero_optimization.model_dump())
+    zero = config.deepspeed.zero_optimization.model_dump()
+    sizes_sent = traffic(sizes, setting, ranks, 2, precision, zero)
+    return held, held.peak(passing.total), sizes_sent.total
+
+
+def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
+    """All stages and precisions, with and without checkpointing and offloading; two micro-batches a step.
+
+    On CPU ranks, what is offloaded lies beside what isn't: only the sum can be compared."""
+    for results in on_ranks(2, each, allocated, CASES):
+        for case, found in zip(CASES, results, strict=True):
+            held, peak, travelling = planned(case, 2)
+            if case[2] == "adamw" and not case[-1]:
+                assert travelling == pytest.approx(found["sent"], rel=0.1), (case, travelling, found)
+            assert peak + held.host == pytest.approx(found["peak"], rel=0.15 if case[-1] else 0.1), (case, held, found)
+            if case[-1]:
+                continue
+            assert held.weights == pytest.approx(found["weights"], rel=0.1), (case, held, found)
+            assert held.masters == pytest.approx(found["masters"], rel=0.01), (case, held, found)
+            if case[2] != "adafactor":
+                assert held.moments == pytest.approx(found["moments"], rel=0.01), (case, held, found)
+
+
+def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
+    """(elements, elements on this rank) of each parameter of T5 11B, as DeepSpeed cuts it for so many ranks."""
+    import deepspeed
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from pretrain.models import layers as of_models
+    from pretrain.zero import internals
+    from pretrain.zero.config import quiet_deepspeed
+
+    quiet_deepspeed()
+    internals.load_no_extensions()
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    deepspeed.init_distributed(dist_backend="fake")
+    of_models.draw_normal = lambda weight, std: None  # pages that nobody writes take no memory
+    config = load(LARGEST, ["model.vocab_size=32100"], RunConfig)
+    with deepspeed.zero.Init(config_dict_or_path={"train_batch_size": ranks, "zero_optimization": {"stage": 3}}):
+        model = models.build(config.model)
+    return [(parameter.ds_numel, parameter.ds_tensor.numel()) for parameter in model.parameters()]
+
+
+def test_the_shards_of_t5_11b_on_512_ranks_add_up():
+    """A shard has the same size on all ranks: 512 times rank 0's are the parameters and less than 512 elements each of
+    padding. The published 11,307,321,344 parameters are those of the paper's 11B."""
+    (shards,) = on_ranks(1, shards_of_the_largest, 512, joined=False)
+    whole, share = (sum(sizes) for sizes in zip(*shards, strict=True))
+    assert whole == 11_307_321_344
+    assert 0 <= 512 * share - whole < 512 * len(shards)
+    config = load(LARGEST, [], RunConfig)
+    sizes = Parameters.of(meta_model(config), config)
+    assert sizes.share(3, 512) == share
+    held = states(sizes, Setting(3, "none", True, True), 512, "bf16", {"stage3_param_persistence_threshold": 0})
+    assert held.weights == 2 * share
+    assert held.masters == held.gradients == 4 * share
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 512])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2_cut_whole_groups(stage, ranks):
+    """DeepSpeed rounds a group up to a multiple of 2 · ranks elements."""
+    sizes = Parameters([[1000, 24], [7]], moments=0, whole_moments=0, copies=0)
+    expected = {1: 1024 + 8, 3: 342 + 4, 512: 2 + 2}[ranks]
+    assert sizes.share(stage, ranks) == expected
+
+
+def planner(path: Path, gpus_per_node: int, overrides: list[str], **changes: Any) -> Planner:
+    config = load(path, overrides, RunConfig)
+    gpu = changes.pop("gpu", GPUS["a100-80gb"])
+    given = {"mfu": 0.31, "price": 2.0, "network": gpu.network, **changes}
+    return Planner(Question(config, Rows(1, 512, 114, 114), "a100-80gb", gpu, gpus_per_node, **given))
+
+
+def test_parts_of_the_arithmetic_are_worked_by_hand():
+    """T5 v1.1 base on 512 and 114 tokens: d 768, heads 12 · 64, d_ff 2048, 12 + 12 layers, 32,128 output rows. Each
+    weight takes 6 operations for each token, each pair of tokens 12 for each unit of width."""
+    found = planner(BASE, 8, []).flops
+    attention, feed_forward, inputs, targets = 4 * 768 * 768, 3 * 768 * 2048, 512, 114
+    assert found == {
+        "encoder": 12 * (6 * (attention + feed_forward) * inputs + 12 * 768 * inputs**2),
+        "decoder": 12 * (6 * (attention + feed_forward) * targets + 12 * 768 * targets**2),
+        "cross-attention": 12 * (6 * attention // 2 * (inputs + targets) + 12 * 768 * inputs * targets),
+        "head": 6 * 768 * 32128 * targets,
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_add_up(family):
+    config = models.parse(FAMILIES[family])
+    with torch.device("meta"):
+        model = models.build(config)
+    sizes = Sizes.of_example(20, 12)
+    parts = model.flops_by_part(sizes)
+    assert sum(parts.values()) == model.flops(sizes)
+    assert set(parts) <= {"encoder", "decoder", "cross-attention", "head"}
+
+
+def test_one_a100_takes_as_long_as_nanot5s():
+    """0.56 s a step and 10.2 hours on one A100 80 GB, at 31 % MFU (its README; 128 rows of 512 and 114 tokens)."""
+    best = planner(BASE, 8, []).best(1)
+    assert best is not None
+    assert best.step is not None
+    assert best.step.seconds == pytest.approx(0.56, rel=0.02)
+    assert best.hours == pytest.approx(10.2, rel=0.02)
+    assert best.cost == pytest.approx(2 * best.hours)
+    assert best.rows >= 64
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not():
+    """Of 128 rows on one GPU of 12 GiB. All of them fit only if layers are computed again."""
+    one = planner(BASE, 8, [], gpu=replace(GPUS["a100-80gb"], memory=12))
+    for option in one.options(1):
+        assert 1 <= option.rows < 128 or option.setting.checkpointing
+        assert option.peak <= one.usable
+        if option.rows == 128:
+            continue
+        above = one.activations(2 * option.rows, option.setting.checkpointing)
+        assert option.states.peak(above.total) > one.usable
+
+
+def test_collectives_of_two_nodes_use_all_network_cards():
+    """16 A100 on 2 nodes: 8 cards of 25 GB/s carry what crosses, 200 GB/s; on one node NVLink's 300 GB/s."""
+    gpu = GPUS["a100-80gb"]
+    assert Cluster(gpu, 16, 2, 25).bandwidth == pytest.approx(0.8 * 200e9)
+    assert Cluster(gpu, 8, 1, 25).bandwidth == pytest.approx(0.8 * 300e9)
+    assert Cluster(gpu, 2, 2, 25).bandwidth == pytest.approx(0.8 * 25e9)
+
+
+def test_a_step_by_hand():
+    """160 GB/s, 4 GPUs of 100 TFLOP/s at 50 %: 200 TFLOP take 1 s, a third of it forward. 16 GB beside the forward pass
+    take 0.1 s and hide; 160 GB beside the backward pass take 1 s, of which 2/3 hide; 8 GB more take 0.05 s."""
+    cluster = Cluster(GPUS["a100-80gb"], 16, 2, 25)
+    plain = Setting(3, "none", False, True)
+    found = step(800e12, 0.0, Traffic(16e9, 160e9, 8e9), cluster, plain, 100e12, 0.5)
+    assert found.compute == pytest.approx(1.0)
+    assert found.exposed == pytest.approx(1 / 3 + 0.05)
+    assert found.hidden == pytest.approx(1 - (1 / 3 + 0.05) / 1.15)
+    assert found.mfu == pytest.approx(0.5 / (1 + 1 / 3 + 0.05))
+    again = step(800e12, 600e12, Traffic(0, 0, 0), cluster, Setting(3, "none", True, True), 100e12, 0.5)
+    assert again.compute == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+    ],
+)
+def test_gpus_have_the_names_that_cuda_gives_them(device, name):
+    assert gpu_of_device(device) is GPUS[name]
+
+
+def run_plan(*arguments: object) -> None:
+    app(["plan", *map(str, arguments)], standalone_mode=False)
+
+
+def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
+    asked = (BASE, "--gpus", 8, "--gpu", "a100-80gb", "--inputs", 512, "--targets", 114)
+    run_plan(*asked)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "247,577,856 parameters" in lines[0]
+    run_plan(*asked, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 247_577_856
+    assert len(found["options"]) == 14
+    assert list(found["gpu_counts"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert found["cheapest"]["cost"] == min(one["cost"] for one in found["gpu_counts"].values())
+
+
+ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--gpu": "a100"}, "--gpu: 'a100' isn't known; choose a100-40gb, a100-40gb-pcie, a100-80gb, "),
+        ({"--nodes": 3}, "--gpus: 8 can't be divided evenly among 3 nodes"),
+        (
+            {"--gpus": 48},
+            "--gpus: batch.global_batch_size: 128 rows can't be divided evenly among 48 ranks; choose 32 or 64",
+        ),
+        ({"--inputs": None}, "data.objective: not set, and corpora/c4-en isn't there to take it from"),
+    ],
+)
+def test_bad_input_gets_one_line(changes, message):
+    given = [str(word) for pair in {**ASKED, **changes}.items() if pair[1] is not None for word in pair]
+    with pytest.raises(UserError) as raised:
+        run_plan(BASE, *given)
+    assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.exit_code == 2
