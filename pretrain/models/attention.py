@@ -119,13 +119,26 @@ def attend(
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    `scaled_dot_product_attention` everywhere but in bf16 on a CPU, where its kernels take up to three times as long as
-    the two products written out. Both take the softmax in fp32.
+    In bf16 on a CPU, PyTorch's own kernels take up to three times as long as the two products written out. The softmax
+    is in fp32 in both forms.
     """
-    if queries.device.type != "cpu" or queries.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
-        )
+    form = written_out if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 else fused
+    return form(queries, keys, values, bias, causal, scale, dropout)
+
+
+def fused(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
+) -> Tensor:
+    """`attend` by PyTorch's kernels."""
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+    )
+
+
+def written_out(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
+) -> Tensor:
+    """`attend` as two products with a softmax between them, which keep (batch, heads, queries, keys) in memory."""
     logits = (queries if scale == 1.0 else queries * scale) @ keys.transpose(-1, -2)
     if causal:
         bias = logits.new_full(logits.shape[-2:], MASKED).triu(1)
