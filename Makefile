@@ -19,7 +19,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/pretrain dashboard runs/quickstart --print
 
 test: $(INSTALLED)  ## the test suite: the real pipeline and real ranks on the shipped text
-	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 

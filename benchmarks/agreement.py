@@ -24,12 +24,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import dynamic_module_utils
 
-from pretrain.generation.decoders import CausalModel, EncoderDecoderModel
+from pretrain.generation.decoders import CausalModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import interchange_of
 from pretrain.models import FAMILIES, ModelConfig, build
+from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.loss import IGNORED, shift_right
 from pretrain.models.model import Model
@@ -39,8 +40,8 @@ REFERENCES = {
     "T5 v1.1": "T5",
     "BART": "BART",
     "autoregressive": "exported file",
-    "GPT-2": "GPT-2",
-    "BERT": "BERT",
+    "decoder_only": "GPT-2",
+    "encoder_only": "BERT",
 }
 
 
@@ -106,7 +107,7 @@ def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tens
     """Our logits and theirs at all real tokens, our loss and theirs."""
     ids, mask, labels = batch.ids, batch.mask, batch.labels
     config = model.config
-    if isinstance(model, EncoderDecoderModel):
+    if isinstance(model, EncoderDecoder):
         read = shift_right(labels, config.decoder_start_id).clamp(min=0)
         theirs = reference(input_ids=ids, attention_mask=mask, decoder_input_ids=read, labels=labels)
         ours = model.decode(read, model.encode(ids, mask), mask)
@@ -207,7 +208,7 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0)
     reference = in_transformers(model, folder).double()
     model = model.double()
-    causal = not isinstance(model, EncoderDecoderModel)
+    causal = not isinstance(model, EncoderDecoder)
     draws = random.Random(kind)
     equal = 0
     for _ in range(batches):
@@ -234,7 +235,7 @@ def equal_without_cache(kind: str, batches: int = 10) -> tuple[int, int]:
     """Counts rows whose greedily decoded tokens, with caches, are the likeliest without a cache; and all rows."""
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0).double()
     draws, equal = random.Random(kind), 0
-    assert isinstance(model, EncoderDecoderModel)
+    assert isinstance(model, EncoderDecoder)
     for _ in range(batches):
         rows = [[draws.randrange(2, 24) for _ in range(draws.randint(1, 9))] for _ in range(4)]
         ids, mask = padded(rows, 0, left=False)
@@ -308,7 +309,7 @@ def agreement(folder: Path) -> Figures:
             difference, largest = gradient_difference(model, reference)
             gradients = _difference(difference, largest)
         slopes = "—"
-        if kind in ("Transformer", "autoregressive"):
+        if kind in ("vanilla", "autoregressive"):
             difference, largest, moved = finite_differences(kind)
             slopes = f"{_difference(difference, largest)}, at {moved}"
         rows.append(
@@ -332,7 +333,7 @@ def _difference(difference: float, largest: float) -> str:
 
 
 def generation(kind: str, folder: Path) -> list[str]:
-    if kind == "BERT":
+    if kind == "encoder_only":
         return ["—", "—"]
     if kind not in REFERENCES:
         equal, of = equal_without_cache(kind)
@@ -343,14 +344,15 @@ def generation(kind: str, folder: Path) -> list[str]:
 
 def sizes() -> Figures:
     rows = [
-        [name, f"{ours:,}", "—" if theirs is None else f"{theirs:,}", _same(ours, theirs)]
+        [
+            name,
+            f"{ours:,}",
+            "—" if theirs is None else f"{theirs:,}",
+            "—" if theirs is None else "yes" if ours == theirs else "no",
+        ]
         for name, ours, theirs in published_sizes()
     ]
     return Figures("Parameters of configs/models", ["config", "parameters", "by others", "equal"], rows)
-
-
-def _same(ours: int, theirs: int | None) -> str:
-    return "—" if theirs is None else "yes" if ours == theirs else "no"
 
 
 def main() -> None:

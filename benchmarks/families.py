@@ -21,15 +21,15 @@ KINDS: dict[str, Json] = {
     "T5 v1.0": {"family": "t5", **ENCODER_DECODER, "feed_forward": "relu", "tie_embeddings": True},
     "T5 v1.1": {"family": "t5", **ENCODER_DECODER},
     "BART": {"family": "bart", **ENCODER_DECODER, "dropout_rate": 0.0},
-    "Transformer": {"family": "vanilla", **ENCODER_DECODER, "dropout_rate": 0.0},
+    "vanilla": {"family": "vanilla", **ENCODER_DECODER, "dropout_rate": 0.0},
     "autoregressive": {
         "family": "autoregressive",
         **ENCODER_DECODER,
         "subtract_positions": "without_norm",
         "embedding_loss": EMBEDDING_LOSS,
     },
-    "GPT-2": {"family": "decoder_only", **LAYERS},
-    "BERT": {"family": "encoder_only", **LAYERS},
+    "decoder_only": {"family": "decoder_only", **LAYERS},
+    "encoder_only": {"family": "encoder_only", **LAYERS},
 }
 
 

@@ -16,11 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from families import KINDS, ROOT, Figures, Json, arguments_of, show
 
 from pretrain.metrics.log import read_metrics
-from pretrain.models import build, parse
+from pretrain.models import outline, parse
 
 STEPS, ROWS = 200, 32
 TRAINING_SIZES: Json = {"d_model": 128, "num_heads": 4}
@@ -37,15 +36,15 @@ TRAINED: dict[str, tuple[str, Json, float]] = {
     "T5 v1.0": (SPANS, {**STACKS, "d_kv": 32, "d_ff": 512}, 3e-3),
     "T5 v1.1": (SPANS, {**STACKS, "d_kv": 32, "d_ff": 256}, 3e-3),
     "BART": (NOISED, {**STACKS, "d_ff": 512, "max_positions": 96}, 1e-3),
-    "Transformer": (SPANS, {**STACKS, "d_ff": 512}, 1e-3),
+    "vanilla": (SPANS, {**STACKS, "d_ff": 512}, 1e-3),
     "autoregressive": (CAUSAL, {**STACKS, "d_ff": 512, "max_positions": 96}, 1e-3),
     "autoregressive, without embedding loss": (
         CAUSAL,
         {**STACKS, "d_ff": 512, "max_positions": 96, "embedding_loss": None},
         1e-3,
     ),
-    "GPT-2": (CAUSAL, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
-    "BERT": (MASKED, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
+    "decoder_only": (CAUSAL, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
+    "encoder_only": (MASKED, {"num_layers": 5, "d_ff": 512, "max_positions": 96}, 1e-3),
 }
 
 
@@ -99,7 +98,11 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
     name = kind.lower().replace(",", "").replace(" ", "-")
     values = {
         "run": {"name": name, "directory": str(folder / name), "seed": 0, "max_steps": STEPS, "cpu_threads": 1},
-        "model": {**_without_sizes(kind.split(",")[0]), **TRAINING_SIZES, **sizes},
+        "model": {
+            **{key: value for key, value in KINDS[kind.split(",")[0]].items() if not key.startswith("num_")},
+            **TRAINING_SIZES,
+            **sizes,
+        },
         "data": {
             "train": [{"corpus": str(corpora[objective])}],
             "validation": [{"corpus": str(corpora[objective])}],
@@ -126,8 +129,7 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
     found = {key.rsplit("/", 1)[1]: value for row in rows for key, value in row.metrics.items() if "validation" in key}
     saved = json.loads(next((folder / name / "checkpoints").glob("step-*/index.json")).read_text())["identity"]["model"]
     config = parse(saved)
-    with torch.device("meta"):
-        parameters = build(config).num_parameters()
+    parameters = outline(config).num_parameters()
     return Run(
         parameters,
         math.log(config.padded_vocab_size),
@@ -139,10 +141,6 @@ def train(kind: str, corpora: dict[str, Path], folder: Path) -> Run:
         seconds,
         statistics.median(speeds),
     )
-
-
-def _without_sizes(kind: str) -> Json:
-    return {key: value for key, value in KINDS[kind].items() if not key.startswith("num_")}
 
 
 def row_of(kind: str, run: Run) -> list[str]:

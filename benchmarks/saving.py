@@ -11,22 +11,15 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from learning import command
 
 from pretrain.metrics.log import read_metrics
 
 ROOT = Path(__file__).parent.parent
 STEPS = 3
-
-
-def command(*arguments: str | Path) -> None:
-    name, *rest = map(str, arguments)
-    done = subprocess.run([str(Path(sys.executable).with_name(name)), *rest], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
 
 
 def run_file(folder: Path, corpus: Path, stage: int, ranks: int, precision: str) -> Path:

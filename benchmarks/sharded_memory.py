@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.model import whole_shape
 from pretrain.run.hardware import free_port
 from pretrain.setup import Setup
 from pretrain.zero.memory import give_back, peak_resident, resident
@@ -60,7 +59,7 @@ def built(model: Path) -> dict[str, float]:
     dist.barrier()
     before = resident()
     peak = peak_resident(lambda: made.append(construct(setup.config, setup.model, setup.cut))) - before
-    shapes = [whole_shape(parameter).numel() for parameter in made[0].parameters()]
+    shapes = [parameter.numel() for parameter in models.outline(setup.model).parameters()]
     share = 2 * sum(shapes) / dist.get_world_size()
     # the largest parameter, whole: nn.Linear's in fp32, its bf16 copy, and the fp32 values drawn for it
     return {
@@ -160,8 +159,7 @@ def main() -> None:
         print(f"{options.model.stem}, {found['parameters']:,.0f} parameters, built by {options.ranks} ranks, MB a rank")
         for key in ("held", "share", "peak", "reckoned peak", "whole copy"):
             print(f"  {key:14} {found[key] / 1e6:8,.0f}")
-    with torch.device("meta"):
-        parameters = models.build(config_of(SMALL, 1, 1).model).num_parameters()
+    parameters = models.outline(config_of(SMALL, 1, 1).model).num_parameters()
     # with 2 ranks a share is half: masters and moments at every stage, gradients from 2 on, weights at 3
     print(f"\n{SMALL.stem}, {parameters:,} parameters, after a step of 2 ranks, MB a rank; computed in brackets")
     print("stage" + "".join(f"{kind:>14}" for kind in KINDS) + "    freed    rest  resident    peak")

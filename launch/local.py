@@ -1,19 +1,14 @@
 """Ranks on this machine, started by the deepspeed launcher."""
 
-import base64
-import json
-import os
-import sys
 from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from launch.rank_processes import kept, with_own_gpus
-from launch.supervise import supervise
+from launch.supervise import commands, supervise
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
-from pretrain.run.hardware import VISIBLE, count_gpus, free_port, threads_per_rank
+from pretrain.run.hardware import count_gpus, free_port
 from pretrain.setup import prepare
 
 
@@ -38,26 +33,6 @@ def launch_local(
         return 0
     if fresh and (aside := status.move_aside(run)):
         print(f"{run}: moved the existing run to {aside}", flush=True)
-    options = ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
-    command = [
-        *(sys.executable, "-u", "-m", "launch.node_launcher"),
-        f"--world_info={_world(ranks)}",
-        f"--master_port={free_port()}",
-        "--no_local_rank",
-        "--quiet",
-        "--no_python",
-        *kept(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", str(path), *overrides, *options])),
-    ]
-    return supervise(command, _environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)
-
-
-def _world(ranks: int) -> str:
-    """The machines and the numbers of their ranks, as DeepSpeed's launcher takes them."""
-    return base64.urlsafe_b64encode(json.dumps({"localhost": list(range(ranks))}).encode()).decode()
-
-
-def _environment(gpus: int, ranks: int) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != VISIBLE}  # with_own_gpus restores it
-    if not gpus:
-        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_per_rank(ranks))}
-    return environment
+    arguments = [str(path), *overrides, *(["--stop-at-step", str(stop_at_step)] if stop_at_step else [])]
+    command = commands.deepspeed_here(ranks, free_port(), arguments)
+    return supervise(command, commands.environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)

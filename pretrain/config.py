@@ -63,7 +63,8 @@ class CacheSection(Section):
     """The cache for blocks of remote corpora."""
 
     directory: LocalPath | None = None
-    """The directory, which all ranks of a machine share. null: encdec-pretrain under $XDG_CACHE_HOME or ~/.cache."""
+    """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-USER under
+    $TMPDIR or /tmp."""
     gigabytes: PositiveFloat = 100.0
     """The largest size of the cache, in gigabytes."""
 
@@ -209,10 +210,12 @@ class FaultsSection(Section):
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
     """What a loss that jumps does. null: spikes aren't looked for."""
-    hang_seconds: PositiveFloat = 1800.0
-    """Seconds without progress of a rank that end the run."""
+    hang_seconds: PositiveFloat | None = None
+    """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
+    1800 with `compute.compile`."""
     start_seconds: PositiveFloat = 3600.0
-    """The same, in seconds, while a rank starts (up to the end of its first step) or compiles."""
+    """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads, and, if
+    `hang_seconds` is null, while it saves."""
     dead_rank_seconds: PositiveFloat = 30.0
     """Seconds after one rank has died at which the others are killed."""
 

@@ -38,12 +38,13 @@ class Journal:
     def __init__(self, setup: Setup):
         self.setup = setup
         self._tracker: Tracker | None = None
-        by_rank_0(self._open)
+        hosts = environment.hosts()
+        by_rank_0(lambda: self._open(hosts))
         watchdog.alive()
 
-    def _open(self) -> None:
+    def _open(self, hosts: list[dict[str, Any]]) -> None:
         with _naming_directory(self.setup.directory):
-            attempt, self._lock = _open_directory(self.setup)
+            attempt, self._lock = _open_directory(self.setup, hosts)
             self._tracker = _tracker(self.setup, attempt)
 
     def announce(self, parameters: int, cut: Cut) -> None:
@@ -102,9 +103,9 @@ class Journal:
 
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
         tracker.close("FINISHED" if finished else "KILLED")
-        run = self.setup.directory
+        run, asked = self.setup.directory, status.stop_requested(self.setup.directory)
         status.clear_stop(run)
-        status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step))
+        status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step, asked))
         if finished:
             self._print(f"finished {step} steps. Next: pretrain export {directory_of(run, step)} OUT")
         else:
@@ -136,7 +137,7 @@ def _skipped(metrics: dict[str, float]) -> str:
     return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
 
 
-def _open_directory(setup: Setup) -> tuple[int, TextIO]:
+def _open_directory(setup: Setup, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
     """Prepares the run directory; returns the number of this attempt and the directory's lock."""
     run = setup.directory
     try:
@@ -158,7 +159,7 @@ def _open_directory(setup: Setup) -> tuple[int, TextIO]:
             print(f"changed since the last start: {change}", flush=True)
         config.rename(kept)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
-    write_json(run / "environment.json", environment.describe(setup.cut.ranks))
+    write_json(run / "environment.json", environment.describe(hosts))
     status.write(run, Status("running", attempt))
     return attempt, locked
 

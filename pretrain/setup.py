@@ -17,7 +17,8 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.origin import Origin
 from pretrain.config import RunConfig
 from pretrain.device_problems import device_problems
-from pretrain.models.config import EncoderOnlyConfig, ModelConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.run import status
 from pretrain.run.standing import Standing, position_after
@@ -108,8 +109,10 @@ class Setup:
         ]
 
 
-def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None) -> Setup:
+def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:
     """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
+
+    With `ranks_are_here`, it checks this machine's devices too.
 
     Raises UserError with every problem found, one line each.
     """
@@ -117,7 +120,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
     validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
     cut, problems = cut_rows(config, rank, ranks)
-    problems += device_problems(config)
+    problems += device_problems(config) if ranks_are_here else []
     problems += _given_twice("train", training) + _given_twice("validation", validation)
     names, alike = _names(config, validation)
     problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
@@ -171,12 +174,9 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS]:
         return []
-    import torch  # here, because the launcher also checks run files and avoids the slow import where it can
+    from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
 
-    from pretrain.optimizers import groups
-
-    with torch.device("meta"):
-        return groups.problems(models.build(model), config.optimizer)
+    return groups.problems(models.outline(model), config.optimizer)
 
 
 def cut_rows(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:

@@ -13,13 +13,14 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import StreamState
+from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.journal import Journal
 from pretrain.metrics.throughput import ThroughputMeter, peak_flops
-from pretrain.run import lock, status, stop_signals, watchdog
+from pretrain.run import lock, slurm, status, stop_signals, watchdog
 from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 
+_HANG_WHERE_RANKS_COMPILE = 1800.0
+
+
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
@@ -37,9 +41,14 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     """
     lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     faults = config.faults
+    hang = faults.hang_seconds
+    if hang is None and config.compute.compile:  # in a collective, ranks wait for one that compiles
+        hang = _HANG_WHERE_RANKS_COMPILE
+    if "RANK" not in os.environ:
+        os.environ |= slurm.rank_environment(os.environ)
     with (
-        watching(int(os.environ.get("RANK", "0")), faults.hang_seconds, faults.start_seconds),
-        joined(config.run.cpu_threads, max(faults.hang_seconds, faults.start_seconds)) as (rank, ranks),
+        watching(int(os.environ.get("RANK", "0")), hang, faults.start_seconds),
+        joined(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds)) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 
@@ -81,20 +90,21 @@ class Training:
         from pretrain.checkpoint.tensors import load_weights
         from pretrain.micro_batch import settled
         from pretrain.zero.engine import Engine
+        from pretrain.zero.internals import gathered
 
         self.config, self.journal = setup.config, journal
         self.stop_at_step = stop_at_step
         hours = self.config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
-        model = construct(self.config, setup.model, setup.cut)
+        model, outline = construct(self.config, setup.model, setup.cut), models.outline(setup.model)
         if setup.initial_weights and not setup.resume:
-            load_weights(model, setup.initial_weights)
-        self.meter = ThroughputMeter(model, peak_flops(self.config.precision) * setup.cut.ranks)
+            load_weights(model, setup.initial_weights, gathered)
+        self.meter = ThroughputMeter(outline, peak_flops(self.config.precision) * setup.cut.ranks)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
-        journal.announce(model.num_parameters(), setup.cut)
+        journal.announce(outline.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
         self.standing = self.sound = setup.standing  # sound: after the last step that was applied
 
@@ -147,15 +157,16 @@ class Training:
                 self.journal.log(step, metrics)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
-                self._saved(self.saver.start(self.standing))
+                with watchdog.saving():
+                    self._saved(self.saver.start(self.standing))
                 self.meter.restart()
             if stopping and not last:
                 return End.STOPPED
         return End.FINISHED
 
     def _stop_wanted(self, step: int) -> bool:
-        asked = stop_signals.received() or status.stop_requested(self.setup.directory)
-        return asked or step == self.stop_at_step or time.monotonic() > self.deadline
+        by_file = self.setup.cut.rank == 0 and status.stop_requested(self.setup.directory)
+        return stop_signals.received() or by_file or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:
         """Reports a save that has ended. Raises FailedError if it failed and that ends the run."""
@@ -209,6 +220,7 @@ class Training:
         from pretrain.checkpoint.restore import restore
 
         run, spiked = self.setup.directory, self.standing
+        watchdog.starting()
         there = checkpoint_index.read(back).standing
         restore(self.engine, back)
         self.engine.take_metrics()  # discards those of the steps that are undone

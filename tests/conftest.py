@@ -4,17 +4,44 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import data_pipeline
+from data_pipeline.foundation.locks import lock
+
+# Two threads mostly wait for each other over a tiny model, on a busy machine for seconds.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
+
+
+# The files that take longest begin first, so that at the end no worker is left alone with one of them.
+LONGEST = [
+    "data_pipeline/test_pipeline.py",
+    "data_pipeline/test_cluster.py",
+    "launch/test_supervision.py",
+    "pretrain/test_soak.py",
+    "pretrain/test_checkpoints.py",
+    "pretrain/test_training.py",
+    "data_pipeline/test_dedup.py",
+    "data_pipeline/test_tokenizer.py",
+    "data_pipeline/test_kills.py",
+    "data_pipeline/test_streams.py",
+    "pretrain/test_layerwise.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -51,56 +78,83 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
     return path
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A directory that `make` fills. Under pytest-xdist one worker makes it, and all of them read it."""
+    session = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        session = session.parent
+    folder, made = session / name, session / f"{name}.made"
+    with (session / f"{name}.lock").open("w") as file:
+        lock(file, None, wait=True)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # another worker has failed to make it
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
+def build(config: Path) -> None:
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="session")
 def small_corpus(tmp_path_factory) -> Path:
     """The directory of a finished corpus: 3 input files, noise applied at load."""
-    folder = tmp_path_factory.mktemp("small")
-    for part in range(3):
-        write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
-    done = run("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml"))
-    assert done.returncode == 0, done.stderr
-    return folder / "corpus"
+
+    def make(folder: Path) -> None:
+        for part in range(3):
+            write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
+        build(write_corpus_file(folder / "corpus.yaml"))
+
+    return made_once(tmp_path_factory, "small", make) / "corpus"
 
 
 @pytest.fixture(scope="session")
-def corpus_built_with_noise(small_corpus) -> Path:
+def corpus_built_with_noise(small_corpus, tmp_path_factory) -> Path:
     """The same corpus with span corruption applied at build."""
-    folder = small_corpus.parent
-    objective = {"name": "span_corruption", "inputs_length": 32}
-    config = write_corpus_file(
-        folder / "built.yaml", output=str(folder / "built"), rows={"objective": objective, "apply_at": "build"}
-    )
-    done = run("data-pipeline", "build", config)
-    assert done.returncode == 0, done.stderr
-    return folder / "built"
+
+    def make(folder: Path) -> None:
+        config = write_corpus_file(
+            folder / "corpus.yaml",
+            sources=[{"format": "c4", "path": str(small_corpus.parent / "*.json.gz"), "language": "en"}],
+            rows={"objective": {"name": "span_corruption", "inputs_length": 32}, "apply_at": "build"},
+        )
+        build(config)
+
+    return made_once(tmp_path_factory, "built_with_noise", make) / "corpus"
 
 
 @pytest.fixture(scope="session")
 def byte_level_bpe(tmp_path_factory) -> Path:
     """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
-    folder = tmp_path_factory.mktemp("byte_level_bpe")
-    for kind, names in {
-        "gpt2": ("encoder.json", "vocab.bpe"),
-        "bart": ("encoder.json", "vocab.bpe", "dict.txt"),
-    }.items():
-        (folder / kind).mkdir()
-        for name in names:
-            content = lzma.decompress((DATA / "tokenizers" / f"{name}.xz").read_bytes())
-            (folder / kind / name).write_bytes(content)
-    return folder
+
+    def make(folder: Path) -> None:
+        for kind, names in {
+            "gpt2": ("encoder.json", "vocab.bpe"),
+            "bart": ("encoder.json", "vocab.bpe", "dict.txt"),
+        }.items():
+            (folder / kind).mkdir()
+            for name in names:
+                content = lzma.decompress((DATA / "tokenizers" / f"{name}.xz").read_bytes())
+                (folder / kind / name).write_bytes(content)
+
+    return made_once(tmp_path_factory, "byte_level_bpe", make)
 
 
 @pytest.fixture(scope="session")
 def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
-    folder = tmp_path_factory.mktemp("bart")
-    write_c4(folder / "c4.json.gz", records=60)
     tokenizer = {
         "kind": "byte_level_bpe",
         "path": str(byte_level_bpe / "bart"),
         "special_tokens": ["[R]"],
         "sentinels": 20,
     }
-    done = run("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
-    assert done.returncode == 0, done.stderr
-    return folder / "corpus"
+
+    def make(folder: Path) -> None:
+        write_c4(folder / "c4.json.gz", records=60)
+        build(write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
+
+    return made_once(tmp_path_factory, "bart", make) / "corpus"

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
-OWN = {"data_pipeline", "pretrain", "launch", "tests", "families"}
+OWN = {"data_pipeline", "pretrain", "launch", "tests", *(path.stem for path in (ROOT / "benchmarks").glob("*.py"))}
 
 
 def normalized(name: str) -> str:

@@ -1,6 +1,7 @@
 """Packages consist of rooms, and no import leads back up between packages, rooms or modules."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -75,6 +76,21 @@ def test_packages_know_nothing_of_those_above_them(graph):
     for module, others in graph.items():
         above = PACKAGES[: PACKAGES.index(module.split(".")[0])]
         assert [other for other in others if other.split(".")[0] in above] == [], module
+
+
+def test_private_names_of_deepspeed_stand_in_one_module():
+    """ZeRO-3 puts attributes `ds_…` on parameters; and only the module that checks them imports DeepSpeed."""
+    found = set()
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Attribute(attr=name) | ast.Constant(value=str(name)) if re.match(r"ds_[a-z_]+$", name):
+                    found.add(module)
+                case ast.Import(names=names) if any(re.match(r"deepspeed\b", alias.name) for alias in names):
+                    found.add(module)
+                case ast.ImportFrom(module=str(name), level=0) if re.match(r"deepspeed\b", name):
+                    found.add(module)
+    assert found == {"pretrain.zero.internals", "launch.node_launcher"}  # the latter starts DeepSpeed's own launcher
 
 
 def test_the_bottom_room_imports_nothing_of_this_project_but_itself(graph):

@@ -109,7 +109,7 @@ class Corpus:
 def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
     """The corpus in a directory or at an fsspec URL. Raises UserError if there is none.
 
-    All files of a remote corpus but the shards are copied into `cache` (default: under ~/.cache) now. Blocks are copied
+    All files of a remote corpus but the shards are copied into `cache` (default: under /tmp) now. Blocks are copied
     there when they are read.
     """
     if "://" in str(location):

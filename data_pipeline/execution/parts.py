@@ -157,9 +157,9 @@ class PartFile:
         self._writer.write_table(pa.Table.from_pylist(self._group, SCHEMA))
         self._group, self._characters = [], 0
 
-    def describe(self, path: str, source: str, first_id: str, urls: str = "", url_keys: int = 0) -> WrittenPart:
+    def describe(self, path: str, source: str, first_id: str) -> WrittenPart:
         documents = dict(sorted(self.documents.items()))
-        return WrittenPart(path, source, first_id, self.text_bytes, documents, urls, url_keys)
+        return WrittenPart(path, source, first_id, self.text_bytes, documents)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,15 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     `extends`, a file may name other files to start from, by paths relative to itself. They are merged in order, the
     file itself last. Raises UserError, which names the file, each wrong key and the nearest valid key.
     """
+    merged = _merged(path, overrides)
+    try:
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: {_first_line(error)}") from None
+    return check(plain, schema, str(path))
+
+
+def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
     merged = _read(Path(path), ())
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -55,11 +64,12 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
             OmegaConf.update(merged, key, parsed, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {_first_line(error)}") from None
-    try:
-        plain = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
-    return check(plain, schema, str(path))
+    return merged
+
+
+def sections(path: str | Path, overrides: Sequence[str]) -> set[str]:
+    """The names of the sections of a config file, which tell what kind of file it is. Raises UserError as `load`."""
+    return {str(key) for key in _merged(path, overrides)}
 
 
 def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import mmap
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +17,8 @@ _LOOK, _KEEP = 0.01, 0.9
 
 
 def default_directory() -> Path:
-    """The directory below $XDG_CACHE_HOME, or below ~/.cache if that is unset."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encdec-pretrain"
+    """A directory of this user below $TMPDIR or /tmp: on a disk of this machine, unlike home directories."""
+    return Path(tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
 
 
 def mapped_file(path: str | Path) -> memoryview:
@@ -34,7 +36,7 @@ class DiskCache:
 
     def __init__(self, directory: Path, limit: int):
         self.directory, self.limit = directory, limit
-        self._added = 0
+        self._added, self._refused = 0, False
 
     def get(self, sha256: str, fetch: Callable[[], bytes]) -> memoryview:
         """The content with that sha256. If it isn't cached, calls `fetch` and stores what that returns.
@@ -50,8 +52,14 @@ class DiskCache:
                     os.utime(path)
                 return mapped
         content = fetch()
-        with atomic_file(path) as file:
-            file.write(content)
+        try:
+            with atomic_file(path) as file:
+                file.write(content)
+        except OSError as error:  # the disk of a node is full of other things: slower, but no reason to end a run
+            if not self._refused:
+                self._refused = True
+                print(f"warning: {self.directory}: blocks can't be cached: {error.strerror}", file=sys.stderr)
+            return memoryview(content)
         self._added += len(content)
         if self._added > self.limit * _LOOK:
             self._added = 0

@@ -12,10 +12,6 @@ class Cut:
     micro_batch: int
     accumulation: int
 
-    @property
-    def global_batch(self) -> int:
-        return self.rows(self.accumulation)
-
     def rows(self, accumulation: int) -> int:
         """Rows in a step with `accumulation` micro-batches on each rank."""
         return self.ranks * accumulation * self.micro_batch

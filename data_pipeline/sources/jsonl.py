@@ -48,6 +48,12 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         yield Record(number - 1, text, **values)
 
 
+def begins_object(file: Input) -> bool:
+    """Whether the first byte of `file` begins an object."""
+    with open_stream(file.path) as stream:
+        return stream.read(1) == b"{"
+
+
 def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
     with open_stream(file.path) as stream:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.jsonl import json_lines, string
+from data_pipeline.sources.jsonl import begins_object, json_lines, string
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
 
@@ -33,18 +33,13 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
     """
     options = Options(**file.options)
-    layout = _layout(file) if options.layout == "auto" else options.layout
-    pairs = _jsonl if layout == "jsonl" else _tsv
+    is_json = begins_object(file) if options.layout == "auto" else options.layout == "jsonl"
+    pairs = _jsonl if is_json else _tsv
     for ordinal, source, target in pairs(file, intake, options):
         if source.strip() and target.strip():
             yield Record(ordinal, options.prefix + source, target=target)
         else:
             intake.counters["empty"] += 1
-
-
-def _layout(file: Input) -> str:
-    with open_stream(file.path) as stream:
-        return "jsonl" if stream.read(1) == b"{" else "tsv"
 
 
 def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, str, str]]:

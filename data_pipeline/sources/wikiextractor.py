@@ -30,7 +30,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
     """
     options = Options(**file.options)
-    if _is_json(file):
+    if jsonl.begins_object(file):
         yield from jsonl.read(Input(file.path, options=options.model_dump()), intake)
         return
     ordinal, body, size, stray = -1, list[bytes](), 0, False
@@ -63,11 +63,6 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 intake.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
     if start:
         intake.damaged(position, "the file ends before its </doc>")
-
-
-def _is_json(file: Input) -> bool:
-    with open_stream(file.path) as stream:
-        return stream.read(1) == b"{"
 
 
 def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], intake: Intake) -> Record | None:

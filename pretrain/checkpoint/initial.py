@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from data_pipeline import tokenizer as tokenizers
@@ -21,8 +20,7 @@ def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: To
 
     `state` is the model's `state_dict()`; the checkpoint keeps only its parameters.
     """
-    with torch.device("meta"):
-        names = [name for name, _ in models.build(config).named_parameters()]
+    names = [name for name, _ in models.outline(config).named_parameters()]
     with new_directory(out) as partial:
         tokenizers.save(tokenizer, partial)
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}

@@ -106,15 +106,16 @@ class Saver:
         `faults.hang_seconds`.
         """
         writing, unfinished, failed = self._writing, 1, 0
-        while unfinished:
-            if writing is not None:
-                writing.join(_SECONDS_OF_A_ROUND)
-            busy = writing is not None and writing.is_alive()
-            unfinished, failed, moved = self._sums(busy, self.failed, writing is not None and writing.moved())
-            if failed and writing is not None:
-                writing.given_up.set()
-            if moved:
-                watchdog.alive()
+        with watchdog.saving():
+            while unfinished:
+                if writing is not None:
+                    writing.join(_SECONDS_OF_A_ROUND)
+                busy = writing is not None and writing.is_alive()
+                unfinished, failed, moved = self._sums(busy, self.failed, writing is not None and writing.moved())
+                if failed and writing is not None:
+                    writing.given_up.set()
+                if moved:
+                    watchdog.alive()
         error = self._error_of_any_rank() if failed else None
         return self._end(error) if writing is not None else None
 

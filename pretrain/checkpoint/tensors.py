@@ -13,38 +13,28 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain import models
 from pretrain.checkpoint import index
 from pretrain.checkpoint.table import Piece, read_tables
-from pretrain.models.model import whole_shape
+from pretrain.models.model import Model
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
 
 
-def load_weights(model: nn.Module, directory: Path) -> None:
+Opened = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
+
+
+def load_weights(model: Model, directory: Path, opened: Opened = lambda _: contextlib.nullcontext(True)) -> None:
     """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time.
 
-    If the model is sharded, all ranks must call this together. Raises FailedError if names or shapes differ.
+    `opened` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
+    `zero.internals.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
     """
     stored = StoredTensors(directory)
     stored.verify()
-    own = dict(model.named_parameters())
-    shapes = {name: tuple(whole_shape(parameter)) for name, parameter in own.items()}
-    if problems := _misfits(shapes, stored.shapes):
+    if problems := _misfits(_shapes_of(model.config), stored.shapes):
         raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
-    for name, parameter in own.items():
-        with torch.no_grad(), _writable(parameter) as here:
+    for name, parameter in model.named_parameters():
+        with torch.no_grad(), opened(parameter) as here:
             if here:
                 parameter.copy_(stored.whole(PARAMETER, name))
-
-
-@contextlib.contextmanager
-def _writable(parameter: nn.Parameter) -> Iterator[bool]:
-    """Whether this process must fill `parameter`: always, unless ZeRO-3 shards it; then rank 0 fills it for all."""
-    if not hasattr(parameter, "ds_id"):
-        yield True
-        return
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield torch.distributed.get_rank() == 0
 
 
 def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
@@ -155,8 +145,7 @@ class StoredTensors:
 
 def _shapes_of(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by name."""
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in models.build(config).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
 
 
 def _not_numbers(tensor: Tensor, elements: int | None, finite: bool) -> str | None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from pretrain.generation.decoders import Decoder
 from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 
 
 def beam_search(decoder: Decoder, config: ModelConfig, settings: GenerationSettings, stop_early: bool) -> Tensor:

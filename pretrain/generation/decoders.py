@@ -8,30 +8,12 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.models.attention import KeyValueCache, MemoryCache
+from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
 NO_TOKEN = -1  # in a history: padding before a prompt
 
 Caches = Any  # key-value caches, in each family's own lists and tuples
-
-
-@runtime_checkable
-class EncoderDecoderModel(Protocol):
-    """T5, BART, … The decoder starts from `config.decoder_start_id`."""
-
-    config: Any
-
-    def encode(self, encoder_input_ids: Tensor, encoder_attention_mask: Tensor | None = None) -> Tensor: ...
-
-    def decode(
-        self,
-        decoder_input_ids: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Caches | None = None,
-    ) -> Tensor: ...
-
-    def new_cache(self) -> Caches: ...
 
 
 @runtime_checkable
@@ -71,7 +53,7 @@ def start(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> Dec
     `attention_mask`, of the same shape, is nonzero at real tokens (None: all). Raises UserError for a family that
     doesn't generate.
     """
-    if isinstance(model, EncoderDecoderModel):
+    if isinstance(model, EncoderDecoder):
         return _EncoderDecoder(model, input_ids, attention_mask)
     if isinstance(model, CausalModel):
         return _Causal(model, input_ids, attention_mask)
@@ -79,7 +61,7 @@ def start(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> Dec
 
 
 class _EncoderDecoder:
-    def __init__(self, model: EncoderDecoderModel, input_ids: Tensor, attention_mask: Tensor | None):
+    def __init__(self, model: EncoderDecoder, input_ids: Tensor, attention_mask: Tensor | None):
         self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
         self.states = model.encode(input_ids, attention_mask)
         self.examples = torch.arange(input_ids.size(0), device=input_ids.device)

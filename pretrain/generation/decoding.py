@@ -9,10 +9,11 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from pretrain.generation.beams import beam_search
-from pretrain.generation.decoders import Decoder, EncoderDecoderModel, start
+from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
 
@@ -116,7 +117,7 @@ def _check(model: Model, length: int, settings: GenerationSettings) -> None:
         return
     if length > longest:
         raise UserError(f"an input has {length} tokens, but the model takes {longest} at most")
-    prompt = 1 if isinstance(model, EncoderDecoderModel) else length
+    prompt = 1 if isinstance(model, EncoderDecoder) else length
     if prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
         raise UserError(
             f"max_new_tokens: {settings.max_new_tokens} tokens after {prompt} exceed the {longest} that the model takes"

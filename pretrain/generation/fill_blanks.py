@@ -1,4 +1,4 @@
-"""Blanks out words of held-out sentences and lets a model fill them, to show what it has learnt."""
+"""Blanks out words of held-out sentences, which a model fills to show what it has learnt."""
 
 import re
 from collections.abc import Iterator
@@ -11,9 +11,6 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import Padded, SpanCorruption
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import write
 
 _WORDS = range(10, 25)
 
@@ -32,11 +29,6 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
         examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
         found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
     return found
-
-
-def fill(trained: TrainedModel, blanks: str, settings: GenerationSettings | None = None) -> str:
-    """`blanks` with each <extra_id_k> replaced by the model's span, in brackets."""
-    return next(write(trained, [blanks], settings or GenerationSettings())).whole
 
 
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:

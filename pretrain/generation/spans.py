@@ -1,6 +1,6 @@
-"""Generated spans, and putting them back where they were masked."""
+"""Generated spans."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import takewhile
 
 from data_pipeline.text.vocabulary import Vocabulary
@@ -23,17 +23,3 @@ def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, 
         elif token != vocabulary.pad:
             span.append(token)
     return spans
-
-
-def fill_in(input_ids: Iterable[int], spans: Mapping[int, list[int]], vocabulary: Vocabulary) -> list[int]:
-    """The inputs with every sentinel replaced by its span, or removed if it has none.
-
-    inputs:  Thank you <x> me to your party <y> week </s>    →    Thank you for inviting me to your party last week
-    """
-    text: list[int] = []
-    for token in takewhile(lambda token: token != vocabulary.eos, input_ids):
-        if token in vocabulary.sentinel_ids:
-            text += spans.get(token, [])
-        elif token != vocabulary.pad:
-            text.append(token)
-    return text

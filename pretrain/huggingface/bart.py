@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.interchange import (
+    Exported,
+    Interchange,
+    State,
+    drop_copies,
+    one_of,
+    renamed,
+    to_ours,
+    to_theirs,
+)
 from pretrain.huggingface.json_files import Json
 from pretrain.models import BartConfig
 
@@ -32,6 +41,16 @@ PARTS = {
     "self_attention.o": "self_attn.out_proj",
     "cross_attention.o": "encoder_attn.out_proj",
 }  # fmt: skip
+SETTINGS = {
+    "d_model": "d_model",
+    "num_encoder_layers": "encoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "max_positions": "max_position_embeddings",
+    "scale_embedding": "scale_embedding",
+    "dropout_rate": "dropout",
+    "attention_dropout_rate": "attention_dropout",
+    "activation_dropout_rate": "activation_dropout",
+}
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exported:
@@ -51,18 +70,10 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exp
         "model_type": "bart",
         "is_encoder_decoder": True,
         "vocab_size": config.padded_vocab_size,
-        "d_model": config.d_model,
-        **{
-            f"{stack}_{key}": value
-            for stack, layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
-            for key, value in (("layers", layers), ("attention_heads", config.num_heads), ("ffn_dim", config.d_ff))
-        },
-        "max_position_embeddings": config.max_positions,
+        **to_theirs(config, SETTINGS),
+        **{f"{stack}_attention_heads": config.num_heads for stack in ("encoder", "decoder")},
+        **{f"{stack}_ffn_dim": config.d_ff for stack in ("encoder", "decoder")},
         "activation_function": ACTIVATIONS[config.activation],
-        "dropout": config.dropout_rate,
-        "attention_dropout": config.attention_dropout_rate,
-        "activation_dropout": config.activation_dropout_rate,
-        "scale_embedding": config.scale_embedding,
         "tie_word_embeddings": True,
         "forced_eos_token_id": None,  # the default, 2, would end every text of the maximum length
         **ids,
@@ -81,17 +92,10 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[BartConfig, State]:
         vocab_size=saved["vocab_size"],
         pad_id=saved["pad_token_id"],
         eos_id=saved["eos_token_id"],
-        d_model=saved["d_model"],
         d_ff=saved["encoder_ffn_dim"],
         num_heads=saved["encoder_attention_heads"],
-        num_encoder_layers=saved["encoder_layers"],
-        num_decoder_layers=saved["decoder_layers"],
         activation=one_of(saved, "activation_function", OURS),
-        max_positions=saved["max_position_embeddings"],
-        scale_embedding=saved["scale_embedding"],
-        dropout_rate=saved["dropout"],
-        attention_dropout_rate=saved["attention_dropout"],
-        activation_dropout_rate=saved["activation_dropout"],
+        **to_ours(saved, SETTINGS),
     )
     if shared in tensors:
         tensors["lm_head.weight"] = tensors[shared]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.json_files import Json
-from pretrain.models import ModelConfig, build
+from pretrain.models import ModelConfig, outline
 
 State = dict[str, Tensor]
 
@@ -59,8 +59,7 @@ class Interchange:
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors of the model's `state_dict()`; tied ones appear under each of their names."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in outline(config).state_dict().items()}
 
 
 def check(
@@ -97,6 +96,16 @@ def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -
     ours = shapes(config)
     check({theirs(name): shape for name, shape in ours.items()}, tensors)
     return {name: tensors[theirs(name)] for name in ours}
+
+
+def to_theirs(config: ModelConfig, names: Mapping[str, str]) -> Json:
+    """The settings of `config` under transformers' names; `names` maps our names to transformers'."""
+    return {theirs: getattr(config, ours) for ours, theirs in names.items()}
+
+
+def to_ours(settings: Json, names: Mapping[str, str]) -> Json:
+    """The settings in transformers' config.json under our names; `names` as in `to_theirs`."""
+    return {ours: settings[theirs] for ours, theirs in names.items()}
 
 
 def one_of(settings: Json, key: str, ours: Mapping[str, str]) -> str:

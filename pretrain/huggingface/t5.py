@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.interchange import (
+    Exported,
+    Interchange,
+    State,
+    drop_copies,
+    one_of,
+    renamed,
+    to_ours,
+    to_theirs,
+)
 from pretrain.huggingface.json_files import Json
 from pretrain.models import T5Config
 
@@ -19,6 +28,19 @@ CLASS_NAMES = {
     "self_attention": "SelfAttention",
     "cross_attention": "EncDecAttention",
     "feed_forward": "DenseReluDense",
+}
+SETTINGS = {
+    "d_model": "d_model",
+    "d_kv": "d_kv",
+    "d_ff": "d_ff",
+    "num_heads": "num_heads",
+    "num_encoder_layers": "num_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "relative_attention_num_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance",
+    "dropout_rate": "dropout_rate",
+    "layer_norm_epsilon": "layer_norm_epsilon",
+    "scale_outputs": "scale_decoder_outputs",
 }
 # The keys are what transformers derives from `feed_forward_proj`; its own name for the second is gated-gelu.
 FEED_FORWARDS = {"relu": "relu", "gated-gelu_new": "gated-gelu"}
@@ -55,19 +77,9 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[T5Config, State]:
         vocab_size=saved["vocab_size"],
         pad_id=saved["pad_token_id"] or 0,
         eos_id=saved["eos_token_id"],
-        d_model=saved["d_model"],
-        d_kv=saved["d_kv"],
-        d_ff=saved["d_ff"],
-        num_heads=saved["num_heads"],
-        num_encoder_layers=saved["num_layers"],
-        num_decoder_layers=saved["num_decoder_layers"],
-        relative_attention_num_buckets=saved["relative_attention_num_buckets"],
-        relative_attention_max_distance=saved["relative_attention_max_distance"],
-        dropout_rate=saved["dropout_rate"],
-        layer_norm_epsilon=saved["layer_norm_epsilon"],
+        **to_ours(saved, SETTINGS),
         feed_forward=one_of(activation, "feed_forward_proj", FEED_FORWARDS),
         tie_embeddings=SHARED in tensors and torch.equal(tensors[OUTPUT], tensors[SHARED]),
-        scale_outputs=saved["scale_decoder_outputs"],
     )
     return config, renamed(tensors, config, hugging_face_name)
 
@@ -99,20 +111,10 @@ def _hugging_face_config(config: T5Config) -> Json:
         "model_type": "t5",
         "is_encoder_decoder": True,
         "vocab_size": config.padded_vocab_size,
-        "d_model": config.d_model,
-        "d_kv": config.d_kv,
-        "d_ff": config.d_ff,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "relative_attention_num_buckets": config.relative_attention_num_buckets,
-        "relative_attention_max_distance": config.relative_attention_max_distance,
-        "dropout_rate": config.dropout_rate,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
+        **to_theirs(config, SETTINGS),
         "feed_forward_proj": config.feed_forward,
         # transformers 5 takes the first for the second, and unties where it finds two different matrices
         "tie_word_embeddings": config.scale_outputs,
-        "scale_decoder_outputs": config.scale_outputs,
         **_token_ids(config),
     }
 

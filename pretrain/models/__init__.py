@@ -1,18 +1,16 @@
 """Model families, each reading like its paper.
 
-Nothing here imports torch before `build` is called: a run file is validated in milliseconds.
+Nothing here imports torch before `build` or `outline` is called: a run file is validated in milliseconds.
 """
 
-from pretrain.models.config import (
-    AutoregressiveConfig,
-    BartConfig,
-    DecoderOnlyConfig,
-    EncoderOnlyConfig,
-    ModelConfig,
-    T5Config,
-    VanillaConfig,
-)
-from pretrain.models.families import FAMILIES, AnyModelConfig, Family, build, parse
+from pretrain.models.config.autoregressive import AutoregressiveConfig
+from pretrain.models.config.bart import BartConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.vanilla import VanillaConfig
+from pretrain.models.families import FAMILIES, AnyModelConfig, Family, build, outline, parse
 
 __all__ = [
     "FAMILIES",
@@ -26,5 +24,6 @@ __all__ = [
     "T5Config",
     "VanillaConfig",
     "build",
+    "outline",
     "parse",
 ]

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.config import AutoregressiveConfig
-from pretrain.models.config.autoregressive import EmbeddingLossConfig
+from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.loss import IGNORED, Losses, configured_losses
 from pretrain.models.masks import masked, visible

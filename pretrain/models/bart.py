@@ -1,6 +1,6 @@
 """BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
 
-The original Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights
+The vanilla Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights
 drawn from N(0, 0.02²) (section 2.1). Where the paper leaves something open, this follows fairseq.
 """
 
@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.config import BartConfig
+from pretrain.models.config.bart import BartConfig
+from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding, LayerNorm, Linear
 from pretrain.models.positions import LearnedPositions
-from pretrain.models.vanilla import Transformer
+from pretrain.models.vanilla import Decoder, Encoder
 
 STD = 0.02
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
@@ -46,7 +47,7 @@ class LogitsHead(Linear):
         return F.linear(x, self.weight, self.final_logits_bias.to(x.dtype))  # DeepSpeed leaves buffers in fp32
 
 
-class Bart(Transformer):
+class Bart(EncoderDecoder):
     """As in fairseq, padding's row starts at zero and gets no gradient as an input; as an output it learns normally."""
 
     config: BartConfig
@@ -55,10 +56,6 @@ class Bart(Transformer):
         rows, d_model = config.padded_vocab_size, config.d_model
         # Where the end mark is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
-        super().__init__(
-            config,
-            new_inputs=lambda: NormedInputs(config),
-            embedding=Embedding(rows, d_model, STD, padding_idx),
-            lm_head=LogitsHead(d_model, rows),
-            std=STD,
-        )
+        embedding, lm_head = Embedding(rows, d_model, STD, padding_idx), LogitsHead(d_model, rows)
+        encoder, decoder = (stack(config, NormedInputs(config), STD) for stack in (Encoder, Decoder))
+        super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -7,7 +7,7 @@ Pre-norm, with learned positions, GELU and one matrix for embedding and output. 
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.config import DecoderOnlyConfig
+from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses
 from pretrain.models.masks import masked, visible

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
-from pretrain.models.config import EncoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
 from pretrain.models.masks import masked, visible

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pretrain.models.config import (
-    AutoregressiveConfig,
-    BartConfig,
-    DecoderOnlyConfig,
-    EncoderOnlyConfig,
-    ModelConfig,
-    T5Config,
-    VanillaConfig,
-)
+from pretrain.models.config.autoregressive import AutoregressiveConfig
+from pretrain.models.config.bart import BartConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.vanilla import VanillaConfig
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -69,14 +67,14 @@ FAMILIES: dict[str, Family] = {
         "pretrain.models.decoder_only.DecoderOnly",
         ("causal_lm",),
         "continuations",
-        "pretrain.huggingface.gpt2",
+        "pretrain.huggingface.decoder_only",
     ),
     "encoder_only": Family(
         EncoderOnlyConfig,
         "pretrain.models.encoder_only.EncoderOnly",
         ("masked_lm",),
         None,
-        "pretrain.huggingface.bert",
+        "pretrain.huggingface.encoder_only",
     ),
 }
 
@@ -98,3 +96,11 @@ def build(config: ModelConfig) -> "Model":
     """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
     return getattr(import_module(module), name)(config)
+
+
+def outline(config: ModelConfig) -> "Model":
+    """Builds the model on the meta device: all names and whole shapes, no weights."""
+    import torch
+
+    with torch.device("meta"):
+        return build(config)

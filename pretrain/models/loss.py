@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
 # the sum of their means over the labels that count. A loss of any other name is averaged over "labels".

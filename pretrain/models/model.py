@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple, cast
 
-from torch import Size, Tensor, nn
+from torch import nn
 
 from pretrain.models.attention import Attention
-from pretrain.models.config import ModelConfig
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.loss import Losses
 
 
@@ -43,14 +43,15 @@ class Model(nn.Module):
     forward: Callable[..., Losses]
 
     def num_parameters(self) -> int:
-        """The number of trained scalars; a tied matrix counts once. On the meta device, counting needs no memory."""
-        return sum(whole_shape(parameter).numel() for parameter in self.parameters())
+        """The number of trained scalars; a tied matrix counts once. If ZeRO-3 shards the model, use its `outline`."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def flops(self, sizes: Sizes) -> float:
         """Floating-point operations of a training step, forward and backward, for examples of these sizes.
 
         Counts 6 per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that
-        causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups don't count.
+        causality hides (Chowdhery et al. 2022, appendix B). Recomputation and look-ups don't count. If ZeRO-3 shards
+        the model, use its `outline`.
         """
         return sum(self.flops_by_part(sizes).values())
 
@@ -73,11 +74,5 @@ def cross_attentions(layers: Iterable[nn.Module]) -> list[Attention]:
 
 
 def matrix_weights(module: nn.Module) -> int:
-    """The number of weights of all matrices in `module`, also while ZeRO-3 has sharded them."""
-    shapes = [whole_shape(weight) for weight in module.parameters()]
-    return sum(shape.numel() for shape in shapes if len(shape) > 1)
-
-
-def whole_shape(parameter: Tensor) -> Size:
-    """The shape of a whole parameter, also while ZeRO-3 has sharded it and its own shape is (0,)."""
-    return getattr(parameter, "ds_shape", parameter.shape)
+    """The number of weights of all matrices in `module`, which isn't sharded."""
+    return sum(weight.numel() for weight in module.parameters() if weight.dim() > 1)

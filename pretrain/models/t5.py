@@ -9,12 +9,11 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.config import T5Config
+from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
 from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
-from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -178,7 +177,7 @@ class Decoder(Stack):
         x: Tensor,
         encoder_states: Tensor,
         encoder_attention_mask: Tensor | None = None,
-        cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
+        cache: Caches | None = None,
         segments: Tensor | None = None,
         encoder_segments: Tensor | None = None,
         positions: Tensor | None = None,
@@ -190,15 +189,7 @@ class Decoder(Stack):
         positions = positions_from(held, queries, x.device, positions)
         seen = visible(queries, keys, x.device, causal=True, query_segments=segments, key_segments=segments)
         bias = masked(self.bias(queries, keys, x), seen, x.dtype)
-        seen = visible(
-            queries,
-            encoder_states.size(1),
-            x.device,
-            key_mask=encoder_attention_mask,
-            query_segments=segments,
-            key_segments=encoder_segments,
-        )
-        cross_bias = masked(None, seen, x.dtype)
+        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         turned = self.rotation(positions, x)
         x = self.dropout(self.placed(x, positions))
         for i, layer in enumerate(self.layers):
@@ -206,98 +197,21 @@ class Decoder(Stack):
         return self.dropout(self.final_norm(x))
 
 
-class T5(Model):
-    """`forward` returns the loss of every target token; `encode` and `decode` are its two halves."""
+class T5(EncoderDecoder):
+    """T5 with any of the positions of `T5Config`."""
 
     config: T5Config
-    decoder_reads_targets = True
 
     def __init__(self, config: T5Config):
-        super().__init__()
-        self.config = config
         rows, d_model = config.padded_vocab_size, config.d_model
-        self.embedding = Embedding(rows, d_model, _embedding_std(config))
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
-        self.lm_head = Linear(d_model, rows, std=_output_std(config))
-        if (
-            config.tie_embeddings
-        ):  # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
-            self.lm_head.weight = self.embedding.weight
-
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        decoder_input_ids: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
-
-        `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
-        tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
-        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
-        within an example; relative positions don't need them, since packing keeps distances inside an example. The
-        z-loss applies in training only.
-        """
-        if decoder_input_ids is None:
-            decoder_input_ids = shift_right(labels, self.config.decoder_start_id, decoder_segment_ids)
-        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
-        x = self.decoder(
-            self.embedding(decoder_input_ids),
-            states,
-            encoder_attention_mask,
-            segments=decoder_segment_ids,
-            encoder_segments=encoder_segment_ids,
-            positions=decoder_positions,
+        super().__init__(
+            config,
+            Embedding(rows, d_model, _embedding_std(config)),
+            Encoder(config),
+            Decoder(config),
+            Linear(d_model, rows, std=_output_std(config)),
+            config.tie_embeddings,
         )
-        return {"labels": configured_losses(self._logits(x), labels, self.config, self.training)}
 
-    def encode(
-        self,
-        encoder_input_ids: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-    ) -> Tensor:
-        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
-        x = self.embedding(encoder_input_ids)
-        return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
-
-    def decode(
-        self,
-        decoder_input_ids: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: list[tuple[KeyValueCache, KeyValueCache]] | None = None,
-    ) -> Tensor:
-        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
-        x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
-        return self._logits(x)
-
-    def new_cache(self) -> list[tuple[KeyValueCache, KeyValueCache]]:
-        """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
-        return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return self.lm_head(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
-        config = self.config
-        width = config.num_heads * config.d_kv
-        attend = cross_attentions(self.decoder.layers)
-        decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
-            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
-            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
-            "cross-attention": sum(
-                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
-            ),
-            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
-        }
+    def logits(self, x: Tensor) -> Tensor:
+        return super().logits(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)

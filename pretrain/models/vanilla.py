@@ -1,33 +1,26 @@
-"""The Transformer: Vaswani et al., "Attention Is All You Need" (2017).
+"""The vanilla Transformer: Vaswani et al., "Attention Is All You Need" (2017).
 
 A post-norm encoder-decoder, LayerNorm(x + Dropout(Sublayer(x))), with sinusoidal positions and one matrix for both
 embeddings and the output. Its layers and stacks are BART's too.
 """
 
 import math
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.config import VanillaConfig
-from pretrain.models.config.transformer import TransformerConfig
+from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
-from pretrain.models.loss import Losses, configured_losses, shift_right
 from pretrain.models.masks import masked, visible
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
 # loss ln V + 1/2, and more for the tied matrix, by which a decoder starts out predicting its own input.
 OUTPUT_STD = 0.5
 
-Caches = list[tuple[KeyValueCache, KeyValueCache]]
-# Makes the module that turns token vectors (batch, length, d_model) and positions into the input of the first layer.
-NewInputs = Callable[[], nn.Module]
 
-
-def _attention(config: TransformerConfig, std: float | None) -> Attention:
+def _attention(config: PostNormConfig, std: float | None) -> Attention:
     return Attention(
         config.d_model,
         config.d_kv,
@@ -39,7 +32,7 @@ def _attention(config: TransformerConfig, std: float | None) -> Attention:
     )
 
 
-def _feed_forward(config: TransformerConfig, std: float | None) -> FeedForward:
+def _feed_forward(config: PostNormConfig, std: float | None) -> FeedForward:
     return FeedForward(
         config.d_model,
         config.d_ff,
@@ -53,7 +46,7 @@ def _feed_forward(config: TransformerConfig, std: float | None) -> FeedForward:
 class EncoderLayer(nn.Module):
     """`std` initialises all matrices; None: Glorot's √(2 / (inputs + outputs)), as in the authors' code."""
 
-    def __init__(self, config: TransformerConfig, std: float | None):
+    def __init__(self, config: PostNormConfig, std: float | None):
         super().__init__()
         self.self_attention = _attention(config, std)
         self.self_attention_norm = LayerNorm(config.d_model)
@@ -69,7 +62,7 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """`std` as in `EncoderLayer`."""
 
-    def __init__(self, config: TransformerConfig, std: float | None):
+    def __init__(self, config: PostNormConfig, std: float | None):
         super().__init__()
         self.self_attention = _attention(config, std)
         self.self_attention_norm = LayerNorm(config.d_model)
@@ -97,7 +90,9 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, config: TransformerConfig, inputs: nn.Module, std: float | None):
+    """`inputs` maps token vectors (batch, length, d_model) and positions to the input of the first layer."""
+
+    def __init__(self, config: PostNormConfig, inputs: nn.Module, std: float | None):
         super().__init__()
         self.inputs = inputs
         self.layers = nn.ModuleList(EncoderLayer(config, std) for _ in range(config.num_encoder_layers))
@@ -122,7 +117,9 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: TransformerConfig, inputs: nn.Module, std: float | None):
+    """`inputs` as in `Encoder`."""
+
+    def __init__(self, config: PostNormConfig, inputs: nn.Module, std: float | None):
         super().__init__()
         self.inputs = inputs
         self.layers = nn.ModuleList(DecoderLayer(config, std) for _ in range(config.num_decoder_layers))
@@ -152,117 +149,11 @@ class Decoder(nn.Module):
             key_segments=segments,
         )
         bias = masked(None, seen, x.dtype)
-        seen = visible(
-            queries,
-            encoder_states.size(1),
-            x.device,
-            key_mask=encoder_attention_mask,
-            query_segments=segments,
-            key_segments=encoder_segments,
-        )
-        cross_bias = masked(None, seen, x.dtype)
+        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         x = self.inputs(x, positions_from(held, queries, x.device, positions))
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, bias, causal, cross_bias, cache[i] if cache else None)
         return x
-
-
-class Transformer(Model):
-    """The base of the Transformer and BART. `forward` returns the loss of every target token."""
-
-    config: TransformerConfig
-    decoder_reads_targets = True
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        new_inputs: NewInputs,
-        lm_head: Linear,
-        embedding: Embedding,
-        std: float | None,
-    ):
-        super().__init__()
-        self.config = config
-        self.embedding = embedding
-        self.encoder = Encoder(config, new_inputs(), std)
-        self.decoder = Decoder(config, new_inputs(), std)
-        self.lm_head = lm_head
-        # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
-        self.lm_head.weight = self.embedding.weight
-
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        decoder_input_ids: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
-
-        `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
-        tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
-        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart; positions count
-        within an example. Label smoothing and z-loss apply in training only.
-        """
-        if decoder_input_ids is None:
-            start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
-            decoder_input_ids = shift_right(labels, start_id, decoder_segment_ids, pad_id)
-        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
-        x = self.decoder(
-            self.embedding(decoder_input_ids),
-            states,
-            encoder_attention_mask,
-            segments=decoder_segment_ids,
-            encoder_segments=encoder_segment_ids,
-            positions=decoder_positions,
-        )
-        return {"labels": configured_losses(self.lm_head(x), labels, self.config, self.training)}
-
-    def encode(
-        self,
-        encoder_input_ids: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-    ) -> Tensor:
-        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
-        x = self.embedding(encoder_input_ids)
-        return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
-
-    def decode(
-        self,
-        decoder_input_ids: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Caches | None = None,
-    ) -> Tensor:
-        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
-        x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
-        return self.lm_head(x)
-
-    def new_cache(self) -> Caches:
-        """An empty cache for `decode`: (self-attention, cross-attention) of each decoder layer."""
-        return [(KeyValueCache(), MemoryCache()) for _ in self.decoder.layers]
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
-        config = self.config
-        width = config.d_model
-        attend = cross_attentions(self.decoder.layers)
-        decoder = matrix_weights(self.decoder.layers) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
-            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
-            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
-            "cross-attention": sum(
-                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
-            ),
-            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
-        }
 
 
 class SinusoidalInputs(nn.Module):
@@ -277,15 +168,11 @@ class SinusoidalInputs(nn.Module):
         return self.dropout(x * self.scale + sinusoids(positions, x.size(-1), x.dtype))
 
 
-class Vanilla(Transformer):
-    """The original Transformer."""
+class Vanilla(EncoderDecoder):
+    """The Transformer as published."""
 
     def __init__(self, config: VanillaConfig):
         rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.d_model**-0.5
-        super().__init__(
-            config,
-            new_inputs=lambda: SinusoidalInputs(config),
-            embedding=Embedding(rows, d_model, std),
-            lm_head=Linear(d_model, rows, std),
-            std=None,
-        )
+        embedding, lm_head = Embedding(rows, d_model, std), Linear(d_model, rows, std)
+        encoder, decoder = (stack(config, SinusoidalInputs(config), std=None) for stack in (Encoder, Decoder))
+        super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from pretrain import models
 from pretrain.models import ModelConfig
-from pretrain.models.config import EncoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
@@ -59,8 +59,8 @@ def activations(
     CPU computes attention if its bias is learned.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = models.outline(config).to(dtype)
     with torch.device("meta"):
-        model = models.build(config).to(dtype)
         batch = _batch(config, rows)
     as_on_gpu = _AsOnGpu(rows, fused_attention)
     if checkpointing:

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 
 from data_pipeline.foundation.errors import UserError
+from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.gpus import Gpu
 from pretrain.models.model import Model, Sizes
 from pretrain.plan.activations import Activations, Rows, activations
-from pretrain.plan.states import Parameters, Setting, States, meta_model, settings, states
+from pretrain.plan.states import Parameters, Setting, States, settings, states
 from pretrain.plan.steps import Cluster, Step, Traffic, step, traffic
 from pretrain.setup import cut_rows
 from pretrain.zero.memory import SAFE
@@ -62,7 +63,7 @@ class Planner:
         self.question = question
         batch = question.config.batch.model_copy(update={"micro_batch_size": None})  # a plan looks for the largest
         config = self.config = question.config.model_copy(update={"batch": batch})
-        self.model: Model = meta_model(config)
+        self.model: Model = models.outline(config.model)
         self.parameters = Parameters.of(self.model, config)
         row = question.rows
         targets = row.targets if self.model.decoder_reads_targets else row.predicted

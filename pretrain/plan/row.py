@@ -8,7 +8,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import Objective
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.config import EncoderOnlyConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.plan.activations import Rows
 from pretrain.setup import with_ids_of
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 
-from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.deepspeed_keys import ZERO_PASSED_ON
 from pretrain.models.model import Model
@@ -202,9 +201,3 @@ def _offloaded(held: States, parameters: Parameters, setting: Setting, share: in
         host += moved.weights
         moved = replace(moved, weights=0)
     return replace(moved, host=host)
-
-
-def meta_model(config: RunConfig) -> Model:
-    """The run's model without memory."""
-    with torch.device("meta"):
-        return models.build(config.model)

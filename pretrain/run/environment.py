@@ -8,25 +8,48 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 
 from data_pipeline.foundation.code_version import git
 
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
-def describe(ranks: int) -> dict[str, Any]:
+def describe(hosts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The environment of a run: this machine, which has rank 0, and all `hosts`."""
+    here = host()
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "host": here["host"],
+        "ranks": sum(len(one["ranks"]) for one in hosts),
+        "cpu": here["cpu"],
+        "gpus": here["gpus"],
+        "hosts": hosts,
+        "git": {"commit": git_commit(), "diff": git("diff", "HEAD")},
+    }
+
+
+def host() -> dict[str, Any]:
+    """This machine."""
+    return {
         "host": platform.node(),
-        "ranks": ranks,
         "cpu": {
             "model": _cpu_model(),
             "cores": os.cpu_count(),
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         },
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
-        "git": {"commit": git_commit(), "diff": git("diff", "HEAD")},
     }
+
+
+def hosts() -> list[dict[str, Any]]:
+    """Every machine of the run with its ranks. All ranks call this together."""
+    machines: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(machines, host())
+    found: dict[str, dict[str, Any]] = {}
+    for rank, machine in enumerate(machines):
+        found.setdefault(machine["host"], {**machine, "ranks": []})["ranks"].append(rank)
+    return list(found.values())
 
 
 def git_commit() -> str:

@@ -12,7 +12,9 @@ from pretrain.metrics import log as metric_log
 from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
-_LOGS, _ATTEMPT, _FAILED = "logs", "attempt-", ".failed"
+REPORTS = "PRETRAIN_REPORTS"  # there too: a file descriptor that the supervisor reads
+FAILED = "rank failed:"
+_LOGS, _ATTEMPT = "logs", "attempt-"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 
@@ -50,18 +52,10 @@ def log_of(directory: Path, rank: int) -> Path:
 
 
 def note_failure(rank: int) -> None:
-    """Records when a rank failed. The failures of other ranks follow from the first, but those ranks may end earlier.
-
-    The record is an empty file, for which even a full disk has room.
-    """
-    if directory := supervised():
-        with contextlib.suppress(OSError):
-            log_of(directory, rank).with_suffix(_FAILED).touch(exist_ok=False)
-
-
-def failed_first(directory: Path) -> int | None:
-    failures = sorted(directory.glob(f"rank-*{_FAILED}"), key=lambda file: file.stat().st_mtime_ns)
-    return int(failures[0].stem.removeprefix("rank-")) if failures else None
+    """Reports to the supervisor that a rank fails. Others fail because of it, but may end earlier."""
+    if reports := os.environ.get(REPORTS):
+        with contextlib.suppress(OSError, ValueError):
+            os.write(int(reports), f"{FAILED} {rank}\n".encode())
 
 
 def refusal(directory: Path) -> str | None:

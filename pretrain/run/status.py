@@ -1,4 +1,4 @@
-"""RUN/status.json, the state of the run, and RUN/stop, a request to stop, which the ranks check in each step."""
+"""RUN/status.json, the state of the run, and RUN/stop, a request to stop, which rank 0 looks for in each step."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +15,15 @@ STATUS, STOP = "status.json", "stop"
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended."""
+    """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended.
+
+    `stop_file`: when it ended, RUN/stop was there.
+    """
 
     state: Literal["new", "running", "stopped", "finished"] = "new"
     attempt: NonNegativeInt = 0
     step: NonNegativeInt | None = None
+    stop_file: bool = False
 
 
 def read(run: Path) -> Status:

@@ -1,22 +1,26 @@
 """Ends a rank that hangs, with the stacks of all its threads on stderr.
 
-Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. A rank that starts or compiles
-has a longer limit, because that time depends more on the machine than on the run.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The limit follows the time that
+steps take. A rank that starts, compiles, saves or loads has a longer one, because that depends on the machine and disk.
 """
 
 import contextlib
 import faulthandler
 import os
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from pretrain.run import rank_logs
 
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
-_last = time.monotonic()
-_starting, _compiling = True, False
-_changed = threading.Event()  # set when _starting or _compiling changes, and with them the limit
+LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
+_last = _last_step = time.monotonic()
+_steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
+_starting, _compiling, _saving = True, False, False
+_changed = threading.Event()  # set when one of these changes, and with it the limit
 
 
 def alive() -> None:
@@ -26,15 +30,33 @@ def alive() -> None:
 
 
 def starting() -> None:
-    """From here to the end of the next step, the limit is `start_seconds`."""
+    """From here to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
     _now(starting=True, compiling=False)
 
 
 def step_done() -> None:
     """Notes that a step has ended, and with it the start."""
+    global _last_step
     if _starting:
         _now(starting=False, compiling=False)
+    else:
+        _steps.append(time.monotonic() - _last_step)
+    _last_step = time.monotonic()
     alive()
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Within the block, the limit doesn't follow the time of steps, of which the block is no part."""
+    global _saving, _last_step
+    before, _saving = _saving, True
+    _changed.set()
+    try:
+        yield
+    finally:
+        _saving, _last_step = before, time.monotonic()
+        alive()
+        _changed.set()
 
 
 def compiling(begins: bool) -> None:
@@ -50,10 +72,12 @@ def _now(starting: bool, compiling: bool) -> None:
 
 
 @contextlib.contextmanager
-def watching(rank: int, hang_seconds: float, start_seconds: float) -> Iterator[None]:
+def watching(rank: int, hang_seconds: float | None, start_seconds: float) -> Iterator[None]:
     """Within the block, ends the process with exit code 1 when it makes no progress within the limit.
 
-    The limit is `start_seconds` at first and while the process compiles, else `hang_seconds`.
+    The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
+    None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
+    known, and while the process saves.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
@@ -71,19 +95,30 @@ def watching(rank: int, hang_seconds: float, start_seconds: float) -> Iterator[N
         faulthandler.cancel_dump_traceback_later()
 
 
-def _watch(rank: int, hang_seconds: float, start_seconds: float, done: threading.Event) -> None:
+def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float]:
+    """The limit in seconds, and the setting that it comes from."""
+    if not (_starting or _compiling):
+        if hang_seconds is not None:
+            return "faults.hang_seconds", hang_seconds
+        if len(_steps) >= STEPS and not _saving:
+            limit = max(LEAST_SECONDS, STEPS * statistics.median(_steps))
+            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", limit
+    return "faults.start_seconds", start_seconds
+
+
+def _watch(rank: int, hang_seconds: float | None, start_seconds: float, done: threading.Event) -> None:
     while True:
         _changed.clear()
         if done.is_set():
             return
-        key, limit = ("start_seconds", start_seconds) if _starting or _compiling else ("hang_seconds", hang_seconds)
+        setting, limit = _limit(hang_seconds, start_seconds)
         left = _last + limit - time.monotonic()
         if left <= 0:
             break
         # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL
         faulthandler.dump_traceback_later(left + GRACE, exit=True)
         _changed.wait(left)
-    message = f"rank {rank}: no progress for {limit:g} s (faults.{key}); all stacks follow\n"
+    message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
     rank_logs.note_failure(rank)

@@ -6,16 +6,16 @@ be absent from one. Stage 3 cuts each parameter by itself. Either way a rank hol
 parameter. When a run starts, `check` verifies this for its engine.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.models.model import whole_shape
 from pretrain.optimizers.flat import Flat, Fragment
 
 with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
@@ -66,7 +66,7 @@ def check(engine: DeepSpeedEngine) -> None:
     dist.all_reduce(found)
     wrong_anywhere = torch.tensor([wrong], device=engine.device)
     dist.all_reduce(wrong_anywhere)
-    sizes = [whole_shape(parameter).numel() for parameter in named.values()]
+    sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in named.values()]  # ds_: at stage 3
     expected = torch.tensor([[size, size * (size - 1) // 2] for size in sizes], device=engine.device).T
     for name, (elements, positions) in zip(named, (found == expected).T.tolist(), strict=True):
         if not (elements and positions):
@@ -90,6 +90,19 @@ def _equals_live(fragment: Fragment, parameter: Tensor) -> bool:
     master = fragment.of(fragment.flat.data)
     ends = (slice(None, _ENDS), slice(-_ENDS, None))
     return all(torch.equal(master[end].to(live.device, live.dtype), live[end]) for end in ends)
+
+
+@contextlib.contextmanager
+def gathered(parameter: nn.Parameter) -> Iterator[bool]:
+    """Makes `parameter` whole if ZeRO-3 shards it, and says whether this process must fill it: then only rank 0 must.
+
+    All ranks call this together; they then hold what rank 0 has filled in. Without shards each process fills its own.
+    """
+    if hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            yield dist.get_rank() == 0
+    else:
+        yield True
 
 
 def flats(engine: DeepSpeedEngine) -> list[Flat]:

@@ -83,7 +83,7 @@ def test_a_weight_without_a_row_in_a_million_is_too_light():
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
     """encoder_input_ids of each step, gathered from all ranks."""
     stream = Stream([corpus], [1.0], seed=0, lanes=8)
-    start = StreamState.at(stream, first * cuts_of[0].global_batch, [])
+    start = StreamState.at(stream, first * cuts_of[0].rows(cuts_of[0].accumulation), [])
     ranks = [list(TrainingBatches(stream, cut, start).loader(steps, workers)) for cut in cuts_of]
     return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
 

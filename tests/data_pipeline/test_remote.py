@@ -92,6 +92,13 @@ def test_a_cached_file_of_other_content_is_replaced(tmp_path):
     assert cache.get(digest(1), lambda: content(1)) == content(1)
 
 
+def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    cache = DiskCache(tmp_path / "file", limit=10_000)
+    assert [cache.get(digest(1), lambda: content(1)) for _ in range(2)] == [content(1)] * 2
+    assert capsys.readouterr().err == f"warning: {tmp_path}/file: blocks can't be cached: Not a directory\n"
+
+
 SHARE = """
 import sys
 from pathlib import Path

@@ -33,7 +33,7 @@ def stream_of(*corpora: Path, **changes) -> Stream:
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
     """(corpus, epoch, row) of every sample of `steps` steps, gathered from all ranks, and the position after them."""
     cuts = [Cut(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
-    begins = [start.position + step * cuts[0].global_batch for step in range(steps)]
+    begins = [start.position + step * cuts[0].rows(cuts[0].accumulation) for step in range(steps)]
     positions = [
         np.arange(first, first + micro_batch)
         for begin in begins
@@ -42,7 +42,7 @@ def samples(stream, ranks, micro_batch, accumulation, start, steps):
     ]
     batches = TrainingBatches(stream, cuts[0], start)
     ids = np.stack(batches.row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
-    return ids.tolist(), StreamState.at(stream, start.position + steps * cuts[0].global_batch, [])
+    return ids.tolist(), StreamState.at(stream, start.position + steps * cuts[0].rows(cuts[0].accumulation), [])
 
 
 parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))

@@ -1,15 +1,22 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
+import contextlib
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from launch.rank_processes import kept, with_own_gpus
 from launch.supervise import supervise
+from launch.supervise.rank_processes import kept, with_own_gpus
+from pretrain.run import rank_logs
 from pretrain.run.stop_signals import STOP_SIGNALS
 
 LAUNCHER = """
@@ -23,13 +30,46 @@ STOPS_ON_REQUEST = """
 until [ -e {run}/stop ]; do sleep 0.05; done
 echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
 """
+NEVER_STOPS = "sleep 3600"
 
 
-def supervised(run: Path, *ranks: str, words: str = "") -> int:
+@pytest.fixture(autouse=True)
+def _hang_ups_count() -> Iterator[None]:
+    """The supervisor heeds SIGHUP unless it was ignored before, as it is under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
     """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
     commands = [kept(["sh", "-c", script]) for script in ranks]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
-    return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds=3600)
+    return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
+
+
+def statuses(processes: list[psutil.Process]) -> set[str]:
+    """The statuses of those `processes` that still exist."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(process.status())
+    return found
+
+
+def ended(pid_file: Path) -> bool:
+    """Whether the process whose id is in `pid_file` has ended. Its init may not have reaped it yet."""
+    pid = int(pid_file.read_text())
+    return not psutil.pid_exists(pid) or statuses([psutil.Process(pid)]) <= {psutil.STATUS_ZOMBIE}
+
+
+def supervisor(run: Path, *ranks: str) -> list[str]:
+    """A command that calls `supervised` in a process of its own."""
+    code = (
+        "import sys; from pathlib import Path; from tests.launch.test_supervise import supervised;"
+        "sys.exit(supervised(Path(sys.argv[1]), *sys.argv[2:]))"
+    )
+    return [sys.executable, "-c", code, str(run), *ranks]
 
 
 TO_KEEPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
@@ -40,6 +80,62 @@ def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, sig
     """These processes block the signal, and never report it themselves."""
     assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
     assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])
+def test_a_signal_to_the_supervisor_stops_the_run(tmp_path, capfd, name):
+    """Closing a terminal sends SIGHUP twice, so a second SIGHUP doesn't end the run at once."""
+    times = 2 if name == "HUP" else 1
+    signalled = f"kill -{name} {os.getpid()}\n" * times
+    assert supervised(tmp_path, f"{signalled}{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
+    expected = f"SIG{name}: saving and stopping; a second signal ends the run at once\n"
+    assert capfd.readouterr().err == expected
+
+
+def test_a_second_signal_to_the_supervisor_ends_ranks_that_cannot_obey_the_first(tmp_path, capfd):
+    me, asked = os.getpid(), f"until [ -e {tmp_path}/stop ]; do sleep 0.05; done"
+    script = f"echo $$ > {tmp_path}/pid; kill -USR1 {me}; {asked}; kill -USR1 {me}; kill -STOP $$"
+    assert supervised(tmp_path, script) == 1
+    assert capfd.readouterr().err.startswith("SIGUSR1: saving and stopping")
+    assert ended(tmp_path / "pid")
+
+
+def test_a_run_whose_terminal_is_closed_stops(tmp_path):
+    """Both the kernel and the shell signal the supervisor, which then can't print any more."""
+    terminal, inside = pty.openpty()
+    script = f"echo training; {STOPS_ON_REQUEST.format(run=tmp_path)}"
+    command = ["setsid", "--ctty", *supervisor(tmp_path, script)]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
+    os.close(inside)
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        shown = b""
+        while b"training" not in shown:
+            shown += screen.read(1000)
+    process.send_signal(signal.SIGHUP)  # as its shell does
+    assert process.wait() == 75
+
+
+def test_no_process_outlives_a_killed_supervisor(tmp_path):
+    """This includes a suspended rank and a worker that a rank has started."""
+    starts_a_worker = f"sleep 3600 & touch {tmp_path}/ready; wait"
+    process = subprocess.Popen(supervisor(tmp_path / "run", starts_a_worker, "kill -STOP $$"))
+    tree = psutil.Process(process.pid)
+    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in statuses(tree.children(recursive=True))):
+        time.sleep(0.05)
+    below = tree.children(recursive=True)
+    assert len(below) == 6  # the launcher, two keepers, two ranks, a worker
+    process.kill()
+    process.wait()
+    while statuses(below) - {psutil.STATUS_ZOMBIE}:
+        time.sleep(0.05)
+
+
+def test_a_killed_launcher_ends_the_run(tmp_path, capfd):
+    """The ranks that it leaves behind are killed."""
+    script = f"echo $$ > {tmp_path}/pid\n{TO_LAUNCHER.replace('TERM', 'KILL')}\n{NEVER_STOPS}"
+    assert supervised(tmp_path, script) == 1
+    assert "the launcher ended before its ranks" in capfd.readouterr().err
+    assert ended(tmp_path / "pid")
 
 
 def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
@@ -63,10 +159,31 @@ def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_ter
     assert (logs / "rank-00001.exit").read_text() == "3\n"
 
 
-def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
-    assert supervised(tmp_path, "exit 0", "kill -SEGV $$") == 1
-    assert capfd.readouterr().err.startswith("rank 1 was killed by SIGSEGV; its log: ")
-    assert (tmp_path / "logs/attempt-0001/rank-00001.exit").read_text() == "139\n"
+def test_the_rank_that_failed_first_is_named_though_others_end_before_it(tmp_path, capfd):
+    """The other ranks fail because their collectives miss it, while it still leaves its process group."""
+    report, reported = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}', tmp_path / "reported"
+    first = f"echo ValueError: on purpose; {report}; touch {reported}; sleep 0.5; exit 1"
+    then = f"until [ -e {reported} ]; do sleep 0.05; done; {report}; exit 1"
+    assert supervised(tmp_path, then, first) == 1
+    assert capfd.readouterr() == (
+        "",
+        f"rank 1 ended with exit code 1; its log: {tmp_path}/logs/attempt-0001/rank-00001.log\n"
+        "  ValueError: on purpose\n",
+    )
+
+
+@pytest.mark.parametrize(("name", "number"), [("SEGV", 139), ("KILL", 137)])
+def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd, name, number):
+    assert supervised(tmp_path, "exit 0", f"kill -{name} $$") == 1
+    assert capfd.readouterr().err.startswith(f"rank 1 was killed by SIG{name}; its log: ")
+    assert (tmp_path / "logs/attempt-0001/rank-00001.exit").read_text() == f"{number}\n"
+
+
+def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):
+    started = time.monotonic()
+    assert supervised(tmp_path, NEVER_STOPS, "kill -KILL $$", dead_rank_seconds=1) == 1
+    assert time.monotonic() - started >= 1
+    assert capfd.readouterr().err.startswith("rank 1 was killed by SIGKILL; its log: ")
 
 
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
@@ -76,30 +193,39 @@ def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     assert capfd.readouterr().err == f"the launcher ended before its ranks; their logs: {logs}\n  no hostfile\n"
 
 
-FULL_DISK = """
-import sys
-from pathlib import Path
-from tests.launch.test_supervise import supervised
-disk = Path(sys.argv[1])
-sys.exit(supervised(disk / "run", f"head -c 2m /dev/zero > {disk}/filler; echo lost; exit 3"))
-"""
+def on_a_disk_of_1_mb(disk: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs `command` in its own mount namespace, in which a small file system is mounted on `disk`."""
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of one's own takes root or user namespaces")
+    disk.mkdir()
+    script = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@" 2> "$0.stderr"'
+    done = subprocess.run([*unshare, "bash", "-c", script, disk, *command], stdout=subprocess.PIPE, text=True)
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout, disk.with_suffix(".stderr").read_text())
 
 
 def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
     """Neither the rank's log nor the file of its exit code has any content."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("a file system of one's own takes root or user namespaces")
-    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$0" -c "$2" "$1"'
-    command = [*unshare, "bash", "-c", script, sys.executable, str(tmp_path), FULL_DISK]
-    done = subprocess.run(command, capture_output=True, text=True)
-    logs = tmp_path / "run/logs/attempt-0001"
+    disk = tmp_path / "disk"
+    fills = f"head -c 2m /dev/zero > {disk}/filler; echo lost; exit 3"
+    done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", fills))
+    logs = disk / "run/logs/attempt-0001"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         f"{logs}: No space left on device: the ranks' last output is missing from their logs; "
         "free some space, then run the same command again",
         f"rank 0 ended with exit code 3; its log: {logs}/rank-00000.log",
     ]
+
+
+def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
+    """The rank keeps the disk full until the supervisor warns, and then stops."""
+    disk = tmp_path / "disk"
+    fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {disk}.stderr ]; do sleep 0.05; done; rm {disk}/filler"
+    stops = f"touch {disk}/run/stop; {STOPS_ON_REQUEST.format(run=disk / 'run')}"
+    done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", f"{fills}; {stops}"))
+    full = "No space left on device; the run goes on, but its logs are incomplete"
+    assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
 @pytest.mark.parametrize("chosen", ["2,3", "GPU-8932f937", "-1", "", None])

@@ -1,4 +1,7 @@
-"""Runs that are signalled, killed, stopped or hang: real processes, real signals."""
+"""Runs that are signalled, killed, stopped or hang: real ranks. `test_supervise` has stubs for what needs no training.
+
+Four tests go through DeepSpeed's launcher, whose start takes seconds; all others fork their ranks.
+"""
 
 import contextlib
 import json
@@ -10,73 +13,58 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 
-from launch import keep
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from launch.local import launch_local
+from launch.supervise import keep
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
+from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
-from tests.conftest import run
+from pretrain.run import rank_logs
+from tests.pretrain.forked import Forked, run_forked
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
-
-FAILING_RANK = """
-import os, sys, threading, time
-
-def fail(*_):
-    raise ValueError("on purpose")
-
-def once_there():
-    while not hasattr(sys.modules.get("pretrain.zero.engine"), "Engine"):
-        time.sleep(0.1)
-    sys.modules["pretrain.zero.engine"].Engine.step = fail
-
-if os.environ.get("RANK") == "1":
-    threading.Thread(target=once_there, daemon=True).start()
-"""
 
 
 class Started:
     """A command of this project in the background, whose output the test reads."""
 
-    def __init__(self, folder: Path, *command: str | Path, terminal: int | None = None):
+    def __init__(self, folder: Path, *command: str | Path):
         name, *arguments = map(str, command)
-        in_terminal = ["setsid", "--ctty"] if terminal is not None else []
         self._errors = folder / "stderr"
         self._folder = folder
+        self.stdout = ""
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*in_terminal, str(Path(sys.executable).with_name(name)), *arguments],
-                stdin=terminal,
-                stdout=subprocess.PIPE if terminal is None else terminal,
-                stderr=errors if terminal is None else terminal,
+                [str(Path(sys.executable).with_name(name)), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
                 text=True,
-                start_new_session=terminal is None,
+                start_new_session=True,
             )
-        if terminal is not None:
-            os.close(terminal)
 
     def until(self, start: str) -> None:
         """Reads output up to a line that begins with `start`."""
         assert self.process.stdout
         for line in self.process.stdout:
+            self.stdout += line
             if line.startswith(start):
                 return
         raise AssertionError(self.stderr)
 
-    def end(self, at_once: bool = True) -> int:
-        """The exit code, once the command has ended and left no process behind.
-
-        `at_once`: a supervisor that ends has seen all other processes end. Without a supervisor, or if it was killed,
-        the kernel takes a moment to kill them.
-        """
-        self.rest = self.process.communicate()[0]
-        if not at_once:
-            psutil.wait_procs(self.others())
+    def end(self) -> int:
+        """The exit code, when the command has ended and left no process behind."""
+        self.stdout += self.process.communicate()[0]
         assert self.others() == []
         return self.process.returncode
 
@@ -110,6 +98,7 @@ class Started:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
+    forkserver.ensure_running()  # before the name is set: the server belongs to no run
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     return tmp_path
 
@@ -125,12 +114,9 @@ def started(folder) -> Iterator[list[Started]]:
         one.process.wait()
 
 
-ENDLESS = {"name": "test", "max_steps": 1_000_000, "cpu_threads": 1}
-
-
-def endless(folder: Path, corpus: Path, **changes: object) -> Path:
-    settings = {**ENDLESS, "directory": str(folder / "run")}
-    return run_file(folder, corpus, **{"run": settings, "evaluation": [], **changes})
+def endless(folder: Path, corpus: Path, directory: Path | None = None, **changes: object) -> Path:
+    settings = {"max_steps": 1_000_000, "directory": str(directory or folder / "run")}
+    return run_file(folder, corpus, run=settings, **{"evaluation": [], **changes})
 
 
 def launched(started: list[Started], path: Path, *overrides: str) -> Started:
@@ -150,214 +136,222 @@ def is_whole(folder: Path) -> None:
     """Asserts that the latest checkpoint matches its index and is that of the last logged step."""
     checkpoint = newest(folder / "run")
     assert checkpoint
-    assert checkpoint_index.read(checkpoint).step == max(losses(folder / "run.yaml"))
+    index = checkpoint_index.read(checkpoint)
+    checkpoint_index.verify(checkpoint, index)
+    assert index.step == max(losses(folder / "run.yaml"))
 
 
-def test_sigterm_to_the_supervisor_saves_and_stops_with_75(small_corpus, folder, started):
-    """Every step ends in a save here, so most signals arrive during one."""
+# ---- through DeepSpeed's launcher
+
+
+def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started):
+    """Every step ends in a save here, so most signals arrive during one. The first start replaces an existing run."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
-    one = launched(started, path)
+    (folder / "run").mkdir()
+    (folder / "run/metrics.jsonl").write_text("of an earlier run")
+    one = launched(started, path, "--fresh")
+    assert f"{folder}/run: moved the existing run to {folder}/run.old-1" in one.stdout
     one.process.send_signal(signal.SIGTERM)
     assert one.end() == 75, one.stderr
-    assert "stopped on request" in one.rest
+    assert (folder / "run.old-1/metrics.jsonl").read_text() == "of an earlier run"
+    assert "stopped on request" in one.stdout
     assert not (folder / "run/stop").exists()
     is_whole(folder)
 
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_schedulers_warning_to_all_processes_stops_the_run(small_corpus, folder, started, number):
-    """The signal would otherwise end DeepSpeed's launcher, or make it kill the ranks, and end the loader's workers."""
-    one = launched(started, endless(folder, small_corpus), "data.workers=1")
-    for process in [one.process, *one.others()]:
-        process.send_signal(number)
-    assert one.end() == 75, one.stderr
-    is_whole(folder)
-
-
-def test_signals_to_one_rank_stop_all_and_a_second_run_is_refused_meanwhile(small_corpus, folder, started):
-    path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
-    one = launched(started, path)
-    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
-    for refused in (run("launch", "local", path, "--ranks", "2"), run("pretrain", "train", path)):
-        assert refused.returncode == 2
-        assert [line for line in refused.stderr.splitlines() if "error" in line] == [
-            f"error: run.directory: {folder}/run: {holder}"
-        ]
-    assert not (folder / "run/logs/attempt-0002").exists()
-    rank = one.named("rank 1")
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-        rank.send_signal(number)
-        time.sleep(0.03)
-    assert one.end() == 75, one.stderr
-    is_whole(folder)
-    assert "stopped on request" in log(folder, 1, 0)
-    assert log(folder, 1, 1).count("saving and stopping after this step") == 1  # whichever Python saw first
-    assert "step 2/" not in log(folder, 1, 1)
-
-
-@pytest.mark.parametrize("command", [["pretrain", "train"], ["launch", "local"]])
-def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder, started, command):
-    terminal, inside = pty.openpty()
-    one = Started(folder, *command, endless(folder, small_corpus), "data.workers=1", terminal=inside)
-    started.append(one)
-    with os.fdopen(terminal, "rb", buffering=0) as screen:
-        shown = b""
-        while b"step 2/" not in shown:
-            shown += screen.read(1000)
-    time.sleep(0.5)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(one.process.pid, signal.SIGHUP)  # as its shell does
-    assert one.end(at_once=command[0] == "launch") == 75
-    assert json.loads((folder / "run/status.json").read_text())["state"] == "stopped"
-    is_whole(folder)
-
-
-def test_a_second_signal_to_the_supervisor_ends_at_once(small_corpus, folder, started):
-    """It also ends ranks that can't obey the first signal."""
-    one = launched(started, endless(folder, small_corpus))
-    one.named("rank 0").suspend()
-    one.process.send_signal(signal.SIGUSR1)
-    while "SIGUSR1: saving and stopping" not in one.stderr:
-        time.sleep(0.05)
-    assert one.process.poll() is None
-    one.process.send_signal(signal.SIGUSR1)
-    assert one.end() == 1
-
-
-def test_no_process_outlives_a_killed_supervisor_and_the_run_can_go_on(small_corpus, folder, started):
-    """This includes a stopped rank and the loader's workers; the lock is released with them."""
-    path = endless(folder, small_corpus, checkpoint={"every_steps": 2, "keep_last": 2})
+    # A scheduler's warning goes to all processes. It would otherwise end DeepSpeed's launcher, or make it kill the
+    # ranks, and end the loader's workers.
+    stopped = max(losses(path))
     one = launched(started, path, "data.workers=1")
-    assert len(one.others()) >= 5  # DeepSpeed's launcher, two ranks, two workers
-    one.named("rank 1").suspend()
-    one.process.kill()
-    one.end(at_once=False)
-    (folder / "run/checkpoints/.step-00000099.tmp/tokenizer").mkdir(parents=True)  # it may have died during a save
+    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
+    with pytest.raises(UserError) as refused:
+        launch_local(path, [], ranks=2, stop_at_step=None)
+    assert str(refused.value) == f"run.directory: {folder}/run: {holder}"
+    alone = run_forked("train", path)
+    assert (alone.returncode, alone.stderr) == (2, f"error: {refused.value}\n")
+    assert not (folder / "run/logs/attempt-0003").exists()
+    launcher = one.named("launcher")
+    for process in [one.process, *one.others()]:
+        process.send_signal(signal.SIGUSR1)
+    launcher.send_signal(signal.SIGTERM)
+    assert one.end() == 75, one.stderr
+    is_whole(folder)
+    attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}
+    assert attempts == {step: 1 if step <= stopped else 2 for step in range(1, max(attempts) + 1)}
 
-    one = launched(started, path)
-    one.named("launcher").kill()
-    assert one.end() == 1
-    assert "the launcher ended before its ranks" in one.stderr
-    assert json.loads((folder / "run/status.json").read_text())["attempt"] == 2
 
-
-def test_a_killed_rank_ends_the_run_though_the_others_hang(small_corpus, folder, started):
+def test_a_crash_in_native_code_ends_the_run_though_the_others_hang(small_corpus, folder, started):
     """It ends after faults.dead_rank_seconds: all other limits are longer than a test may take."""
     one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=3")
     one.named("rank 0").suspend()
     killed = time.monotonic()
-    one.named("rank 1").kill()
-    assert one.end() == 1
-    assert time.monotonic() - killed >= 3
-    assert f"rank 1 was killed by SIGKILL; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
-
-
-def test_a_crash_in_native_code_is_told_with_its_stacks(small_corpus, folder, started):
-    one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=10")
     one.named("rank 1").send_signal(signal.SIGSEGV)
     assert one.end() == 1
-    assert "rank 1 was killed by SIGSEGV" in one.stderr
+    assert time.monotonic() - killed >= 3
+    assert f"rank 1 was killed by SIGSEGV; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
     assert "Fatal Python error: Segmentation fault" in log(folder, 1, 1)
     assert "pretrain/train.py" in one.stderr  # from the last lines of its log
-    assert "Fatal Python error" not in one.rest
-
-
-def test_a_rank_that_raises_is_told_with_its_last_lines(small_corpus, folder, started, monkeypatch):
-    """The other ranks fail later, when their collectives miss it."""
-    (folder / "sitecustomize.py").write_text(FAILING_RANK)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    one = Started(folder, "launch", "local", endless(folder, small_corpus), "--ranks", "2")
-    started.append(one)
-    assert one.end() == 1
-    assert "rank 1 ended with exit code 1" in one.stderr
-    assert "ValueError: on purpose" in one.stderr
-    assert "ValueError: on purpose" not in one.rest
+    assert "Fatal Python error" not in one.stdout
 
 
 def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small_corpus, folder, started):
     one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=20", "faults.dead_rank_seconds=3")
     one.named("rank 1").suspend()
     assert one.end() == 1
-    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.rest
-    stacks = one.rest.partition("all stacks follow")[2]
+    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stdout
+    stacks = one.stdout.partition("all stacks follow")[2]
     assert "pretrain/train.py" in stacks
     assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
     assert "rank 0 ended with exit code 1" in one.stderr
 
 
-def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder, started):
-    """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
-    does."""
-    shutil.copytree(small_corpus, folder / "corpus")
-    evaluation = [{"hook": "validation_loss", "every_steps": 20}]
-    one = Started(
-        folder,
-        "pretrain",
-        "train",
-        endless(folder, folder / "corpus", evaluation=evaluation),
-        "faults.hang_seconds=20",
-    )
-    started.append(one)
-    one.until("step 2/")
-    for shard in (folder / "corpus/shards/validation").iterdir():
-        shard.unlink()
-        os.mkfifo(shard)
-    assert one.end() == 1
-    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
-    assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
+# The fourth is tests/pretrain/test_soak.py: nothing outlives a killed supervisor, and the run goes on to the same bits.
 
 
-def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder, started):
+# ---- ranks and commands that are forked
+
+
+def train_with_output(path: Path, to_rank_1: list[signal.Signals]) -> int:
+    """The exit code; what the rank prints goes to a file. After two steps rank 1 sends itself these signals."""
+    rank = int(os.environ["RANK"])
+    output = os.open(path.parent / f"output-{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+    def send() -> None:
+        while len(losses(path)) < 2:
+            time.sleep(0.02)
+        for number in to_rank_1:
+            os.kill(os.getpid(), number)
+            time.sleep(0.03)
+
+    if rank == 1 and to_rank_1:
+        threading.Thread(target=send, daemon=True).start()
+    from pretrain.train import train
+
+    try:
+        return train(load(path, [], RunConfig))
+    except SystemExit as end:
+        return end.code
+
+
+def test_signals_to_one_rank_stop_all(small_corpus, folder):
+    path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
+    signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+    assert on_ranks(2, train_with_output, path, signals, joined=False) == [75, 75]
+    is_whole(folder)
+    first, second = ((folder / f"output-{rank}").read_text() for rank in range(2))
+    assert "stopped on request" in first
+    assert second.count("saving and stopping after this step") == 1  # whichever Python saw first
+    assert "step 2/" not in second
+
+
+def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
+    """The other ranks fail later, when their collectives miss it, but may end earlier."""
+    path, logs = endless(folder, small_corpus), rank_logs.new_directory(folder / "run")
+    assert on_ranks(2, fail_on_rank_1, path, logs, joined=False) == [1, 1]
+    assert (logs / "reports").read_text().startswith(f"{rank_logs.FAILED} 1\n")
+    assert "ValueError: on purpose" in (folder / "output-1").read_text()
+
+
+def fail_on_rank_1(path: Path, logs: Path) -> int:
+    from pretrain.zero.engine import Engine
+
+    def fail(*_: object) -> None:
+        raise ValueError("on purpose")
+
+    os.environ[rank_logs.SUPERVISED] = str(logs)
+    reports = os.open(logs / "reports", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # the supervisor's pipe is like it
+    os.environ[rank_logs.REPORTS] = str(reports)
+    if os.environ["RANK"] == "1":
+        Engine.step = fail
+    return train_with_output(path, [])
+
+
+def typed_and_shown(path: Path, typed: list[bytes], *overrides: str) -> tuple[int, str, list[psutil.Process]]:
+    """(exit code, output, processes left behind) of one process on a terminal, at which `typed` is typed after two
+    steps, or else which is closed."""
+    terminal, inside = pty.openpty()
+    with Forked("train", path, *overrides, terminal=os.ttyname(inside)) as one:
+        with os.fdopen(terminal, "r+b", buffering=0) as screen:
+            shown = b""
+            while b"step 2/" not in shown:
+                shown += screen.read(1000)
+            os.close(inside)  # from here on the command alone has the terminal
+            for keys in typed:
+                screen.write(keys)
+                time.sleep(0.05)
+            if typed:
+                with contextlib.suppress(OSError):  # nobody has it any more
+                    while content := screen.read(1000):
+                        shown += content
+            else:
+                os.kill(one.pid, signal.SIGHUP)  # as its shell does; the kernel sends another
+        code = one.wait()
+        psutil.wait_procs(one.others())  # they die of its death, which takes the kernel a moment
+        return code, shown.decode(), one.others()
+
+
+def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder):
     """A terminal sends the signal to all processes, and here more than once."""
-    path = endless(folder, small_corpus)
-    one = Started(folder, "pretrain", "train", path, "data.workers=2")
-    started.append(one)
-    one.until("step 2/")
-    for _ in range(3):
-        os.killpg(one.process.pid, signal.SIGINT)
-        time.sleep(0.05)
-    assert one.end(at_once=False) == 75, one.stderr
-    assert "SIGINT: saving and stopping after this step" in one.stderr
+    code, shown, left = typed_and_shown(endless(folder, small_corpus), [b"\x03"] * 3, "data.workers=2")
+    assert (code, left) == (75, []), shown
+    assert "SIGINT: saving and stopping after this step" in shown
+    is_whole(folder)
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder):
+    code, shown, left = typed_and_shown(endless(folder, small_corpus), [], "data.workers=1")
+    assert (code, left) == (75, []), shown
+    assert json.loads((folder / "run/status.json").read_text())["state"] == "stopped"
     is_whole(folder)
 
 
 def test_a_run_stops_after_its_hours(small_corpus, folder):
-    done = run("pretrain", "train", endless(folder, small_corpus), "run.max_hours=0.0002")
+    done = run_forked("train", endless(folder, small_corpus), "run.max_hours=0.0002")
     assert done.returncode == 75, done.stderr
     is_whole(folder)
 
 
-FULL_FOR_A_WHILE = """
-set -e
-mount -t tmpfs -o size=24m tmpfs "$disk"
-"$launch" local "$file" --ranks 2 > "$folder/out" 2> "$folder/err" & run=$!
-until grep -q "^step 2/" "$folder/out"; do kill -0 $run; sleep 0.1; done
-while cat /dev/zero >> "$disk/filler" 2> "$folder/full" || true; do sleep 0.01; done & filling=$!
-until grep -q "warning: " "$folder/err"; do kill -0 $run; sleep 0.1; done
-kill $filling
-wait $filling || true
-rm "$disk/filler"
-touch "$disk/run/stop"
-wait $run && code=0 || code=$?
-cp "$disk/run/metrics.jsonl" "$folder"
-exit $code
-"""
+def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):
+    """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
+    does."""
+    shutil.copytree(small_corpus, folder / "corpus")
+    evaluation = [{"hook": "validation_loss", "every_steps": 20}]
+    path = endless(folder, folder / "corpus", evaluation=evaluation)
+    with Forked("train", path, "faults.hang_seconds=20") as one:
+        one.until("step 2/")
+        for shard in (folder / "corpus/shards/validation").iterdir():
+            shard.unlink()
+            os.mkfifo(shard)
+        assert one.wait() == 1
+        assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
+        assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
 
 
-def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder):
-    """Neither checkpoints nor metrics nor logs fit. The terminal says so, and no step is lost."""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("a file system of one's own takes root")
+@pytest.fixture
+def small_disk(folder) -> Iterator[Path]:
     disk = folder / "disk"
     disk.mkdir()
-    path = endless(folder, small_corpus, run={**ENDLESS, "directory": str(disk / "run")})
-    names = {"disk": disk, "folder": folder, "file": path, "launch": Path(sys.executable).with_name("launch")}
-    environment = {**os.environ, **{name: str(path) for name, path in names.items()}}
-    done = subprocess.run(["unshare", "--mount", "bash", "-c", FULL_FOR_A_WHILE], env=environment)
-    out, err = ((folder / name).read_text() for name in ("out", "err"))
-    assert done.returncode == 75, err
-    full = "No space left on device; the run goes on, but its logs are incomplete"
-    assert err.splitlines() == [f"warning: {disk}/run/logs/attempt-0001: {full}"]
-    (stopped,) = re.findall(r"stopped on request after step (\d+)", out)
-    logged = [row.step for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row.metrics]
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a file system of one's own takes root")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder, small_disk):
+    """Neither checkpoints nor metrics fit. The terminal says so, and no step is lost."""
+    path = endless(folder, small_corpus, small_disk / "run")
+    filler = small_disk / "filler"
+    with Forked("train", path) as one:
+        one.until("step 2/")
+        with filler.open("wb", buffering=0) as file:
+            while "can't be saved" not in one.stderr or "metrics.jsonl" not in one.stderr:
+                with contextlib.suppress(OSError):
+                    file.write(bytes(4096))
+        filler.unlink()
+        (small_disk / "run/stop").touch()
+        assert one.wait() == 75, one.stderr
+        assert "No space left on device" in one.stderr
+        (stopped,) = re.findall(r"stopped on request after step (\d+)", one.stdout)
+    logged = [row.step for row in read_metrics(small_disk / "run") if "train/loss" in row.metrics]
     assert logged == list(range(1, int(stopped) + 1))

@@ -25,7 +25,7 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
         folder / optimizer,
         corpus,
         stage,
-        run={"name": optimizer, "directory": str(folder / optimizer / "run"), "max_steps": STEPS},
+        run={"name": optimizer, "max_steps": STEPS},
         batch={"global_batch_size": 16, "micro_batch_size": 2},
         optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
         checkpoint={"every_steps": 3, "keep_last": 9},
@@ -42,14 +42,19 @@ def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None
 
 
 def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
+    return [recorded_training(folder, settings, stop) for settings in runs]
+
+
+def recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
+    """The exit code of a run on the ranks that have joined, which write down the rows that they take."""
     from pretrain.train import train_on
     from pretrain.zero.engine import Engine
     from tests.pretrain.recorded import record_steps
 
-    take_step, codes = Engine.step, []
-    for settings in runs:
-        os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
+    os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
+    take_step = Engine.step
+    record_steps(Engine)
+    try:
+        return train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
+    finally:
         Engine.step = take_step
-        record_steps(Engine)
-        codes.append(train_on(dist.get_rank(), dist.get_world_size(), settings, stop))
-    return codes

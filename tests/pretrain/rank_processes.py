@@ -13,9 +13,28 @@ import torch.multiprocessing as mp
 from pretrain.run.hardware import free_port
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-# A server that has imported DeepSpeed once forks the ranks: each import takes seconds.
-_processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["pretrain.zero.engine"])
+# A server that has imported all this once forks the ranks: in each the imports would take seconds.
+PROCESSES = mp.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    [
+        "pretrain.cli",
+        "pretrain.train",
+        "pretrain.micro_batch",
+        "pretrain.checkpoint.restore",
+        "pretrain.checkpoint.save",
+        "pretrain.evaluation.hooks",
+        "pretrain.models.t5",
+        "pretrain.optimizers.adamw",
+        "pyarrow.dataset",
+        "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.moe.layer",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "torch._dynamo",
+        "torch._inductor.compile_fx",
+        "torch.onnx",
+    ]
+)
 
 
 def on_ranks(
@@ -26,9 +45,9 @@ def on_ranks(
     `joined`: whether the process group exists when `function` is called; otherwise `function` creates it.
     """
     port = free_port()
-    pipes = [_processes.Pipe(duplex=False) for _ in range(ranks)]
+    pipes = [PROCESSES.Pipe(duplex=False) for _ in range(ranks)]
     started = [
-        _processes.Process(
+        PROCESSES.Process(
             target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True
         )
         for rank in range(ranks)

@@ -3,11 +3,14 @@
 import subprocess
 from pathlib import Path
 
+import torch.distributed as dist
+
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
-from tests.conftest import run
+from tests.conftest import run as run_command
+from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 
 MODEL = {
@@ -22,10 +25,13 @@ MODEL = {
 }
 
 
-def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> Path:
+def run_file(
+    folder: Path, corpus: Path, stage: int = 2, run: dict[str, object] | None = None, **changes: object
+) -> Path:
+    """A run file in `folder`; `run` changes keys of that section, `changes` whole sections."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8},
+        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8, "cpu_threads": 1, **(run or {})},
         "model": MODEL,
         "data": {
             "train": [{"corpus": str(corpus)}],
@@ -40,12 +46,17 @@ def run_file(folder: Path, corpus: Path, stage: int = 2, **changes: object) -> P
         "deepspeed": {"zero_optimization": {"stage": stage}},
         "checkpoint": {"every_steps": 4, "keep_last": 2},
         "evaluation": [{"hook": "validation_loss", "every_steps": 8}],
-        "tracking": {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1},
+        "tracking": {"mlflow": None, "log_every_steps": 1},
         **changes,
     }
     path = folder / "run.yaml"
     write_json(path, config)  # whole at any moment, since each rank of a test may write it and read it
     return path
+
+
+def mlflow(folder: Path) -> dict[str, object]:
+    """The tracking section of a run in MLflow. Few tests need it: creating MLflow's tables takes seconds."""
+    return {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1}
 
 
 def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None, fresh: bool = False) -> list[int]:
@@ -59,11 +70,23 @@ def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool
     return train(load(path, list(overrides), RunConfig), stop, fresh)
 
 
+def train_each(ranks: int, starts: list[tuple[Path, int | None]]) -> list[list[int]]:
+    """Trains each run up to a step, or to its end, in the same processes; returns the exit codes of each rank."""
+    return on_ranks(ranks, _train_each, starts)
+
+
+def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
+    from pretrain.train import train_on
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return [train_on(rank, ranks, load(path, [], RunConfig), stop) for path, stop in starts]
+
+
 def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Starts a run as users do."""
+    """Starts a run as users do. One rank is forked, which saves the time of its imports."""
     if ranks == 1:
-        return run("pretrain", "train", path, *arguments)
-    return run("launch", "local", path, "--ranks", str(ranks), *arguments)
+        return run_forked("train", path, *arguments)
+    return run_command("launch", "local", path, "--ranks", str(ranks), *arguments)
 
 
 def losses(path: Path) -> dict[int, float]:

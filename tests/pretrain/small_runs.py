@@ -54,8 +54,9 @@ def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -
 def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100) -> list[Batch]:
     """This rank's share of a step's rows. The rows don't depend on the cut, and every other step has padding."""
     generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(3, vocabulary, (cut.global_batch, inputs), generator=generator)
-    labels = torch.randint(3, vocabulary, (cut.global_batch, targets), generator=generator)
+    rows_of_step = cut.rows(cut.accumulation)
+    ids = torch.randint(3, vocabulary, (rows_of_step, inputs), generator=generator)
+    labels = torch.randint(3, vocabulary, (rows_of_step, targets), generator=generator)
     rows = {"encoder_input_ids": ids, "labels": labels}
     if step % 2:
         rows["encoder_attention_mask"] = torch.ones_like(ids)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pretrain.models import DecoderOnlyConfig, build
+from pretrain.models import DecoderOnlyConfig, build, outline
 from pretrain.models.model import Sizes
 
 POSITIONS = ["learned", "rotary", "alibi", "sinusoidal"]
@@ -41,8 +41,7 @@ def model(request):
 
 
 def shipped(name):
-    with torch.device("meta"):
-        return build(DecoderOnlyConfig(**yaml.safe_load(Path(f"configs/models/{name}.yaml").read_text())["model"]))
+    return outline(DecoderOnlyConfig(**yaml.safe_load(Path(f"configs/models/{name}.yaml").read_text())["model"]))
 
 
 @pytest.mark.parametrize(

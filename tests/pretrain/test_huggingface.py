@@ -22,7 +22,7 @@ from pretrain.huggingface import export, import_, interchange_of, load_state, to
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
 from pretrain.setup import prepare
-from tests.conftest import run
+from tests.pretrain.forked import run_forked
 
 transformers = pytest.importorskip("transformers")
 
@@ -458,7 +458,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     model = new_bart(tokenizer, **sizes)
     export(model.state_dict(), model.config, tokenizer, tmp_path / "hf")
-    done = run("pretrain", "import", tmp_path / "hf", tmp_path / "imported")
+    done = run_forked("import", tmp_path / "hf", tmp_path / "imported")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "run.yaml"
     path.write_text(
@@ -493,7 +493,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
         prepare(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
 
-    done = run("pretrain", "train", path)
+    done = run_forked("train", path)
     assert done.returncode == 0, done.stderr
     assert f"starts from the weights in {tmp_path}/imported" in done.stdout
     trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000001").model
@@ -501,4 +501,4 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=0, atol=1e-8)
     (tmp_path / "imported/rank-00000.safetensors").unlink()  # once begun, the run no longer needs it
-    assert "is finished: 1 of 1 steps" in run("pretrain", "train", path).stdout
+    assert "is finished: 1 of 1 steps" in run_forked("train", path).stdout

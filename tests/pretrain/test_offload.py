@@ -7,7 +7,7 @@ import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.runs import losses, run_file, train_each
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
@@ -67,10 +67,8 @@ def test_an_offloaded_run_resumes_to_the_bit(small_corpus, tmp_path, stage, devi
         "evaluation": [],
         "tracking": {"mlflow": None, "log_every_steps": 1},
     }
-    whole = run_file(tmp_path / "whole", small_corpus, **settings)
-    parts = run_file(tmp_path / "parts", small_corpus, **settings)
-    assert train_ranks(whole, 2) == [0, 0]
-    assert train_ranks(parts, 2, stop=3) == [75, 75]
-    assert train_ranks(parts, 2) == [0, 0]
+    whole, parts = (run_file(tmp_path / name, small_corpus, **settings) for name in ("whole", "parts"))
+    assert train_each(2, [(whole, None), (parts, 3)]) == [[0, 75]] * 2
+    assert train_each(2, [(parts, None)]) == [[0]] * 2
     assert losses(parts) == losses(whole)
     assert json.loads((parts.parent / "run/checkpoints/step-00000008/index.json").read_text())["zero_stage"] == stage

@@ -22,7 +22,7 @@ from pretrain.models.model import Sizes
 from pretrain.plan.activations import Rows, activations
 from pretrain.plan.fit import Planner, Question
 from pretrain.plan.live_memory import LiveMemory
-from pretrain.plan.states import Parameters, Setting, States, meta_model, states
+from pretrain.plan.states import Parameters, Setting, States, states
 from pretrain.plan.steps import Cluster, Traffic, step, traffic
 from pretrain.zero.layers import layers, recomputed
 from tests.pretrain.rank_processes import each, on_ranks
@@ -175,7 +175,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, float]:
     stage, precision, _, checkpointing, offload = case
     config = config_of(*case)
     setting = Setting(stage, "optimizer" if offload else "none", checkpointing, stage == 3)
-    sizes = Parameters.of(meta_model(config), config)
+    sizes = Parameters.of(models.outline(config.model), config)
     rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
     passing = activations(config.model, rows, precision, checkpointing, fused_attention=False)
     held = states(sizes, setting, ranks, precision, config.deepspeed.zero_optimization.model_dump())
@@ -231,7 +231,7 @@ def test_the_shards_of_t5_11b_on_512_ranks_add_up():
     assert whole == 11_307_321_344
     assert 0 <= 512 * share - whole < 512 * len(shards)
     config = load(LARGEST, [], RunConfig)
-    sizes = Parameters.of(meta_model(config), config)
+    sizes = Parameters.of(models.outline(config.model), config)
     assert sizes.share(3, 512) == share
     held = states(sizes, Setting(3, "none", True, True), 512, "bf16", {"stage3_param_persistence_threshold": 0})
     assert held.weights == 2 * share
@@ -270,8 +270,7 @@ def test_parts_of_the_arithmetic_are_worked_by_hand():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_add_up(family):
     config = models.parse(FAMILIES[family])
-    with torch.device("meta"):
-        model = models.build(config)
+    model = models.outline(config)
     sizes = Sizes.of_example(20, 12)
     parts = model.flops_by_part(sizes)
     assert sum(parts.values()) == model.flops(sizes)

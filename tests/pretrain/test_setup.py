@@ -124,7 +124,7 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
 def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_with_noise):
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
     with pytest.raises(
-        ValidationError, match=r"1e-07 for .*/built, out of 1 in total, gives less than one row in a million"
+        ValidationError, match=r"1e-07 for .*/corpus, out of 1 in total, gives less than one row in a million"
     ):
         prepared(VANILLA, sections={"data": {"train": train}})
 

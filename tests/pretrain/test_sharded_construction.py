@@ -1,9 +1,15 @@
 """Models built under ZeRO-3: the same weights, a share of the memory."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from data_pipeline import tokenizer
 from pretrain import models
+from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.tensors import load_weights
 from pretrain.models.model import Model, Sizes
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
@@ -34,7 +40,8 @@ def constructed(precision: str, changes: dict) -> tuple:
     model = construct(config, config.model, setup(config).cut)
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
-    return whole(model), held, own, model.num_parameters(), model.flops(Sizes.of_example(512, 114))
+    outline = models.outline(config.model)
+    return whole(model), held, own, outline.num_parameters(), outline.flops(Sizes.of_example(512, 114))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -53,6 +60,26 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
         assert flops == plain.flops(Sizes.of_example(512, 114))
         assert own == 0
         assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
+
+
+def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.internals import gathered
+
+    config = run_config(3)
+    model = construct(config, config.model, setup(config).cut)
+    load_weights(model, checkpoint, gathered)
+    return whole(model)
+
+
+def test_a_sharded_model_takes_the_weights_of_a_checkpoint(small_corpus, tmp_path):
+    config = run_config(3).model
+    state = models.build(config).state_dict()
+    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
+    save_weights(config, state, tokenizer.load(small_corpus, described), tmp_path / "checkpoint")
+    for values in on_ranks(2, loaded, tmp_path / "checkpoint"):
+        assert len(values) == len(state)
+        assert all(torch.equal(value, state[name]) for name, value in values.items())
 
 
 def trained(stage: int, changes: dict, precision: str, zero: dict | None = None) -> tuple[list[float], bool, list]:
@@ -102,7 +129,7 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
     prepared = setup(run_config(3 if sharded else 2, changes, precision="bf16"))
     before, made = resident(), []
     peak = peak_resident(lambda: made.append(construct(prepared.config, prepared.model, prepared.cut)))
-    return (peak - before) / made[0].num_parameters()
+    return (peak - before) / models.outline(prepared.model).num_parameters()
 
 
 def test_no_rank_ever_holds_a_whole_copy():

@@ -3,16 +3,15 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
 import transformers
+from mlflow import MlflowClient
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
@@ -23,18 +22,20 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation.validation_loss import describe
-from pretrain.generation.fill_blanks import fill
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import write
 from pretrain.huggingface import export
 from pretrain.metrics.log import read_metrics
 from pretrain.setup import prepare
-from tests.conftest import run, write_corpus_file
-from tests.pretrain.runs import MODEL, losses, run_file, train, train_ranks
+from tests.pretrain.forked import Forked, run_forked
+from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
 
 
 @pytest.fixture(scope="module")
 def reference(small_corpus, tmp_path_factory) -> Path:
-    """The run file of a finished run of one rank at ZeRO stage 2."""
-    path = run_file(tmp_path_factory.mktemp("reference"), small_corpus)
+    """A finished run of one rank at ZeRO stage 2; returns its run file."""
+    folder = tmp_path_factory.mktemp("reference")
+    path = run_file(folder, small_corpus, tracking=mlflow(folder))
     done = train(path, 1)
     assert done.returncode == 0, done.stderr
     return path
@@ -76,20 +77,34 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "bf16")])
-def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, stage, precision):
-    """Two ranks with two micro-batches each, with dropout; MLflow continues under the same id."""
-    whole = run_file(tmp_path / "whole", small_corpus, stage, precision=precision)
-    assert train_ranks(whole, 2) == [0, 0]
-    parts = run_file(tmp_path / "parts", small_corpus, stage, precision=precision)
-    assert train_ranks(parts, 2, stop=3) == [75, 75]
-    assert list(losses(parts)) == [1, 2, 3]
-    run_id = json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"]
-    assert train_ranks(parts, 2) == [0, 0]
-    assert losses(parts) == losses(whole)
-    assert json.loads((parts.parent / "run/mlflow.json").read_text())["run_id"] == run_id
-    validation = [read_metrics(path.parent / "run")[-1].metrics for path in (whole, parts)]
-    assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
+def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(small_corpus, tmp_path, reference):
+    """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id."""
+    settings = [(1, "bf16"), (2, "fp32"), (3, "bf16")]
+    tracked = {"tracking": mlflow(reference.parent)}
+    whole, parts = (
+        [
+            run_file(
+                tmp_path / f"{name}-{stage}",
+                small_corpus,
+                stage,
+                precision=precision,
+                **(tracked if (name, stage) == ("parts", 2) else {}),
+            )
+            for stage, precision in settings
+        ]
+        for name in ("whole", "parts")
+    )
+    starts = [*((path, None) for path in whole), *((path, 3) for path in parts)]
+    assert train_each(2, starts) == [[0, 0, 0, 75, 75, 75]] * 2
+    assert [list(losses(path)) for path in parts] == [[1, 2, 3]] * 3
+    state = parts[1].parent / "run/mlflow.json"
+    run_id = json.loads(state.read_text())["run_id"]
+    assert train_each(2, [(path, None) for path in parts]) == [[0, 0, 0]] * 2
+    assert json.loads(state.read_text())["run_id"] == run_id
+    for one, other in zip(whole, parts, strict=True):
+        assert losses(one) == losses(other)
+        validation = [read_metrics(path.parent / "run")[-1].metrics for path in (one, other)]
+        assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
 
 
 def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
@@ -116,9 +131,9 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
                 content[int(blocks.offset[place]) + 700] ^= 1
             shard.write_bytes(content)
     path = run_file(tmp_path, corpus)
-    stopped = train(path, 2)
+    stopped = train(path, 1)
     assert stopped.returncode == 1
-    assert "sha256 differs" in stopped.stderr + stopped.stdout
+    assert "sha256 differs" in stopped.stderr
     assert train_ranks(path, 2, "data.on_damage=skip") == [0, 0]
     index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
     assert index.position == 128
@@ -133,15 +148,11 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_corpus, tmp_path, reference):
-    path = run_file(tmp_path, small_corpus, run={"name": "test", "directory": str(tmp_path / "run"), "max_steps": 8})
-    program = [str(Path(sys.executable).with_name("pretrain")), "train", str(path)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("step 6/"):
-            process.send_signal(signal.SIGKILL)
-            break
-    process.wait()
+    path = run_file(tmp_path, small_corpus)
+    with Forked("train", path) as process:
+        process.until("step 6/")
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     done = train(path, 1)
     assert "steps 4 to 8" in done.stdout
     assert losses(path) == losses(reference)
@@ -160,7 +171,7 @@ def test_a_finished_run_says_so(reference):
 
 def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_corpus):
     state = json.loads((reference.parent / "run/mlflow.json").read_text())
-    client = mlflow.MlflowClient(state["tracking_uri"])
+    client = MlflowClient(state["tracking_uri"])
     found = client.get_run(state["run_id"])
     history = client.get_metric_history(state["run_id"], "train/loss")
     assert {metric.step: metric.value for metric in history} == losses(reference)
@@ -176,7 +187,7 @@ def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_
 
 def test_an_exported_checkpoint_gives_the_same_logits_in_transformers(reference, small_corpus, tmp_path):
     out = tmp_path / "hf"
-    done = run("pretrain", "export", reference.parent / "run", out)
+    done = run_forked("export", reference.parent / "run", out)
     assert done.returncode == 0, done.stderr
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(out).eval()
     ours = TrainedModel.open(reference.parent / "run/checkpoints/step-00000008")
@@ -188,7 +199,7 @@ def test_an_exported_checkpoint_gives_the_same_logits_in_transformers(reference,
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     text = "A sentence of real words, with <extra_id_0> in it."
     assert tokenizer(text).input_ids == ours.tokenizer.encode_with_sentinels(text)
-    again = run("pretrain", "export", reference.parent / "run", out)
+    again = run_forked("export", reference.parent / "run", out)
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
 
 
@@ -208,7 +219,7 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
     config = trained.model.config
     assert (config.vocab_size, config.pad_id, config.eos_id) == (50_286, 1, 2)
     assert trained.tokenizer.describe() == json.loads((bart_corpus / "manifest.json").read_text())["tokenizer"]
-    assert fill(trained, "See <extra_id_0> there.").startswith("See [")
+    assert next(write(trained, ["See <extra_id_0> there."], GenerationSettings())).whole.startswith("See [")
     export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs("See <extra_id_0> there.").input_ids == trained.tokenizer.encode_with_sentinels(
@@ -219,7 +230,7 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
 
 
 def test_blanks_are_filled(reference, small_corpus):
-    done = run("pretrain", "generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
+    done = run_forked("generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("blanks ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
 
@@ -257,19 +268,10 @@ def test_wrong_run_files_are_refused_in_one_line(small_corpus, tmp_path, overrid
     assert expected in refused(run_file(tmp_path, small_corpus), override)
 
 
-def test_a_corpus_with_another_tokenizer_is_refused(small_corpus, tmp_path):
-    folder = small_corpus.parent
-    config = write_corpus_file(
-        tmp_path / "other.yaml",
-        name="other",
-        output=str(tmp_path / "other"),
-        sources=[{"format": "c4", "path": str(folder / "c4-0.json.gz")}],
-        tokenizer={"vocab_size": 400, "sentinels": 20},
-    )
-    assert run("data-pipeline", "build", config).returncode == 0
-    data = {"train": [{"corpus": str(small_corpus)}, {"corpus": str(tmp_path / "other")}]}
+def test_a_corpus_with_another_tokenizer_is_refused(small_corpus, bart_corpus, tmp_path):
+    data = {"train": [{"corpus": str(small_corpus)}, {"corpus": str(bart_corpus)}]}
     line = refused(run_file(tmp_path, small_corpus, data=data, evaluation=[]))
-    assert f"{tmp_path}/other: built with another tokenizer than {small_corpus}" in line
+    assert f"{bart_corpus}: built with another tokenizer than {small_corpus}" in line
 
 
 def test_a_checkpoint_of_another_model_is_refused(reference, tmp_path):
@@ -282,8 +284,7 @@ def test_a_checkpoint_of_another_model_is_refused(reference, tmp_path):
 def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference):
     checkpoint = reference.parent / "run/checkpoints/step-00000008"
     saved = checkpoint_index.read(checkpoint).model
-    with torch.device("meta"):
-        other = models.build(saved.model_copy(update={"d_ff": 96, "feed_forward": "relu"}))
+    other = models.outline(saved.model_copy(update={"d_ff": 96, "feed_forward": "relu"}))
     with pytest.raises(FailedError) as error:
         load_weights(other, checkpoint)
     missing, extra, misshapen = str(error.value).splitlines()

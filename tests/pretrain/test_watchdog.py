@@ -29,6 +29,24 @@ def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
     assert 'File "<string>", line 4 in <module>' in done.stderr
 
 
+def test_without_a_limit_of_its_own_a_hang_is_as_long_as_twenty_steps():
+    """Steps of 0.1 s: 2 s. The time of the first step is that of the start."""
+    done = python(
+        "import time; from pretrain.run import watchdog; watchdog.LEAST_SECONDS = 0.5\n"
+        "with watchdog.watching(0, None, start_seconds=3600):\n"
+        "    time.sleep(3); watchdog.step_done()\n"
+        "    for _ in range(19): time.sleep(0.1); watchdog.step_done()\n"
+        "    time.sleep(3); print('too few steps are known', flush=True)\n"
+        "    for _ in range(40): time.sleep(0.1); watchdog.step_done()\n"
+        "    with watchdog.saving(): time.sleep(3)\n"
+        "    print('saved', flush=True); time.sleep(3600)"
+    )
+    assert (done.returncode, done.stdout) == (1, "too few steps are known\nsaved\n")
+    start, limit, *_ = done.stderr.partition(" s (")[0].rpartition(" ")[::2]
+    assert start == "rank 0: no progress for"
+    assert 2.0 <= float(limit) < 3600
+
+
 def test_a_start_that_hangs_ends_too():
     done = python(
         "import time; from pretrain.run import watchdog\n"

@@ -92,10 +92,6 @@ def _prefix(text: str) -> Callable[[list[str]], str]:
     return lambda arguments: text + arguments[0] if arguments and arguments[0] else ""
 
 
-def _ship(arguments: list[str]) -> str:
-    return " ".join(filter(None, arguments[:2]))
-
-
 def _fraction(arguments: list[str]) -> str:
     """["1", "2"]  ->  "1/2"        ["3", "1", "2"]  ->  "3 1/2"        ["8"]  ->  "1/8" """
     if len(arguments) == 3:
@@ -141,10 +137,6 @@ def _switch(subject: str, cases: list[str]) -> str:
     return default
 
 
-def _plural(subject: str, forms: list[str]) -> str:
-    return forms[0] if subject == "1" else forms[-1]
-
-
 # Parser functions: {{formatnum:1234}}, {{#if: text | then | else}}.
 _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "formatnum": lambda subject, rest: subject,
@@ -152,7 +144,7 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "uc": lambda subject, rest: subject.upper(),
     "lcfirst": lambda subject, rest: subject[:1].lower() + subject[1:],
     "ucfirst": lambda subject, rest: subject[:1].upper() + subject[1:],
-    "plural": _plural,
+    "plural": lambda subject, forms: forms[0 if subject == "1" else -1],
     "#if": lambda subject, rest: _choose(bool(subject), rest),
     "#ifeq": lambda subject, rest: _choose(subject == rest[0], rest[1:] or [""]),
     "#ifexist": lambda subject, rest: rest[0],
@@ -171,7 +163,7 @@ _NAMES: dict[str, Callable[[list[str]], str]] = {
     "ipa": _last,
     "quote, blockquote, cquote, bquote, quotation, rquote, poemquote": _block,
     "frac, sfrac, fraction": _fraction,
-    "ship": _ship,
+    "ship": lambda arguments: " ".join(filter(None, arguments[:2])),
     "circa, c.": _prefix("c. "),
     "as of": _prefix("As of "),
     "us$, usd": _prefix("US$"),

@@ -4,7 +4,8 @@ import bz2
 import contextlib
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -82,8 +83,6 @@ def _peek(file: Any) -> bytes:
 
 
 class _Gzip:
-    name, magics, trailing = "gzip", (b"\x1f\x8b\x08",), b"\0"  # gzip files may be padded with zeros
-
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
@@ -103,28 +102,6 @@ class _Gzip:
         return self._inflate.unused_data
 
 
-class _Bzip2:
-    name, magics, trailing = "bz2", (b"BZh",), b""
-
-    def __init__(self) -> None:
-        self._decompressor = bz2.BZ2Decompressor()
-
-    def decompress(self, data: bytes, limit: int) -> bytes:
-        return self._decompressor.decompress(data, limit)
-
-    @property
-    def needs_input(self) -> bool:
-        return self._decompressor.needs_input
-
-    @property
-    def eof(self) -> bool:
-        return self._decompressor.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decompressor.unused_data
-
-
 class _Zstandard:
     """Frames, and the skippable frames that parallel writers put between them.
 
@@ -132,8 +109,6 @@ class _Zstandard:
     slice of 4 KiB yields at most 128 MiB.
     """
 
-    name, trailing = "zstandard", b""
-    magics = (b"\x28\xb5\x2f\xfd", *(bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)))
     _slice = 1 << 12
 
     def __init__(self) -> None:
@@ -162,8 +137,25 @@ class _Zstandard:
         return self._decompressor.unused_data + self._waiting
 
 
-_Codec = _Gzip | _Bzip2 | _Zstandard
-_CODECS: tuple[type[_Codec], ...] = (_Gzip, _Bzip2, _Zstandard)
+_Member = _Gzip | bz2.BZ2Decompressor | _Zstandard
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """`magics`: what a member can begin with. `trailing`: padding that may follow the members."""
+
+    name: str
+    magics: tuple[bytes, ...]
+    member: Callable[[], _Member]
+    trailing: bytes = b""
+
+
+_SKIPPABLE = [bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)]
+_CODECS = (
+    _Codec("gzip", (b"\x1f\x8b\x08",), _Gzip, trailing=b"\0"),
+    _Codec("bz2", (b"BZh",), bz2.BZ2Decompressor),
+    _Codec("zstandard", (b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _Zstandard),
+)
 
 
 class _Plain(io.RawIOBase):
@@ -185,10 +177,10 @@ class _Plain(io.RawIOBase):
 class _Decompressed(io.RawIOBase):
     """The concatenated contents of the members of a compressed file, in bounded memory."""
 
-    def __init__(self, file: Any, head: bytes, path: str, size: int | None, codec: type[_Codec]):
+    def __init__(self, file: Any, head: bytes, path: str, size: int | None, codec: _Codec):
         self._file, self._pending, self._path, self._size, self._codec = file, head, path, size, codec
         self._taken = 0  # stored bytes given to a decompressor
-        self._member: _Codec | None = codec()
+        self._member: _Member | None = codec.member()
 
     def readable(self) -> bool:
         return True
@@ -232,7 +224,7 @@ class _Decompressed(io.RawIOBase):
             if not any(magic.startswith(begins) for magic in self._codec.magics):
                 raise self._damage(f"bytes after the end of the {self._codec.name} stream that don't belong to it")
             if begins in self._codec.magics:
-                self._member = self._codec()
+                self._member = self._codec.member()
                 return True
             more = read_chunk(self._file)
             if not more:

@@ -37,11 +37,11 @@ def index_of(path: str) -> str:
     return re.sub(r"multistream(\d*)\.xml([^/]*)$", r"multistream-index\1.txt\2", path)
 
 
-def ranges(path: str, index_path: str | None, target_bytes: int, threads: int | None = None) -> list[Input]:
+def ranges(path: str, index_path: str | None, target_bytes: int) -> list[Input]:
     """Inputs that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
 
     A file with one stream or another compression is one range. Without an index, the streams are found by their first
-    bytes, and their pages are counted by decompressing the file on `threads` threads (default: all cores). That works
+    bytes, and their pages are counted by decompressing the file on all cores. That works
     for any concatenated bzip2 (pbzip2's too), but takes as long as reading the file once. Raises `UserError` if the
     index belongs to another file, `DamagedInput` if it can't be read.
 
@@ -51,7 +51,7 @@ def ranges(path: str, index_path: str | None, target_bytes: int, threads: int | 
         return [Input(path)]
     if index_path is None:
         inputs = _cut(path, _stream_offsets(path), target_bytes)
-        return _numbered(inputs, _page_counts(inputs, threads)) if len(inputs) > 1 else inputs
+        return _numbered(inputs, _page_counts(inputs)) if len(inputs) > 1 else inputs
     offsets, counts = _read_index(index_path)
     inputs = _cut(path, offsets, target_bytes)
     _check_index(path, index_path, offsets, counts, [file.start for file in inputs])
@@ -97,8 +97,8 @@ def _stream_offsets(path: str) -> Iterator[int]:
             base, held = base + len(data) - keep, data[len(data) - keep :]
 
 
-def _page_counts(inputs: list[Input], threads: int | None) -> list[int]:
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:  # decompression releases the GIL
+def _page_counts(inputs: list[Input]) -> list[int]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decompression releases the GIL
         return list(pool.map(_count_pages, inputs))
 
 

@@ -1,8 +1,8 @@
 """The settings common to all families. The launcher reads these too, so torch isn't imported."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data_pipeline.foundation.config_file import Section
 
@@ -51,3 +51,25 @@ class ModelConfig(Section):
     def decoder_start_id(self) -> int:
         """The id that a decoder reads before the first target."""
         return self.pad_id
+
+
+class HeadsShareWidth(ModelConfig):
+    """The settings of families in which each head has d_model / num_heads units."""
+
+    d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
+    d_ff: Count
+    """Width of the feed-forward layers."""
+    num_heads: Count
+    """Attention heads of a layer."""
+
+    @property
+    def d_kv(self) -> int:
+        """Width of a head."""
+        return self.d_model // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Self:
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
+        return self

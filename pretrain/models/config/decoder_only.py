@@ -4,19 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig
+from pretrain.models.config.base import Count, HeadsShareWidth
 
 
-class DecoderOnlyConfig(ModelConfig):
+class DecoderOnlyConfig(HeadsShareWidth):
     """A decoder alone, like GPT-2 (Radford et al. 2019). Embedding and output share one matrix."""
 
     family: Literal["decoder_only"] = "decoder_only"
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_layers: Count
     """Layers of the model."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
@@ -30,15 +24,8 @@ class DecoderOnlyConfig(ModelConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
     """Added to the variance in layer norms."""
 
-    @property
-    def d_kv(self) -> int:
-        """Width of a head."""
-        return self.d_model // self.num_heads
-
     @model_validator(mode="after")
     def _heads_and_positions_fit(self) -> Self:
-        if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
         if self.positions == "rotary" and self.d_kv % 2:
             raise ValueError(
                 f"num_heads: rotary positions need heads of even width, but d_model / num_heads is {self.d_kv}"

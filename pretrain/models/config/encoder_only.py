@@ -4,19 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig
+from pretrain.models.config.base import Count, HeadsShareWidth
 
 
-class EncoderOnlyConfig(ModelConfig):
+class EncoderOnlyConfig(HeadsShareWidth):
     """An encoder alone, like BERT (Devlin et al. 2018); RoBERTa has `next_sentence: false` and `num_token_types: 0`."""
 
     family: Literal["encoder_only"] = "encoder_only"
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_layers: Count
     """Layers of the model."""
     max_positions: Count = 512
@@ -30,15 +24,8 @@ class EncoderOnlyConfig(ModelConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-12
     """Added to the variance in layer norms."""
 
-    @property
-    def d_kv(self) -> int:
-        """Width of a head."""
-        return self.d_model // self.num_heads
-
     @model_validator(mode="after")
     def _heads_and_token_types_fit(self) -> Self:
-        if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
         if self.next_sentence and self.num_token_types < 2:
             raise ValueError("num_token_types: next_sentence needs two token types, one for each text")
         return self

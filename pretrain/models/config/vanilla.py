@@ -1,23 +1,17 @@
-"""Configs of the original Transformer and of BART, which has the same layers."""
+"""The vanilla Transformer's config, and the settings that BART shares with it."""
 
 from typing import Literal, Self
 
 from pydantic import model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability
+from pretrain.models.config.base import Count, HeadsShareWidth, ModelConfig, Probability
 
 
-class TransformerConfig(ModelConfig):
+class PostNormConfig(HeadsShareWidth):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
 
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_encoder_layers: Count
     """Layers of the encoder."""
     num_decoder_layers: Count
@@ -31,18 +25,8 @@ class TransformerConfig(ModelConfig):
     activation_dropout_rate: Probability = 0.0
     """Probability of dropout of the hidden units of feed-forward layers, in training only."""
 
-    @property
-    def d_kv(self) -> int:
-        return self.d_model // self.num_heads
 
-    @model_validator(mode="after")
-    def _heads_share_the_width(self) -> Self:
-        if self.d_model % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
-        return self
-
-
-class VanillaConfig(TransformerConfig):
+class VanillaConfig(PostNormConfig):
     """The Transformer as published. The decoder starts from padding."""
 
     family: Literal["vanilla"] = "vanilla"
@@ -54,18 +38,3 @@ class VanillaConfig(TransformerConfig):
         if self.d_model % 2:
             raise ValueError(f"d_model: {self.d_model} is odd; sinusoidal positions need as many sines as cosines")
         return self
-
-
-class BartConfig(TransformerConfig):
-    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq."""
-
-    family: Literal["bart"] = "bart"
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
-    max_positions: Count = 1024
-    """The longest input and the longest target, in tokens."""
-    scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
-
-    @property
-    def decoder_start_id(self) -> int:
-        return self.eos_id

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from types import TracebackType
 
 import psutil
 
@@ -44,7 +43,7 @@ class Session:
         return bool(self._members())
 
     def end(self) -> None:
-        """Kills every process of the session."""
+        """Kills every process of the session; nothing can be asked of it afterwards."""
         patience = time.monotonic() + _SECONDS_TO_DIE
         while (members := self._members()) and time.monotonic() < patience:
             for process in members:
@@ -52,6 +51,8 @@ class Session:
                     process.kill()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self.launcher.wait()
+        os.close(self._held)
+        os.close(self._output)
 
     def _members(self) -> list[psutil.Process]:
         """The processes that still run. Zombies don't count: a container's init may take long to reap them."""
@@ -63,14 +64,6 @@ class Session:
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
         return members
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.end()
-        os.close(self._held)
-        os.close(self._output)
 
 
 def _kill_when_closed(pipe: int, group: int) -> None:

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import Exported, Interchange, State, check, drop_copies, one_of, shapes
+from pretrain.huggingface.interchange import (
+    Exported,
+    Interchange,
+    State,
+    check,
+    drop_copies,
+    one_of,
+    shapes,
+    to_ours,
+    to_theirs,
+)
 from pretrain.huggingface.json_files import Json
 from pretrain.models import DecoderOnlyConfig
 
@@ -27,6 +37,15 @@ MATRICES = {
     "attn.c_proj": ["attention.o"],
     "mlp.c_fc": ["feed_forward.wi"],
     "mlp.c_proj": ["feed_forward.wo"],
+}
+SETTINGS = {
+    "d_model": "n_embd",
+    "d_ff": "n_inner",
+    "num_heads": "n_head",
+    "num_layers": "n_layer",
+    "max_positions": "n_positions",
+    "layer_norm_epsilon": "layer_norm_epsilon",
+    "dropout_rate": "resid_pdrop",
 }
 # Settings of transformers' GPT-2 that ours lacks, each with the value at which both compute the same.
 FIXED = {
@@ -58,14 +77,9 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig)
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": config.padded_vocab_size,
-        "n_embd": config.d_model,
-        "n_inner": config.d_ff,
-        "n_head": config.num_heads,
-        "n_layer": config.num_layers,
-        "n_positions": config.max_positions,
+        **to_theirs(config, SETTINGS),
         "activation_function": ACTIVATIONS[config.activation],
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        **{f"{part}_pdrop": config.dropout_rate for part in ("embd", "attn", "resid")},
+        **{f"{part}_pdrop": config.dropout_rate for part in ("embd", "attn")},
         "tie_word_embeddings": True,
         **ids,
     }
@@ -86,14 +100,8 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, S
         vocab_size=saved["vocab_size"],
         pad_id=eos if pad is None else pad,
         eos_id=eos,
-        d_model=saved["n_embd"],
-        d_ff=saved["n_inner"] or 4 * saved["n_embd"],
-        num_heads=saved["n_head"],
-        num_layers=saved["n_layer"],
-        max_positions=saved["n_positions"],
         activation=one_of(saved, "activation_function", OURS),
-        layer_norm_epsilon=saved["layer_norm_epsilon"],
-        dropout_rate=saved["resid_pdrop"],
+        **to_ours({**saved, "n_inner": saved["n_inner"] or 4 * saved["n_embd"]}, SETTINGS),
     )
     check(_their_shapes(config), tensors)
     state = {name: tensors[theirs] for name, theirs in NAMES.items()}

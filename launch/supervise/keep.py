@@ -12,8 +12,11 @@ STARTED, ENDED = "keeper started:", "rank ended:"
 _SIGNAL = 128  # shells add it to the number of the signal that ended a process
 
 
-def main(logs: str, rank: int, command: list[str]) -> int:
-    """Runs `command` with its output and exit code in files below `logs`; reports to the launcher's stdout."""
+def main(logs: str, reports: str, rank: int, command: list[str]) -> int:
+    """Runs `command` with its output and exit code in files below `logs`; reports to the launcher's stdout.
+
+    `command` finds the file descriptor of that stdout in the environment, under the name `reports`.
+    """
     launcher = os.dup(1)
     log = f"{logs}/rank-{rank:05d}"
     with contextlib.suppress(OSError):  # then the output goes to the launcher's stdout
@@ -21,7 +24,8 @@ def main(logs: str, rank: int, command: list[str]) -> int:
         os.dup2(kept, 1)
         os.dup2(kept, 2)
     _say(launcher, f"{STARTED} {os.getppid()} {os.getpid()}")
-    process = os.posix_spawnp(command[0], command, os.environ)
+    os.set_inheritable(launcher, True)
+    process = os.posix_spawnp(command[0], command, {**os.environ, reports: str(launcher)})
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     exit_code = code if code >= 0 else _SIGNAL - code
     with contextlib.suppress(OSError), open(f"{log}.exit", "w") as file:  # noqa: PTH123
@@ -36,4 +40,5 @@ def _say(launcher: int, report: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.environ[sys.argv[1]], int(os.environ["RANK"]), sys.argv[2:]))
+    logs, reports, *command = sys.argv[1:]
+    sys.exit(main(os.environ[logs], reports, int(os.environ["RANK"]), command))

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, one_of, renamed
+from pretrain.huggingface.interchange import (
+    Exported,
+    Interchange,
+    State,
+    drop_copies,
+    one_of,
+    renamed,
+    to_ours,
+    to_theirs,
+)
 from pretrain.huggingface.json_files import Json
 from pretrain.models import EncoderOnlyConfig
 
@@ -31,6 +40,15 @@ PARTS = {
     "feed_forward.wo": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+SETTINGS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "max_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "dropout_rate": "hidden_dropout_prob",
+}
 # Settings of transformers' BERT that ours lacks, each with the value at which both compute the same.
 FIXED = {
     "position_embedding_type": "absolute",
@@ -53,15 +71,9 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig)
         "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
         "model_type": "bert",
         "vocab_size": config.padded_vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "max_position_embeddings": config.max_positions,
+        **to_theirs(config, SETTINGS),
         "type_vocab_size": max(config.num_token_types, 1),
         "hidden_act": ACTIVATIONS[config.activation],
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.dropout_rate,
         "tie_word_embeddings": True,
         "pad_token_id": config.pad_id,
@@ -83,16 +95,10 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, S
     config = EncoderOnlyConfig(
         vocab_size=saved["vocab_size"],
         pad_id=saved["pad_token_id"] or 0,
-        d_model=saved["hidden_size"],
-        d_ff=saved["intermediate_size"],
-        num_heads=saved["num_attention_heads"],
-        num_layers=saved["num_hidden_layers"],
-        max_positions=saved["max_position_embeddings"],
+        **to_ours(saved, SETTINGS),
         num_token_types=saved["type_vocab_size"],
         next_sentence=next_sentence,
         activation=one_of(saved, "hidden_act", OURS),
-        layer_norm_epsilon=saved["layer_norm_eps"],
-        dropout_rate=saved["hidden_dropout_prob"],
         **({} if eos is None else {"eos_id": eos}),
     )
     if NAMES["embedding"] + ".weight" in tensors:

@@ -1,0 +1,88 @@
+"""Ranks on hosts that ssh reaches, as a hostfile lists them."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from data_pipeline.foundation.errors import UserError
+from launch import nodes
+from launch.nodes import Node, Run
+from launch.supervise.remote import Agent, Agents
+
+_LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
+# What belongs to this machine or this login; the rest of the environment is handed to the hosts.
+_OWN = re.compile(
+    r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURM|LC)_.*"
+)
+
+
+def launch_hosts(run: Run, hostfile: Path, address: str | None, ssh: list[str]) -> int:
+    """Starts an agent on each host of `hostfile`, and the deepspeed launcher below it; returns the run's exit code.
+
+    `address` is this machine's, at which the hosts find it; by default that on the way to the first host. `ssh` holds
+    further options of ssh.
+    """
+    hosts = read(hostfile)
+    if shutil.which("ssh") is None:
+        raise UserError("ssh is not on the PATH; `launch hosts` starts the ranks with it")
+    own = address or nodes.address_towards(_resolved(hosts[0].name, ssh))
+
+    def start(agents: Agents, chosen: list[Node]) -> None:
+        for index, host in enumerate(chosen):
+            agents.run([*_SSH, *ssh, "--", host.name, remote_command()], host.name, index, handed_over())
+
+    def master(first: Agent) -> tuple[str, int]:
+        return (own if first.address.startswith("127.") else first.address), first.hello.port
+
+    return nodes.launch(run, hosts, nodes.Launcher(start, False, own, master)).code
+
+
+def read(hostfile: Path) -> list[Node]:
+    """The hosts of a file in DeepSpeed's format: `NAME slots=N` in each line, and comments after `#`.
+
+    Raises UserError, which names each line that can't be read.
+    """
+    try:
+        lines = hostfile.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"--hostfile: {hostfile}: can't be read: {reason}") from None
+    hosts: dict[str, Node] = {}
+    problems = []
+    for number, line in enumerate(lines, 1):
+        line = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(line)
+        if match and match[1] not in hosts:
+            hosts[match[1]] = Node(match[1], int(match[2]))
+        elif line:
+            found = f"{match[1]} stands in an earlier line" if match else f"expected `NAME slots=N`, found {line!r}"
+            problems.append(f"--hostfile: {hostfile}, line {number}: {found}")
+    if problems:
+        raise UserError("\n".join(problems))
+    if not hosts:
+        raise UserError(f"--hostfile: {hostfile}: no hosts; expected a line `NAME slots=N` for each")
+    return list(hosts.values())
+
+
+def remote_command() -> str:
+    """What the login shell of a host runs. Everything but the code's own place goes through stdin."""
+    search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
+    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
+
+
+def handed_over() -> dict[str, str]:
+    """The variables of this process that count on other hosts too. DeepSpeed's launcher keeps only a few prefixes."""
+    return {name: value for name, value in os.environ.items() if not _OWN.fullmatch(name)}
+
+
+def _resolved(host: str, ssh: list[str]) -> str:
+    """The name or address behind an alias of ssh's configuration."""
+    shown = subprocess.run(["ssh", *ssh, "-G", "--", host], capture_output=True, text=True)
+    named = (line.partition(" ") for line in shown.stdout.splitlines())
+    return next((value for key, _, value in named if key == "hostname"), host)

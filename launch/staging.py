@@ -1,0 +1,66 @@
+"""Copies of corpora on the disks of nodes, which ranks read instead of the shared file system."""
+
+import fcntl
+import re
+import shutil
+from pathlib import Path
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain.config import RunConfig
+
+_NOT_FOR_TRAINING = ("documents", ".stages")
+
+
+def overrides(config: RunConfig, directory: Path) -> list[str]:
+    """The overrides that make a run read the copies in `directory`."""
+    return [f"{key}.corpus={_place(directory, corpus)}" for key, corpus in _corpora(config)]
+
+
+def stage(config: RunConfig, directory: Path) -> None:
+    """Copies what is not in `directory` yet. Raises FailedError where that fails; remote corpora are an error too.
+
+    A file counts as copied if its size and time agree. Copies appear whole; one process of a node copies at a time.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for corpus in dict.fromkeys(corpus for _, corpus in _corpora(config)):
+                _copy(Path(corpus), _place(directory, corpus))
+    except OSError as error:
+        raise FailedError(f"stage: {error.filename or directory}: {error.strerror}") from None
+
+
+def _copy(corpus: Path, place: Path) -> None:
+    copied = 0
+    for source in sorted(path for path in corpus.rglob("*") if path.is_file()):
+        name = source.relative_to(corpus)
+        target = place / name
+        if name.parts[0] in _NOT_FOR_TRAINING or _same(source, target):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        begun = target.with_name(f".{target.name}.tmp")
+        shutil.copy2(source, begun)
+        begun.replace(target)
+        copied += source.stat().st_size
+    print(f"{corpus} -> {place}: {copied / 1e9:.3g} GB copied", flush=True)
+
+
+def _same(source: Path, target: Path) -> bool:
+    if not target.exists():
+        return False
+    there, here = source.stat(), target.stat()
+    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
+
+
+def _corpora(config: RunConfig) -> list[tuple[str, str]]:
+    """(key, corpus) for each corpus of a run."""
+    return [
+        *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
+        *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
+    ]
+
+
+def _place(directory: Path, corpus: str) -> Path:
+    """Where the copy of a corpus lies: two corpora with the same last name don't meet."""
+    return directory / re.sub(r"[^A-Za-z0-9._-]", "-", str(Path(corpus).absolute()).strip("/"))

@@ -1,0 +1,233 @@
+"""The head of a run: makes the directory of an attempt's logs, takes requests to stop, and says how the attempt ended.
+
+There is one head for each attempt, however many nodes the ranks are on. DeepSpeed's launcher forwards no signals and
+can leave ranks behind.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.errors import FailedError
+from launch.supervise.events import Event, Part
+from launch.supervise.follow import Follower
+from launch.supervise.rank_processes import RankProcesses
+from pretrain.run import rank_logs, status, stop_signals
+from pretrain.run.status import Status
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
+_LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
+_REFUSED = 2
+_LAUNCHERS_LOG = "launcher.log"
+
+
+@dataclass
+class Attempt:
+    """What has become of one attempt. `codes` maps rank to exit code; it and `failed` are in the order of arrival.
+
+    `lost` maps the names of nodes that no longer answer to the reason.
+    """
+
+    before: Status
+    logs: Path
+    codes: dict[int, int] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    launcher: Event | None = None  # the first one to end before its ranks
+    refused: list[str] = field(default_factory=list)
+
+
+def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+    """Runs `command` until its `ranks`, all on this machine, have ended; returns the exit code of `result`."""
+    with stop_requests(run) as requests:
+
+        def parts(logs: Path) -> list[Part]:
+            supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
+            return [RankProcesses(command, supervised, ranks, logs / _LAUNCHERS_LOG)]
+
+        return result(watch(parts, run, requests, dead_rank_seconds), run, requests)
+
+
+def watch(
+    parts: Callable[[Path], Sequence[Part]], run: Path, requests: "StopRequests", dead_rank_seconds: float
+) -> Attempt:
+    """Makes an attempt: starts `parts`, which are given the directory of its logs, and waits until their ranks end.
+
+    The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
+    them. When a rank has died, the others have `dead_rank_seconds` to end by themselves. When a node is lost, the
+    others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start its ranks.
+    """
+    attempt = Attempt(status.read(run), rank_logs.new_directory(run))
+    status.clear_stop(run)  # left from an earlier attempt
+    with Follower(rank_logs.log_of(attempt.logs, 0)):
+        started = parts(attempt.logs)
+        try:
+            _until_ended(attempt, started, requests, dead_rank_seconds)
+        finally:
+            for part in started:
+                part.end()
+            for part in started:
+                part.wait()
+    if attempt.refused:
+        raise FailedError("\n".join(attempt.refused))
+    return attempt
+
+
+def _until_ended(attempt: Attempt, parts: Sequence[Part], requests: "StopRequests", dead_rank_seconds: float) -> None:
+    left = {part: part.ranks for part in parts}  # ranks that haven't ended
+    deadline = float("inf")
+    while len(requests.signals) < 2:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        signals: list[int] = []
+        over = [part for part in parts if _take(part, attempt, left, signals, stopping=bool(requests.signals))]
+        if not any(left.values()):  # the launchers themselves would take seconds to notice
+            break
+        if attempt.refused or any(left[part] for part in over) or _lost(attempt, parts, left):
+            break
+        if attempt.codes:
+            patience = dead_rank_seconds if any(attempt.codes.values()) else _SECONDS_TO_LEAVE
+            deadline = min(deadline, time.monotonic() + patience)
+        elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
+            requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
+        # ranks fail when they miss those of a lost node, and that node is the one to name
+        if time.monotonic() > deadline and not any(left[part] and part.quiet() for part in parts):
+            break
+
+
+def _take(part: Part, attempt: Attempt, left: dict[Part, int], signals: list[int], stopping: bool) -> bool:
+    """Notes what a node reports; returns whether no more of its ranks can be expected to end by themselves."""
+    over = False
+    for event in part.events():
+        if event.kind == "rank failed":
+            attempt.failed.append(event.number)
+        elif event.kind == "rank ended":
+            attempt.codes[event.number] = event.code
+            left[part] -= 1
+        elif event.kind == "signal":
+            signals.append(event.number)
+        elif event.kind == "refused":
+            attempt.refused += event.lines
+        elif event.kind == "launcher ended":
+            attempt.launcher = attempt.launcher or event
+            over |= not stopping  # one that was killed leaves its ranks behind, which may be saving
+        elif event.kind == "all ended":
+            over = True
+    return over
+
+
+def _lost(attempt: Attempt, parts: Sequence[Part], left: dict[Part, int]) -> bool:
+    """Names the nodes that no longer answer although they have ranks."""
+    for part in parts:
+        if left[part] and (reason := part.lost()) and part.name not in attempt.lost:
+            attempt.lost[part.name] = reason
+            print(f"node {part.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
+    return bool(attempt.lost)
+
+
+def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
+    """0 if the run finished, 75 if it stopped after saving, 2 if it was refused and 1 if it failed.
+
+    Reports a failure on stderr.
+    """
+    now = status.read(run)
+    if now.attempt == rank_logs.attempt(attempt.logs) and now.state in ("stopped", "finished"):
+        return STOPPED if now.state == "stopped" else 0
+    codes = attempt.codes
+    known = bool(codes) or (attempt.launcher is not None and attempt.launcher.code == 0)
+    if known and not any(codes.values()) and now == attempt.before and now.state == "finished":
+        return 0  # the run was already finished
+    if len(requests.signals) < 2 and not attempt.lost:
+        _report_failure(attempt)
+    return _REFUSED if _REFUSED in codes.values() else 1
+
+
+class StopRequests:
+    """Turns the first signal to this process or a launcher into a request to stop.
+
+    `signals` are this process's. `asked` is the signal that the request came from.
+    """
+
+    def __init__(self, run: Path):
+        self.signals: list[int] = []
+        self.asked: int | None = None
+        self._run = run
+
+    @property
+    def by_scheduler(self) -> bool:
+        """Whether the request came as SIGUSR1, with which schedulers warn that a job's time is nearly over."""
+        return self.asked == signal.SIGUSR1
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signals and number == signal.SIGHUP:
+            return  # closing a terminal sends it more than once: the shell does, and the kernel
+        self.signals.append(number)
+        self.ask(number, "saving and stopping; a second signal ends the run at once")
+
+    def ask(self, number: int, message: str) -> None:
+        if self.asked is not None:
+            return
+        self.asked = number
+        stop_signals.announce(number, message)
+        try:
+            status.request_stop(self._run)
+        except OSError as error:  # the run must not end unsaved because of it
+            failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
+            stop_signals.announce(number, f"{failed}; signal a rank instead")
+
+
+@contextlib.contextmanager
+def stop_requests(run: Path) -> Iterator[StopRequests]:
+    """Within the block, signals become requests to stop the run."""
+    requests = StopRequests(run)
+    previous = {number: signal.signal(number, requests.on_signal) for number in stop_signals.heeded()}
+    try:
+        yield requests
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _report_failure(attempt: Attempt) -> None:
+    """Reports on stderr which rank failed and its last output; also that a full disk may have lost output."""
+    logs = attempt.logs
+    if refusal := rank_logs.refusal(logs):
+        lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"
+        print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
+    rank = _to_blame(attempt)
+    if rank is None:
+        print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
+        for line in attempt.launcher.lines if attempt.launcher else ():
+            print(f"  {line}", file=sys.stderr)
+        return
+    code = attempt.codes.get(rank)
+    if code == _REFUSED:
+        return  # the rank has printed the reason
+    log = rank_logs.log_of(logs, rank)
+    print(f"rank {rank} {_manner(code)}; its log: {log}", file=sys.stderr)
+    if rank:  # rank 0's output has been shown already
+        for line in rank_logs.last_lines(log, _LAST_LINES):
+            print(f"  {line}", file=sys.stderr)
+
+
+def _to_blame(attempt: Attempt) -> int | None:
+    """The first rank to end with an error if a signal killed it, else the first to report a failure.
+
+    The latter may end later than others, whose failures follow from its own.
+    """
+    first = next((rank for rank, code in attempt.codes.items() if code), None)
+    if first is not None and attempt.codes[first] < 0:
+        return first
+    return attempt.failed[0] if attempt.failed else first
+
+
+def _manner(code: int | None) -> str:
+    if code is None:
+        return "failed"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

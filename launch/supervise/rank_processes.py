@@ -1,0 +1,105 @@
+"""The ranks of this machine under a launcher. DeepSpeed's keeps neither a rank's log nor its exit code."""
+
+import contextlib
+import os
+import re
+import sys
+from collections import deque
+from pathlib import Path
+
+from launch.supervise import keep
+from launch.supervise.events import Event
+from launch.supervise.session import Session
+from pretrain.run import stop_signals
+from pretrain.run.hardware import VISIBLE
+from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED
+
+_LAST_LINES = 10
+_REPORT = re.compile(
+    rf"(?P<before>.*)(?:{keep.STARTED} (?P<parent>\d+) (?P<keeper>\d+)|{FAILED} (?P<failed>\d+)"
+    rf"|{keep.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+))"
+)
+
+
+def kept(command: list[str]) -> list[str]:
+    """`command` wrapped so that its output goes to the rank's log and its exit code is reported."""
+    return [sys.executable, "-I", "-S", keep.__file__, SUPERVISED, REPORTS, *command]
+
+
+def with_own_gpus(command: list[str]) -> list[str]:
+    """`command` with this process's visible GPUs. DeepSpeed's launcher would give it the first GPUs of the machine."""
+    chosen = os.environ.get(VISIBLE)
+    return ["env", *(["-u", VISIBLE] if chosen is None else [f"{VISIBLE}={chosen}"]), *command]
+
+
+class RankProcesses:
+    """Runs `command`, a launcher of `ranks` ranks, and reports what becomes of them.
+
+    The launcher's own lines go to `log` if the disk has room.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], ranks: int, log: Path, name: str = ""):
+        self.name, self.ranks = name, ranks
+        self._session = Session(command, environment)
+        self._reports = Reports(self._session.launcher.pid, log)
+        self._launcher_ended = self._all_ended = False
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call; the launcher's end comes after all that it has reported."""
+        code = self._session.launcher.poll()
+        signals = [number for process in self._reports.above_ranks if (number := stop_signals.held_back(process))]
+        events = [*self._reports.take(self._session.output()), *(Event("signal", number) for number in signals)]
+        if code is not None and not self._launcher_ended:
+            self._launcher_ended = True
+            events.append(Event("launcher ended", code=code, lines=tuple(self._reports.last_lines)))
+        if self._launcher_ended and not self._all_ended and not self._session.alive:
+            self._all_ended = True
+            events.append(Event("all ended"))
+        return events
+
+    def lost(self) -> str | None:
+        return None
+
+    def quiet(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        self._session.end()
+
+    def wait(self) -> None:
+        """They are gone."""
+
+
+class Reports:
+    """Parses the output of the launcher, of the keepers below it and of the ranks.
+
+    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the keepers. The launcher's own lines go to `log`
+    if the disk has room; `last_lines` keeps the last of them.
+    """
+
+    def __init__(self, launcher: int, log: Path):
+        self.above_ranks = {launcher}
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log, self._begun = log, b""
+
+    def take(self, output: bytes) -> list[Event]:
+        *lines, self._begun = (self._begun + output).split(b"\n")
+        events = (self._take_line(line.decode(errors="replace")) for line in lines)
+        return [event for event in events if event]
+
+    def _take_line(self, line: str) -> Event | None:
+        event = None
+        if report := _REPORT.fullmatch(line):
+            line = report["before"]
+            if report["keeper"]:
+                self.above_ranks |= {int(report["parent"]), int(report["keeper"])}
+            elif report["failed"]:
+                event = Event("rank failed", int(report["failed"]))
+            else:
+                self.above_ranks.discard(int(report["ended"]))
+                event = Event("rank ended", int(report["rank"]), int(report["code"]))
+        if line:
+            self.last_lines.append(line)
+            with contextlib.suppress(OSError), self._log.open("a") as log:
+                print(line, file=log)
+        return event

@@ -1,0 +1,21 @@
+"""BART's config."""
+
+from typing import Literal
+
+from pretrain.models.config.base import Count
+from pretrain.models.config.vanilla import PostNormConfig
+
+
+class BartConfig(PostNormConfig):
+    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq."""
+
+    family: Literal["bart"] = "bart"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+    max_positions: Count = 1024
+    """The longest input and the longest target, in tokens."""
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
+
+    @property
+    def decoder_start_id(self) -> int:
+        return self.eos_id

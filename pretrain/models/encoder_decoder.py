@@ -1,0 +1,137 @@
+"""What T5, the vanilla Transformer and BART share: an encoder, a decoder that reads its states, and two matrices."""
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from pretrain.models.attention import KeyValueCache, MemoryCache
+from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.vanilla import PostNormConfig
+from pretrain.models.layers import Embedding, Linear
+from pretrain.models.loss import Losses, configured_losses, shift_right
+from pretrain.models.masks import masked, visible
+from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
+
+Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
+
+
+def bias_of_cross_attention(
+    x: Tensor, states: Tensor, key_mask: Tensor | None, segments: Tensor | None, encoder_segments: Tensor | None
+) -> Tensor | None:
+    """The bias that hides padding and other examples' states from `x` (batch, length, d_model)."""
+    seen = visible(
+        x.size(1), states.size(1), x.device, key_mask=key_mask, query_segments=segments, key_segments=encoder_segments
+    )
+    return masked(None, seen, x.dtype)
+
+
+class EncoderDecoder(Model):
+    """`forward` returns the loss of every target token; `encode` and `decode` are its two halves.
+
+    `encoder` and `decoder` map token vectors to states, and each has its `layers`. `tied`: embedding and output share
+    one matrix.
+    """
+
+    config: T5Config | PostNormConfig
+    decoder_reads_targets = True
+
+    def __init__(
+        self,
+        config: T5Config | PostNormConfig,
+        embedding: Embedding,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        lm_head: Linear,
+        tied: bool,
+    ):
+        super().__init__()
+        self.config = config
+        self.embedding = embedding
+        self.encoder = encoder
+        self.decoder = decoder
+        self.lm_head = lm_head
+        if tied:
+            # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
+            self.lm_head.weight = self.embedding.weight
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        decoder_input_ids: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+    ) -> Losses:
+        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
+
+        `encoder_input_ids` (batch, input_length); `encoder_attention_mask`, of the same shape, is nonzero at real
+        tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
+        targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
+        within an example; relative positions don't need them, since packing keeps distances inside an example. Label
+        smoothing and z-loss apply in training only.
+        """
+        if decoder_input_ids is None:
+            start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
+            decoder_input_ids = shift_right(labels, start_id, decoder_segment_ids, pad_id)
+        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
+        x = self.decoder(
+            self.embedding(decoder_input_ids),
+            states,
+            encoder_attention_mask,
+            segments=decoder_segment_ids,
+            encoder_segments=encoder_segment_ids,
+            positions=decoder_positions,
+        )
+        return {"labels": configured_losses(self.logits(x), labels, self.config, self.training)}
+
+    def encode(
+        self,
+        encoder_input_ids: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
+        x = self.embedding(encoder_input_ids)
+        return self.encoder(x, encoder_attention_mask, encoder_segment_ids, encoder_positions)
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        encoder_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        cache: Caches | None = None,
+    ) -> Tensor:
+        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
+        x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
+        return self.logits(x)
+
+    def new_cache(self) -> Caches:
+        """An empty cache for `decode`."""
+        return [(KeyValueCache(), MemoryCache()) for _ in range(self.config.num_decoder_layers)]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
+        return self.lm_head(x)
+
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
+        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
+        config = self.config
+        width = config.num_heads * config.d_kv
+        layers_of_encoder, layers_of_decoder = (
+            cast(nn.ModuleList, stack.layers) for stack in (self.encoder, self.decoder)
+        )
+        attend = cross_attentions(layers_of_decoder)
+        decoder = matrix_weights(layers_of_decoder) - sum(map(matrix_weights, attend))
+        return {
+            "encoder": 6.0 * matrix_weights(layers_of_encoder) * sizes.inputs
+            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
+            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
+            "cross-attention": sum(
+                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
+            ),
+            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
+        }

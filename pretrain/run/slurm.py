@@ -1,0 +1,82 @@
+"""Ranks from SLURM's variables, for processes that srun has started: one a rank."""
+
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+
+from data_pipeline.foundation.errors import UserError
+
+_FIRST_PORT, _PORTS = 20000, 10000  # below Linux's ports for outgoing connections
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What torch.distributed and DeepSpeed need, from the variables of a task of srun; empty where none are needed.
+
+    A process without SLURM, or in an allocation for one task, needs none. The master is the first node of the step, its
+    port follows from the job's id; MASTER_ADDR and MASTER_PORT may be given. Raises UserError in an allocation for
+    several tasks outside srun, where the process would train alone.
+    """
+    if int(variables.get("SLURM_NTASKS", "1")) == 1 and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+        return {}
+    if not variables.get("SLURM_STEP_ID", "").isdecimal() or "SLURM_PROCID" not in variables:
+        raise UserError(
+            f"SLURM_NTASKS is {variables.get('SLURM_NTASKS')}, but srun has not started this process, so it would "
+            "train alone; start the ranks with `launch slurm` or srun, or unset SLURM_NTASKS to train in one process"
+        )
+    local = variables["SLURM_LOCALID"]
+    master = variables.get("MASTER_ADDR")
+    return {
+        "RANK": variables["SLURM_PROCID"],
+        "WORLD_SIZE": variables.get("SLURM_STEP_NUM_TASKS") or variables["SLURM_NTASKS"],
+        "LOCAL_RANK": "0" if _sees_one_gpu(variables) else local,
+        "LOCAL_SIZE": str(tasks_per_node(variables)[int(variables["SLURM_NODEID"])]),
+        "MASTER_ADDR": master or address_of(hostnames(variables["SLURM_STEP_NODELIST"])[0]),
+        "MASTER_PORT": variables.get("MASTER_PORT") or str(master_port(variables["SLURM_JOB_ID"])),
+    }
+
+
+def tasks_per_node(variables: Mapping[str, str]) -> list[int]:
+    """The number of tasks on each node, from `2(x3),1`."""
+    given = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables["SLURM_TASKS_PER_NODE"]
+    counts: list[int] = []
+    for word in given.split(","):
+        if match := _COUNT.fullmatch(word):
+            counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def master_port(job: str) -> int:
+    """A port for the ranks of a job: different for jobs that follow one another."""
+    return _FIRST_PORT + int(job) % _PORTS
+
+
+def hostnames(nodes: str) -> list[str]:
+    """The names in SLURM's short form, such as `node[01-03]`."""
+    return _scontrol("show", "hostnames", nodes).split()
+
+
+def address_of(node: str) -> str:
+    """A name or address by which the other nodes find `node`: its name where that resolves, else what SLURM knows."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        known = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", node, "--oneliner"))
+        return known[1] if known else node
+    return node
+
+
+def _sees_one_gpu(variables: Mapping[str, str]) -> bool:
+    """Whether SLURM has bound this task to a GPU of its own, which is then number 0."""
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    return bool(visible) and "," not in visible
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        raise UserError("scontrol is not on the PATH; it names the nodes of a SLURM job") from None
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"scontrol {' '.join(arguments)}: {error.stderr.strip()}") from None

@@ -1,0 +1,212 @@
+"""A SLURM of two nodes on this machine: munge, one controller and two node daemons in a directory of its own.
+
+It needs root and Debian's packages slurm-wlm and munge, and has a key, ports and state of its own, whatever SLURM is
+there already. `python tests/launch/slurm_cluster.py DIRECTORY` starts one to try things on, and prints how to use it.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+NODES = ("n1", "n2")
+_CORES = 4  # of each node; SLURM is to believe it
+_CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CryptoType=crypto/munge
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdParameters=config_overrides
+SlurmdTimeout=20
+ReturnToService=2
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/jobcomp
+PropagateResourceLimits=NONE
+"""
+_NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Boards=1 SocketsPerBoard=1 "
+    f"CoresPerSocket={_CORES} ThreadsPerCore=1 State=UNKNOWN\n"
+)
+
+
+def lacking() -> str | None:
+    """Why a cluster can't be set up here; None where it can."""
+    if os.geteuid():
+        return "SLURM's daemons take root"
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else None
+
+
+class Cluster:
+    """Two nodes; all commands find them through `environment`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        ports = _free_ports(1 + len(NODES))
+        names = {"folder": folder, "host": socket.gethostname()}
+        (folder / "state").mkdir()
+        configuration = _CONFIGURATION.format(controller_port=ports[0], **names)
+        for name, port in zip(NODES, ports[1:], strict=True):
+            configuration += _NODE.format(name=name, port=port, **names)
+        configuration += f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP\n"
+        (folder / "slurm.conf").write_text(configuration)
+
+    def start(self) -> None:
+        folder = self.folder
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        self._start(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munged.pid",
+            f"--seed-file={folder}/munge.seed",
+        )
+        _until((folder / "munge.socket").exists, "munged's socket")
+        self._start("slurmctld", "-D", "-c")
+        for node in NODES:
+            self.start_node(node)
+        self.until_nodes_are("idle")
+
+    def start_node(self, node: str) -> None:
+        self._start(f"slurmd of {node}", "-D", "-N", node, program="slurmd")
+
+    def kill_node(self, node: str) -> None:
+        """Kills the node's daemon and all that runs there, as a machine's death does."""
+        (daemon := self._daemons.pop(f"slurmd of {node}")).kill()
+        daemon.wait()
+        for process in _processes_with(f"SLURMD_NODENAME={node}", f"SLURM_CONF={self.environment['SLURM_CONF']}"):
+            _kill(process)
+        for process in _steppers(self.folder / f"spool-{node}", node):
+            _kill(process)
+
+    def run(self, *command: str | Path, check: bool = True) -> str:
+        """What one of SLURM's commands says."""
+        done = subprocess.run([*map(str, command)], env=self.environment, capture_output=True, text=True)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def state(self, job: int | str) -> str:
+        """PENDING, RUNNING, COMPLETED, …"""
+        fields = dict(
+            word.split("=", 1) for word in self.run("scontrol", "show", "job", str(job), "-o").split() if "=" in word
+        )
+        return fields["JobState"]
+
+    def until(self, job: int | str, *states: str, seconds: float = 300) -> str:
+        _until(lambda: self.state(job) in states, f"job {job} to be {'/'.join(states)}", seconds)
+        return self.state(job)
+
+    def until_nodes_are(self, state: str) -> None:
+        _until(lambda: self.run("sinfo", "-h", "-o", "%t", check=False).split() == [state], f"nodes to be {state}", 60)
+
+    def records(self, job: int | str) -> list[dict[str, str]]:
+        """SLURM's own records of a job's ends, oldest first."""
+        lines = (self.folder / "jobcomp").read_text().splitlines() if (self.folder / "jobcomp").exists() else []
+        rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
+        return [row for row in rows if row["JobId"] == str(job)]
+
+    def stop(self) -> None:
+        for process in _processes_with(f"SLURM_CONF={self.environment['SLURM_CONF']}"):
+            _kill(process)
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait()
+
+    def _start(self, name: str, *arguments: str, program: str | None = None) -> None:
+        log = (self.folder / f"{name.replace(' ', '-')}.out").open("w")
+        self._daemons[name] = subprocess.Popen(
+            [program or name, *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _free_ports(number: int) -> list[int]:
+    probes = [socket.socket() for _ in range(number)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    patience = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < patience, f"waited {seconds} s for {what}"
+        time.sleep(0.2)
+
+
+def _processes_with(*settings: str) -> list[int]:
+    """Processes with all these variables in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if set(settings) <= set(path.read_text(errors="replace").split("\0")) and path.parent.name != str(
+                os.getpid()
+            ):
+                found.append(int(path.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def _steppers(spool: Path, node: str) -> list[int]:
+    """slurmstepd processes of a node: children of its slurmd once, of init when that is dead."""
+    sockets = [path.name for path in spool.glob(f"{node}_*")]  # NODE_JOB.STEP
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        steps = [name.removeprefix(f"{node}_") for name in sockets]
+        if words.startswith("slurmstepd: [") and any(f"[{step}]" in words for step in steps):
+            found.append(int(path.parent.name))
+    return found
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if reason := lacking():
+        sys.exit(reason)
+    place = Path(sys.argv[1]).resolve()
+    place.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    cluster = Cluster(place)
+    try:
+        cluster.start()
+        print(f"export SLURM_CONF={place}/slurm.conf; Ctrl-C ends the cluster", flush=True)
+        signal.pause()
+    finally:
+        cluster.stop()

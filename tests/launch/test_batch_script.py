@@ -1,0 +1,177 @@
+"""What `launch slurm` writes and refuses, on machines without SLURM too."""
+
+import itertools
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from launch import staging
+from launch.cluster import ClusterConfig
+from launch.slurm import Job, batch_script
+from pretrain.config import RunConfig
+from pretrain.run.slurm import rank_environment, tasks_per_node
+from tests.conftest import run
+from tests.pretrain.runs import run_file
+
+CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
+
+
+def job(path: Path, **changes: object) -> Job:
+    settings = {
+        "path": path,
+        "overrides": [],
+        "nodes": 4,
+        "per_node": 8,
+        "mode": "deepspeed",
+        "min_nodes": None,
+        "requeue": False,
+        "warn_seconds": 300,
+        "chain": 1,
+        "time": None,
+        "stop_at_step": None,
+        "cluster": ClusterConfig(),
+        **changes,
+    }
+    return Job(**settings)  # type: ignore[arg-type]
+
+
+def options(script: str) -> set[str]:
+    """Those that sbatch heeds, which are above the first command."""
+    above = itertools.takewhile(lambda line: line.startswith("#"), script.splitlines())
+    return {line.removeprefix("#SBATCH ") for line in above if line.startswith("#SBATCH ")}
+
+
+def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus)
+    asked = job(path, requeue=True, time="2:00:00", cluster=ClusterConfig(partition="gpu", sbatch=["--mem=0"]))
+    assert options(batch_script(asked, "t5", tmp_path / "slurm")) == {
+        "--job-name=t5",
+        "--nodes=4",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--partition=gpu",
+        "--time=2:00:00",
+        f"--output={tmp_path}/slurm/%j.out",
+        "--open-mode=append",
+        "--signal=B:USR1@300",
+        "--exclusive",
+        "--requeue",
+        "--mem=0",
+    }
+    others = options(batch_script(job(path, mode="srun", min_nodes=2, chain=3), "t5", tmp_path / "slurm"))
+    assert {"--ntasks-per-node=8", "--nodes=4", "--no-kill", "--dependency=singleton", "--no-requeue"} <= others
+
+
+def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
+    """The script is run with every program in it replaced by one that prints its arguments."""
+    path = run_file(tmp_path, small_corpus)
+    strange = "a 'b' \"c\"; touch x; $(touch y) `touch z`\ntouch w\n#SBATCH --wrap=x"
+    asked = job(
+        path,
+        overrides=[f"run.name={json.dumps(strange)}"],
+        cluster=ClusterConfig(environment={"STRANGE": strange}, modules=["cuda/12"], container=["in it", "run"]),
+    )
+    script = batch_script(asked, strange, tmp_path / "slurm")
+    assert [line for line in options(script) if line.startswith("--wrap")] == []
+    shown = f"module() {{ :; }}\n{script}\n".replace("exec ", "printf '%s\\0' \"$STRANGE\" ")
+    done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True)
+    words = done.stdout.split("\0")[:-1]
+    assert words[0] == strange
+    assert words[-1] == f"run.name={json.dumps(strange)}"
+    assert words[words.index("--container") + 1] == shlex.join(["in it", "run"])
+    assert {name.name for name in Path.cwd().iterdir()} & set("xyzw") == set()
+
+
+def test_a_path_that_slurm_cannot_take_is_refused(small_corpus, tmp_path):
+    with pytest.raises(UserError, match=r"output: .* SLURM takes no control characters here"):
+        batch_script(job(run_file(tmp_path, small_corpus)), "t5", tmp_path / "a\nb")
+
+
+@pytest.mark.parametrize("cluster", sorted(CLUSTERS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_cluster_files_are_valid(cluster):
+    assert load(cluster, [], ClusterConfig)
+
+
+def test_every_key_of_a_cluster_file_is_explained():
+    page = (CLUSTERS.parents[1] / "docs/clusters.md").read_text()
+    assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
+
+
+def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tmp_path, monkeypatch):
+    path, a100 = run_file(tmp_path, small_corpus), CLUSTERS / "a100-80gb.yaml"
+    refused = {
+        ("--gpus-per-node", "16"): "--gpus-per-node: 16, but a node of this cluster has 8 (gpus_per_node)",
+        ("--nodes", "3"): "batch.global_batch_size: 16 rows can't be divided evenly among 24 ranks",
+        ("--min-nodes", "3", "--nodes", "2"): "--min-nodes: 3 is more than --nodes 2",
+    }
+    for arguments, reason in refused.items():
+        done = run("launch", "slurm", path, "--cluster", a100, *arguments)
+        assert (done.returncode, done.stderr) == (2, f"error: {reason}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run("launch", "slurm", path, "--submit")
+    assert done.stderr.startswith("error: sbatch is not on the PATH; ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_path, capsys):
+    config = load(run_file(tmp_path, small_corpus), [], RunConfig)
+    place = tmp_path / "local disk"
+    staging.stage(config, place)
+    overrides = staging.overrides(config, place)
+    copies = load(tmp_path / "run.yaml", overrides, RunConfig)
+    copy = Path(copies.data.train[0].corpus)
+    assert copy.is_relative_to(place)
+    assert copies.data.validation[0].corpus == str(copy)
+    shard = "shards/train/shard-00000.tar"
+    assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
+    assert not (copy / "documents").exists()
+    (copy / shard).write_bytes(b"cut short")
+    capsys.readouterr()
+    staging.stage(config, place)
+    assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
+    staging.stage(config, place)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": 0 GB copied")
+
+
+TASK = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_NTASKS": "5",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "MASTER_ADDR": "n1",
+}
+
+
+def test_a_task_of_srun_is_a_rank():
+    assert rank_environment(TASK) == {
+        "RANK": "3",
+        "WORLD_SIZE": "5",
+        "LOCAL_RANK": "1",
+        "LOCAL_SIZE": "2",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "23456",  # 20000 + 123456 mod 10000
+    }
+    assert tasks_per_node(TASK) == [2, 2, 1]
+    assert rank_environment({**TASK, "CUDA_VISIBLE_DEVICES": "1"})["LOCAL_RANK"] == "0"
+    assert rank_environment({**TASK, "CUDA_VISIBLE_DEVICES": "0,1"})["LOCAL_RANK"] == "1"
+
+
+def test_a_process_that_would_train_alone_among_others_is_refused(small_corpus, tmp_path, monkeypatch):
+    """In the batch script itself SLURM_PROCID is 0, though srun has started nothing."""
+    batch = {name: value for name, value in TASK.items() if "STEP" not in name}
+    for name, value in batch.items():
+        monkeypatch.setenv(name, value)
+    done = run("pretrain", "train", run_file(tmp_path, small_corpus))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: SLURM_NTASKS is 5, but srun has not started this process")
+    assert rank_environment({}) == rank_environment({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == {}

@@ -1,0 +1,215 @@
+"""`launch hosts` on two hosts with addresses of their own, reached by ssh; one is cut off in the middle of a step."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.hosts import handed_over, read, remote_command
+from launch.nodes import Node
+from pretrain.metrics.log import read_metrics
+from tests.conftest import run
+from tests.launch import two_hosts
+from tests.launch.two_hosts import Hosts
+from tests.pretrain.runs import losses, run_file, train_ranks
+
+STEPS = 150
+takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory) -> Iterator[Hosts]:
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+def a_run(folder: Path, corpus: Path) -> Path:
+    settings = {"name": "test", "directory": str(folder / "run"), "max_steps": STEPS, "cpu_threads": 1}
+    return run_file(folder, corpus, run=settings, evaluation=[])
+
+
+def command(hosts: Hosts, path: Path, *options: str) -> list[str]:
+    hostfile = path.with_name("hostfile")
+    hostfile.write_text("".join(f"{address} slots=1  # a host\n" for address in hosts.addresses))
+    program = str(Path(sys.executable).with_name("launch"))
+    return [program, "hosts", str(path), "--hostfile", str(hostfile), "--ssh", hosts.ssh, *options]
+
+
+def steps_of(folder: Path, attempt: int) -> int:
+    return sum(row.attempt == attempt and "train/loss" in row.metrics for row in read_metrics(folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small_corpus, tmp_path_factory) -> dict[int, float]:
+    """The losses of the same run on this machine."""
+    path = a_run(tmp_path_factory.mktemp("undisturbed"), small_corpus)
+    assert train_ranks(path, 2) == [0, 0]
+    return losses(path)
+
+
+@takes_hosts
+def test_a_host_that_is_cut_off_is_named_and_the_run_resumes_to_the_same_losses(
+    hosts, small_corpus, undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))  # the hosts' processes get it too
+    path = a_run(tmp_path, small_corpus)
+    errors = tmp_path / "stderr"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command(hosts, path), stdout=subprocess.DEVNULL, stderr=stderr)
+        while steps_of(tmp_path, 1) < 2:
+            assert process.poll() is None, errors.read_text()
+            time.sleep(0.1)
+        hosts.cut_off(1)
+        cut = time.monotonic()
+        while "is lost" not in errors.read_text():
+            assert time.monotonic() < cut + 60
+            time.sleep(0.1)
+        print(f"named after {time.monotonic() - cut:.1f} s")
+        assert process.wait() == 1
+    lost = f"node {hosts.addresses[1]} is lost: no word from it for 30 s; ending the other ranks"
+    assert errors.read_text().splitlines() == [lost]
+    until = time.monotonic() + 60
+    while ours := [pid for pid in processes() if pid != os.getpid()]:
+        assert time.monotonic() < until, ours  # the host's agent has ended its ranks without the head
+        time.sleep(0.2)
+    hosts.connect(1)
+    done = subprocess.run(command(hosts, path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert losses(path) == undisturbed
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert [(host["host"], host["ranks"]) for host in environment["hosts"]] == [
+        (name, [rank]) for rank, name in enumerate(hosts.names)
+    ]
+    assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0002").glob("*.exit")] == ["0\n"] * 2
+
+
+@takes_hosts
+def test_a_run_goes_on_by_itself_on_the_hosts_that_are_left(hosts, small_corpus, undisturbed, tmp_path):
+    """The agent of a host is killed, and its ranks die with it."""
+    path = a_run(tmp_path, small_corpus)
+    errors = tmp_path / "stderr"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command(hosts, path, "--min-nodes", "1"), stdout=subprocess.DEVNULL, stderr=stderr)
+        while steps_of(tmp_path, 1) < 2:
+            assert process.poll() is None, errors.read_text()
+            time.sleep(0.1)
+        (agent,) = filter(is_agent, hosts.processes(1))
+        os.kill(agent, signal.SIGKILL)
+        assert process.wait() == 0, errors.read_text()
+    first, second = hosts.addresses
+    lost, goes_on = errors.read_text().splitlines()
+    assert lost.startswith(f"node {second} is lost: its connection ")
+    assert goes_on == f"going on with 1 node ({first}), 1 rank"
+    assert losses(path) == {step: pytest.approx(loss, rel=1e-4) for step, loss in undisturbed.items()}
+
+
+def is_agent(process: int) -> bool:
+    command = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, text=True).stdout
+    return command.split()[1:] == ["-P", "-m", "launch", "agent"]
+
+
+@takes_hosts
+def test_a_link_of_200_ms_that_loses_1_percent_makes_a_run_slower_and_nothing_else(
+    hosts, small_corpus, undisturbed, tmp_path
+):
+    path = a_run(tmp_path, small_corpus)
+    with hosts.slow(1, seconds=0.1, loss=0.01) as link:  # each way
+        done = subprocess.run(command(hosts, path, "--stop-at-step", "4"), capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+    assert losses(path) == {step: undisturbed[step] for step in (1, 2, 3, 4)}
+    assert link.lost > 0
+    print(f"{link.lost} of {link.frames} frames lost")
+
+
+def processes() -> list[int]:
+    """Those of the run under test, wherever they are."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"RUN_UNDER_TEST={os.environ['RUN_UNDER_TEST']}" in environment.read_text(errors="replace").split("\0"):
+                found.append(int(environment.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@takes_hosts
+def test_a_host_that_does_not_answer_is_named_before_anything_starts(hosts, small_corpus, tmp_path):
+    path = a_run(tmp_path, small_corpus)
+    hosts.cut_off(0)
+    try:
+        done = subprocess.run(
+            [*command(hosts, path)[:-1], hosts.ssh + " -o ConnectTimeout=2"], capture_output=True, text=True
+        )
+    finally:
+        hosts.connect(0)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {hosts.addresses[0]}: ssh ended with exit code 255: ssh: connect to host")
+    assert not (tmp_path / "run/logs").exists()
+
+
+def test_a_hostfile_has_deepspeeds_format(tmp_path):
+    path = tmp_path / "hostfile"
+    path.write_text("# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots = 4 # half\n")
+    assert read(path) == [Node("worker-1", 8), Node("user@10.0.0.2", 4)]
+
+
+def test_every_line_of_a_hostfile_that_cannot_be_read_is_named(tmp_path, small_corpus):
+    path = tmp_path / "hostfile"
+    path.write_text("a slots=2\nb\na slots=1\n-oProxyCommand=x slots=1\n")
+    done = run("launch", "hosts", a_run(tmp_path, small_corpus), "--hostfile", path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"error: --hostfile: {path}, line 2: expected `NAME slots=N`, found 'b'",
+        f"--hostfile: {path}, line 3: a stands in an earlier line",
+        f"--hostfile: {path}, line 4: expected `NAME slots=N`, found '-oProxyCommand=x slots=1'",
+    ]
+
+
+def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, small_corpus, monkeypatch):
+    path, hostfile = a_run(tmp_path, small_corpus), tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=3\n")
+    done = run("launch", "hosts", path, "--hostfile", hostfile)
+    assert done.returncode == 2
+    assert "batch.global_batch_size: 16 rows can't be divided evenly among 3 ranks" in done.stderr
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run("launch", "hosts", path, "--hostfile", hostfile)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: ssh is not on the PATH; `launch hosts` starts the ranks with it"],
+    )
+
+
+def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
+    """The environment goes through stdin, so only the place of the code is on the command line."""
+    strange = f"{tmp_path}/a 'b' \"c\"; touch x; $(touch y)\n`touch z`"
+    monkeypatch.setenv("PYTHONPATH", strange)
+    shown = remote_command().replace("exec env", "exec printf '%s\\n'")
+    done = subprocess.run(["sh", "-c", shown], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith(f"PYTHONPATH={strange}\n{sys.executable}\n-P\n-m\nlaunch\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
+    """DeepSpeed's launcher would drop both, and all but five prefixes with them."""
+    given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    handed = handed_over()
+    assert {name: handed.get(name) for name in given} == {
+        "HF_TOKEN": "secret",
+        "OMP_NUM_THREADS": "4",
+        "HOME": None,
+        "SLURM_JOB_ID": None,
+        "RANK": None,
+    }

@@ -1,0 +1,97 @@
+"""The command `pretrain` in processes that are forked from a server, which has imported DeepSpeed already.
+
+A process of its own, with its own output, signals and exit code, without the seconds that its imports take.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.pretrain.rank_processes import PROCESSES
+
+
+class Forked:
+    """`pretrain ARGUMENTS` in the background, in a session of its own, on `terminal` if one is given."""
+
+    def __init__(self, *arguments: str | Path, terminal: str | None = None):
+        self.arguments = [str(argument) for argument in arguments]
+        self._files = tempfile.TemporaryDirectory(prefix="forked-")
+        self._output = [Path(self._files.name, name) for name in ("stdout", "stderr")]
+        environment = {**os.environ, "COLUMNS": "120"}
+        self._process = PROCESSES.Process(
+            target=_main, args=(self.arguments, environment, Path.cwd(), self._output, terminal)
+        )
+        self._process.start()
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._output[0].read_text() if self._output[0].exists() else ""
+
+    @property
+    def stderr(self) -> str:
+        return self._output[1].read_text() if self._output[1].exists() else ""
+
+    def until(self, line_start: str) -> None:
+        """Waits for a line of stdout that begins like this."""
+        while not any(line.startswith(line_start) for line in self.stdout.splitlines()):
+            assert self._process.is_alive(), self.stderr
+            time.sleep(0.02)
+
+    def wait(self) -> int:
+        """The exit code, negative for a signal."""
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def others(self) -> list[psutil.Process]:
+        """The processes that it has started and that still run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                in_session = os.getsid(process.pid) == self.pid and process.pid != self.pid
+                if in_session and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return found
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.others():
+            process.kill()
+        self._process.kill()
+        self._process.join()
+        self._files.cleanup()
+
+
+def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """What `pretrain ARGUMENTS` comes to."""
+    with Forked(*arguments) as forked:
+        return subprocess.CompletedProcess(forked.arguments, forked.wait(), forked.stdout, forked.stderr)
+
+
+def _main(
+    arguments: list[str], environment: dict[str, str], folder: Path, output: list[Path], terminal: str | None
+) -> None:
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have the tests ignore it
+    for number, path in enumerate((os.devnull, *output)):
+        # the first terminal that the leader of a session opens becomes the session's
+        os.dup2(os.open(terminal or path, os.O_RDWR | (os.O_CREAT if number and not terminal else 0)), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["pretrain", *arguments]
+    from pretrain.cli import main
+
+    main()
