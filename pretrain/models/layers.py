@@ -1,6 +1,7 @@
 """The small layers of all models. Constructors initialise the weights, so that ZeRO-3 can partition them at once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +63,36 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape (batch, length, d_model); `F.rms_norm` computes in fp32 whatever the dtype of `x`."""
+        """Keeps the shape (batch, length, d_model); computes in fp32 whatever the dtype of `x`."""
+        if x.device.type in ("cpu", "meta") and torch.is_grad_enabled():
+            return _RMSNorm.apply(one_use(x), self.weight, self.epsilon)
         return F.rms_norm(one_use(x), self.weight.shape, self.weight, self.epsilon)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """`F.rms_norm` as a GPU's kernel has it, which keeps the input and a factor for each row. On a CPU, PyTorch's is a
+    chain of operations, which takes twice as long and keeps more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        precision = torch.promote_types(x.dtype, torch.float32)
+        rows = x.flatten(0, -2).to(precision, copy=True)
+        mean_square = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().div_(x.size(-1))
+        factors = mean_square.add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, factors)
+        return rows.mul_(factors).mul_(weight).to(x.dtype).view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """With n = x · factor: dL/dx = factor · (g w − n · mean(g w n)), dL/dw = Σ g n"""
+        x, weight, factors = ctx.saved_tensors
+        normed = x.flatten(0, -2) * factors
+        rows = gradient.flatten(0, -2).to(normed.dtype, copy=True)
+        products = rows * normed
+        means = torch.mv(products, weight.to(products.dtype)).div_(x.size(-1))
+        rows.mul_(weight).addcmul_(normed, means[:, None], value=-1).mul_(factors)
+        return rows.to(x.dtype).view_as(x), products.sum(dim=0).to(weight.dtype), None
 
 
 class LayerNorm(nn.LayerNorm):

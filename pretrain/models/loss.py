@@ -39,14 +39,16 @@ def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoo
     near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` spreads that share of each target's mass over all ids
     (Szegedy et al. 2016).
 
-    The softmax is computed in fp32, also for bf16 logits, for at most `_ROWS` targets at a time: besides the logits,
-    only their gradient takes memory.
+    The softmax is computed in fp32, also for bf16 logits, for a few targets at a time: besides the logits, only their
+    gradient takes memory.
     """
     flat, targets = logits.flatten(0, -2), labels.flatten()
     return _TokenLosses.apply(flat, targets, z_loss, label_smoothing).view(labels.shape)
 
 
-_ROWS = 1024
+def _rows_at_a_time(logits: Tensor) -> int:
+    """On a CPU as many rows as its cache holds, on a GPU enough to fill it."""
+    return max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 25) // logits.size(-1))
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -57,17 +59,18 @@ class _TokenLosses(torch.autograd.Function):
         counted = labels != IGNORED
         targets = labels.clamp(min=0)
         precision = torch.promote_types(logits.dtype, torch.float32)
+        step = _rows_at_a_time(logits)
         normalisers, losses = [], []
-        for rows, ids in zip(logits.split(_ROWS), targets.split(_ROWS), strict=True):
+        for rows, ids in zip(logits.split(step), targets.split(step), strict=True):
             rows = rows.to(precision)
-            log_z = torch.logsumexp(rows, dim=-1)
-            expected = rows.gather(-1, ids[:, None]).squeeze(-1)
+            logs = torch.log_softmax(rows, dim=-1)
+            expected = logs.gather(-1, ids[:, None]).squeeze(-1)
+            log_z = rows.gather(-1, ids[:, None]).squeeze(-1) - expected
             if smoothing:
-                expected = (1 - smoothing) * expected + smoothing * rows.mean(dim=-1)
+                expected = (1 - smoothing) * expected + smoothing * logs.mean(dim=-1)
             normalisers.append(log_z)
-            losses.append(log_z - expected + z_loss * log_z.square())
-        log_z = torch.cat(normalisers)
-        ctx.save_for_backward(logits, targets, counted, log_z)
+            losses.append(z_loss * log_z.square() - expected)
+        ctx.save_for_backward(logits, targets, counted, torch.cat(normalisers))
         ctx.z_loss, ctx.smoothing = z_loss, smoothing
         return torch.cat(losses).masked_fill(~counted, 0.0)
 
@@ -77,12 +80,14 @@ class _TokenLosses(torch.autograd.Function):
         """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary"""
         logits, targets, counted, log_z = ctx.saved_tensors
         gradient = gradient.masked_fill(~counted, 0.0)
+        of_shares = gradient * (1 + 2 * ctx.z_loss * log_z)
         out = torch.empty_like(logits)
-        parts = (tensor.split(_ROWS) for tensor in (logits, targets, log_z, gradient, out))
-        for rows, ids, normaliser, weight, into in zip(*parts, strict=True):
-            shares = torch.exp(rows.to(normaliser.dtype) - normaliser[:, None])
-            shares *= (1 + 2 * ctx.z_loss * normaliser)[:, None]
-            shares -= ctx.smoothing / logits.size(-1)
-            shares.scatter_add_(-1, ids[:, None], torch.full_like(normaliser, ctx.smoothing - 1)[:, None])
-            into.copy_(shares * weight[:, None])
+        step = _rows_at_a_time(logits)
+        parts = (tensor.split(step) for tensor in (logits, targets, of_shares, gradient, out))
+        for rows, ids, of_share, of_target, into in zip(*parts, strict=True):
+            shares = torch.softmax(rows.to(log_z.dtype), dim=-1).mul_(of_share[:, None])
+            if ctx.smoothing:
+                shares -= (ctx.smoothing / logits.size(-1) * of_target)[:, None]
+            shares.scatter_add_(-1, ids[:, None], ((ctx.smoothing - 1) * of_target)[:, None])
+            into.copy_(shares)
         return out, None, None, None

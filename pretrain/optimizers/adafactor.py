@@ -44,8 +44,9 @@ class Adafactor(Sharded):
         if config.clipping_threshold is not None:
             sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, update)))
             factors /= (sizes / config.clipping_threshold).clamp(min=1.0)
-        values.mul_(1 - group["lr"] * group["weight_decay"])
-        subtract(flat, values, update, factors)
+        if group["weight_decay"]:
+            values.mul_(1 - group["lr"] * group["weight_decay"])
+        subtract(flat, lambda span: span.of(update), values, factors)
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
         return {name: parts for moments in self._moments.values() for name, parts in moments.by_name().items()}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pretrain.optimizers.config import AdamWScaleConfig
-from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.flat import Flat, Span
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
 
 
@@ -28,12 +28,17 @@ class AdamWScale(Sharded):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
         beta1, beta2 = self.config.betas
         state["step"] += 1
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = state["exp_avg_sq"].sqrt().add_(self.config.eps)
-        torch.div(state["exp_avg"], update, out=update)
         step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
         rate = group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)
         sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, values)))
-        subtract(flat, values, update, rate * sizes.clamp(min=self.config.least_rms))
-        values.mul_(1 - group["lr"] * group["weight_decay"])
+
+        def moved(span: Span) -> Tensor:
+            mean, square, new = (span.of(tensor) for tensor in (state["exp_avg"], state["exp_avg_sq"], gradient))
+            mean.lerp_(new, 1 - beta1)
+            square.mul_(beta2).addcmul_(new, new, value=1 - beta2)
+            update = square.sqrt().add_(self.config.eps)
+            return torch.div(mean, update, out=update)
+
+        subtract(flat, moved, values, rate * sizes.clamp(min=self.config.least_rms))
+        if group["weight_decay"]:
+            values.mul_(1 - group["lr"] * group["weight_decay"])

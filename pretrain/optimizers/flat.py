@@ -59,3 +59,34 @@ class Flat:
     def pieces(self, values: Tensor) -> list[Tensor]:
         """Splits `values`, laid out like the tensor, into one piece (size,) per parameter."""
         return [fragment.of(values) for fragment in self.fragments]
+
+    @cached_property
+    def spans(self) -> list["Span"]:
+        """Covers the flat, in order. On a CPU a span fits in the cache, so that a chain of operations on it reads and
+        writes the memory once; elsewhere there is one span."""
+        length = self.tensor.numel()
+        most = _ELEMENTS_IN_CACHE if self.tensor.device.type == "cpu" else max(1, length)
+        found = [Span(start, min(most, length - start), []) for start in range(0, length, most)]
+        for number, fragment in enumerate(self.fragments):
+            first, last = fragment.offset, fragment.offset + fragment.size
+            for span in found[first // most : -(-last // most)] if fragment.size else []:
+                offset = max(first - span.start, 0)
+                span.pieces.append((number, offset, min(last - span.start, span.size) - offset))
+        return found
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements `start` … `start` + `size` − 1 of a flat. `pieces`: the number of a parameter, and the offset in the
+    span and the size of what the span holds of it."""
+
+    start: int
+    size: int
+    pieces: list[tuple[int, int, int]]
+
+    def of(self, values: Tensor) -> Tensor:
+        """The span (size,) of `values`, laid out like the flat."""
+        return values.narrow(0, self.start, self.size)
+
+
+_ELEMENTS_IN_CACHE = 1 << 17

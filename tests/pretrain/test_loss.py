@@ -12,7 +12,7 @@ from pretrain.models.loss import IGNORED, shift_right, token_losses
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Makes even small batches take several parts, of which the last is not full."""
-    monkeypatch.setattr(loss, "_ROWS", 4)
+    monkeypatch.setattr(loss, "_rows_at_a_time", lambda logits: 4)
 
 
 def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0):

@@ -1,0 +1,75 @@
+"""The forms that a CPU computes faster give what PyTorch's own functions give."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pretrain.models.attention import attend
+from pretrain.models.layers import RMSNorm
+from pretrain.models.masks import MASKED
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def gradients(result: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    along = torch.randn(result.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return [result.detach(), *torch.autograd.grad((result * along.to(result.dtype)).sum(), inputs, retain_graph=True)]
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_rms_norm_and_its_gradients_are_pytorchs(epsilon):
+    norm = RMSNorm(24, epsilon).double()
+    norm.weight.data = draw(24, seed=1).detach()
+    x = draw(3, 5, 24)
+    reference = F.rms_norm(x, (24,), norm.weight, epsilon)
+    for ours, theirs in zip(gradients(norm(x), x, norm.weight), gradients(reference, x, norm.weight), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(norm, x)
+
+
+def test_rms_norm_computes_in_fp32_whatever_the_dtype():
+    norm = RMSNorm(512).to(torch.bfloat16)
+    x = draw(2, 7, 512, dtype=torch.bfloat16)
+    ours = norm(x)
+    exact = F.rms_norm(x.double(), (512,), None, 1e-6)
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, exact.to(torch.bfloat16))  # one rounding, of the result
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("form", ["plain", "bias", "masked", "causal"])
+def test_bf16_attention_is_as_near_to_exact_as_pytorchs(form, scale):
+    queries, keys, values = (draw(2, 3, 33, 16, dtype=torch.bfloat16, seed=seed) for seed in range(3))
+    bias = draw(1, 3, 33, 33, dtype=torch.bfloat16, seed=3)
+    if form == "masked":
+        hidden = torch.rand(2, 1, 33, 33, generator=torch.Generator().manual_seed(4)) < 0.3
+        hidden[0, :, 5] = True  # a query that sees nothing
+        given = bias.masked_fill(hidden, MASKED)
+    else:
+        given = bias if form == "bias" else None
+    causal = form == "causal"
+    inputs = (queries, keys, values, *([] if given is None else [bias]))
+    ours = gradients(attend(queries, keys, values, given, causal, scale, 0.0), *inputs)
+
+    def pytorchs(dtype: torch.dtype) -> list[torch.Tensor]:
+        q, k, v = (tensor.to(dtype) for tensor in (queries, keys, values))
+        mask = None if given is None else given.to(dtype)
+        result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        return gradients(result, *inputs)
+
+    for own, theirs, exact in zip(ours, pytorchs(torch.bfloat16), pytorchs(torch.float64), strict=True):
+        error, reference = ((tensor.double() - exact).abs().max() for tensor in (own, theirs))
+        assert error <= 2 * reference + 1e-2 * exact.abs().max()
+
+
+def test_attention_drops_weights_in_bf16():
+    torch.manual_seed(0)
+    queries, keys = (draw(4, 8, 64, 16, dtype=torch.bfloat16, seed=seed) for seed in range(2))
+    values = torch.ones(4, 8, 64, 16, dtype=torch.bfloat16)
+    result = attend(queries, keys, values, None, False, 0.0, 0.25)  # equal weights: 1/64 each, 3 in 4 kept
+    kept = result[..., 0].float() * 0.75  # the mean of 64 draws, each 4/3 or 0
+    assert abs(kept.mean() - 0.75) < 0.01
+    assert 0.03 < kept.std() < 0.08  # √(0.75 · 0.25 / 64) = 0.054
