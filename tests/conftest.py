@@ -27,6 +27,7 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 LONGEST = [
     "data_pipeline/test_pipeline.py",
     "data_pipeline/test_cluster.py",
+    "launch/test_slurm.py",
     "launch/test_supervision.py",
     "pretrain/test_soak.py",
     "pretrain/test_checkpoints.py",
@@ -36,6 +37,8 @@ LONGEST = [
     "data_pipeline/test_kills.py",
     "data_pipeline/test_streams.py",
     "pretrain/test_layerwise.py",
+    "launch/test_hosts.py",
+    "launch/test_doctor.py",
 ]
 
 

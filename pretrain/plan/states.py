@@ -116,7 +116,7 @@ def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank. On the GPU: all but `host`.
+    """Bytes of one rank. On the GPU: all but `host`, of which `host_step` exists only in the optimizer's step.
 
     - `weights`: as the model computes with them. `masters`: fp32 copies. `moments`: the optimizer's state.
     - `gradients`: at the end of a micro-batch that is not a step's first.
@@ -135,6 +135,7 @@ class States:
     reduction: int = 0
     reduced_after: float = 1.0
     host: int = 0
+    host_step: int = 0
 
     @property
     def lasting(self) -> int:
@@ -196,7 +197,9 @@ def _offloaded(held: States, parameters: Parameters, setting: Setting, share: in
         moved = replace(moved, gradients=0)
     else:
         host += width * share  # new weights on their way to the GPU
-        moved = replace(moved, buffers=moved.buffers + FP32 * parameters.largest)
+        moved = replace(
+            moved, buffers=moved.buffers + FP32 * parameters.largest, host_step=(FP32 + width) * share
+        )  # the optimizer's copy of the gradients, and those weights
     if setting.offload == "optimizer and weights":
         host += moved.weights
         moved = replace(moved, weights=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.metrics.log import read_metrics
+from pretrain.run import slurm
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import Cluster
@@ -174,7 +175,7 @@ def test_a_build_on_two_nodes_gives_the_same_bytes(cluster, small_corpus, tmp_pa
     assert ended == "COMPLETED", output
     shards = "shards/train/shard-00000.tar"
     assert (tmp_path / "corpus" / shards).read_bytes() == (small_corpus / shards).read_bytes()
-    ours = subprocess.run(["pgrep", "-f", f"raylet.*{job}"], capture_output=True, text=True).stdout
+    ours = subprocess.run(["pgrep", "-f", f"raylet.*:{slurm.master_port(job)}"], capture_output=True, text=True).stdout
     assert ours == ""
 
 

@@ -159,7 +159,7 @@ def _one_rank(monkeypatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("moves", [True, False])
-def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves):
+def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves, monkeypatch):
     """A save whose file grows is no hang, however long it takes; one whose file doesn't grow is."""
 
     class Slow(save._Writing):
@@ -177,11 +177,10 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
     saver._writing.start()
     time.sleep(0.1)
     saver._writing.moved()
-    watchdog.alive()
-    started = watchdog._last
+    noted: list[float] = []
+    monkeypatch.setattr(watchdog, "alive", lambda: noted.append(time.monotonic()))
     saver.wait()
-    waited = time.monotonic() - started
-    assert (watchdog._last - started > waited / 2) == moves
+    assert (len(noted) > 2) == moves  # besides when the waiting begins and when it ends
 
 
 def test_no_pickle_is_read(finished):

@@ -193,7 +193,8 @@ def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
             held, peak, travelling = planned(case, 2)
             if case[2] == "adamw" and not case[-1]:
                 assert travelling == pytest.approx(found["sent"], rel=0.1), (case, travelling, found)
-            assert peak + held.host == pytest.approx(found["peak"], rel=0.15 if case[-1] else 0.1), (case, held, found)
+            both = max(peak + held.host - held.host_step, held.lasting + held.buffers + held.host)
+            assert both == pytest.approx(found["peak"], rel=0.1), (case, held, found)
             if case[-1]:
                 continue
             assert held.weights == pytest.approx(found["weights"], rel=0.1), (case, held, found)
