@@ -18,6 +18,7 @@ from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
+from pretrain.hook_settings import AnyHookSettings
 from pretrain.models import AnyModelConfig
 from pretrain.optimizers import schedules
 from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
@@ -220,15 +221,6 @@ class FaultsSection(Section):
     """Seconds after one rank has died at which the others are killed."""
 
 
-class ValidationLossHook(Section):
-    """An evaluation during the run."""
-
-    hook: Literal["validation_loss"]
-    """What is evaluated. `validation_loss`: the loss on the held-out rows of `data.validation`."""
-    every_steps: PositiveInt = 500
-    """Steps from one evaluation to the next."""
-
-
 class MlflowSection(Section):
     """Where MLflow stores the run."""
 
@@ -272,8 +264,8 @@ class RunConfig(Section):
     """When the run counts as broken."""
     checkpoint: CheckpointSection = CheckpointSection()
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
-    evaluation: list[ValidationLossHook] = []
-    """Evaluations during the run."""
+    evaluation: list[AnyHookSettings] = []
+    """Evaluations during the run, by hooks."""
     tracking: TrackingSection = TrackingSection()
     """Where metrics go."""
 
@@ -291,7 +283,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _validation_has_data(self) -> "RunConfig":
-        if self.evaluation and not self.data.validation:
+        if any(hook.needs_corpus for hook in self.evaluation) and not self.data.validation:
             raise ValueError("evaluation: data.validation names no corpus")
         return self
 

@@ -19,7 +19,7 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
-from pretrain.evaluation.validation_loss import describe
+from pretrain.evaluation.hook import Findings
 from pretrain.metrics.tracking import DatasetInfo, Tracker
 from pretrain.run import environment, lock, rank_logs, status, watchdog
 from pretrain.run.status import Status
@@ -73,7 +73,12 @@ class Journal:
                 f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
                 f"{_skipped(metrics)}{left:.0f} s left"
             )
-        for line in describe(self.setup.validation, metrics):
+
+    def found(self, step: int, findings: Findings) -> None:
+        """Records the metrics that a hook has found after a step and prints its lines."""
+        if self._tracker is not None and findings.metrics:
+            self._tracker.log(step, findings.metrics)
+        for line in findings.lines:
             self._print(f"step {step}  {line}")
 
     def saved(self, saved: "Saved") -> None:

@@ -89,8 +89,7 @@ def _file(title: str, schema: type[Section]) -> Iterator[str]:
             yield from _deepspeed()
         elif _tagged(field):
             yield key_meanings.meaning(schema, name)
-            discriminated = Field(discriminator=field.discriminator)
-            yield from _kinds(name, Annotated[field.annotation, discriminated, *field.metadata], "####")
+            yield from _kinds(f"{name}.{_item(field)}".rstrip("."), _annotation_of_one(field), "####")
         else:
             yield _summary(classes[0])
             yield _table(_rows(classes[0], f"{name}.{_item(field)}", frozenset(sections) | {"options"}))
@@ -165,6 +164,14 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
         if classes and not elsewhere:
             found += _rows(classes[0], f"{prefix}{key}.{_item(field)}", linked)
     return found
+
+
+def _annotation_of_one(field: FieldInfo) -> Any:
+    """The type of a section of which there are several kinds, or of an item of a list of them."""
+    if _item(field):
+        return get_args(field.annotation)[0]
+    discriminated = Field(discriminator=field.discriminator)
+    return Annotated[field.annotation, discriminated, *field.metadata]
 
 
 def _item(field: FieldInfo) -> str:

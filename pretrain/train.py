@@ -88,6 +88,8 @@ class Training:
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
         from pretrain.checkpoint.tensors import load_weights
+        from pretrain.evaluation.hook import HeldOut
+        from pretrain.evaluation.hooks import Hooks
         from pretrain.micro_batch import settled
         from pretrain.zero.engine import Engine
         from pretrain.zero.internals import gathered
@@ -106,6 +108,9 @@ class Training:
         self.setup = setup = settled(setup, self.engine)
         journal.announce(outline.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
+        data, tokenizer = self.config.data, setup.training[0].tokenizer
+        held_out = HeldOut(setup.validation, tokenizer, data.objective, data.on_damage == "skip", setup.cut)
+        self.hooks = Hooks(self.config.evaluation, held_out, setup.directory)
         self.standing = self.sound = setup.standing  # sound: after the last step that was applied
 
     def run(self) -> int:
@@ -119,8 +124,6 @@ class Training:
 
     def _stretch(self) -> End:
         """Trains until the run finishes, stops or rewinds."""
-        from pretrain.evaluation.hooks import run_hooks
-
         config, setup, stream = self.config, self.setup, self.setup.stream
         start = self.standing
         batches = TrainingBatches(stream, setup.cut, StreamState.at(stream, start.position, start.skipped))
@@ -153,8 +156,8 @@ class Training:
                     "train/rows": before.position + rows,
                 }
                 self.journal.log(step, {**self.engine.take_metrics(), **self.meter.take(), **counts})
-            if metrics := run_hooks(self.engine, setup, step, last):
-                self.journal.log(step, metrics)
+            for findings in self.hooks.after(self.engine, step, last):
+                self.journal.found(step, findings)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
                 with watchdog.apart():

@@ -213,7 +213,7 @@ def _is_mapping(section: type[BaseModel], key: str) -> bool:
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
     """The names that select this kind of section, if it is one of several kinds."""
-    named = (section.model_fields.get(key) for key in ("name", "family"))
+    named = (section.model_fields.get(key) for key in ("name", "family", "hook"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 
 

@@ -1,19 +1,78 @@
-"""Which evaluations are due after which step."""
+"""Runs the hooks that are due, on all ranks together."""
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 
-from pretrain.evaluation.validation_loss import validation_loss
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.atomic import write_bytes
+from pretrain.evaluation import record
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Subject
+from pretrain.evaluation.together import Ended, Together
+from pretrain.hook_settings import HookSettings
 from pretrain.run import watchdog
-from pretrain.setup import Setup
-from pretrain.zero.engine import Engine
-
-HOOKS: dict[str, Callable[[Engine, Setup], dict[str, float]]] = {"validation_loss": validation_loss}
 
 
-def run_hooks(engine: Engine, setup: Setup, step: int, last: bool) -> dict[str, float]:
-    """Runs each hook that is due after `step` steps and returns the metrics. After the last step, every hook is due."""
-    metrics: dict[str, float] = {}
-    for hook in dict.fromkeys(entry.hook for entry in setup.config.evaluation if last or step % entry.every_steps == 0):
-        with watchdog.apart():
-            metrics |= HOOKS[hook](engine, setup)
-    return metrics
+class Hooks:
+    """The hooks of the run in `run`."""
+
+    def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, run: Path):
+        self._hooks = [(one, build(one)) for one in settings]
+        self._held_out, self._run = held_out, run
+
+    def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
+        """Runs each hook that is due after `step` steps, and records its tables and images. All ranks call this.
+
+        After the last step, every hook is due; of hooks with the same settings but for their periods, one runs. A hook
+        that fails or exceeds its budget gives a warning.
+        """
+        ran = []
+        for settings, hook in self._hooks:
+            apart_from_period = settings.model_dump(exclude={"every_steps"})
+            if (last or step % settings.every_steps == 0) and apart_from_period not in ran:
+                ran.append(apart_from_period)
+                yield self._evaluated(settings, hook, subject, step)
+
+    def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
+        together = Together(settings.budget_seconds, subject.device)
+        evaluation = Evaluation(subject, self._held_out, step, together)
+        began = time.monotonic()
+        with watchdog.apart(), torch.no_grad():
+            ended = together.run(lambda: self._kept(step, hook.evaluate(evaluation)))
+        seconds = time.monotonic() - began
+        if ended.value is None:
+            return self._failed(settings.hook, step, ended)
+        findings, warnings = ended.value, []
+        if together.late:
+            budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
+            warnings = [f"warning: {settings.hook} was cut after {seconds:.0f} s, {budget}; it covers only a part"]
+        metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
+        return Findings(metrics, lines=[*findings.lines, *warnings])
+
+    def _kept(self, step: int, findings: Findings) -> Findings:
+        if self._held_out.cut.rank == 0:
+            record.keep(self._run, step, findings)
+        return findings
+
+    def _failed(self, hook: str, step: int, ended: Ended[Findings]) -> Findings:
+        """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
+        rank, ranks = self._held_out.cut.rank, self._held_out.cut.ranks
+        errors: list[str | None] = [None] * ranks
+        dist.all_gather_object(errors, None if ended.others_left else ended.error)
+        first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
+        kept = record.directory(self._run) / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
+        if ended.traceback is not None:
+            with contextlib.suppress(OSError):
+                write_bytes(kept, ended.traceback.encode())
+        where = f" on rank {first}" if ranks > 1 else ""
+        return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}; training goes on"])
+
+
+def build(settings: HookSettings) -> Hook:
+    """The hook that `settings` describe."""
+    module, name = settings.implementation.rsplit(".", 1)
+    return getattr(import_module(module), name)(settings)

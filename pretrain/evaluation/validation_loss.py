@@ -2,24 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batches import IGNORED, validation_batches
+from data_pipeline.loading.batches import IGNORED
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.run import watchdog
-from pretrain.setup import Setup
-
-if TYPE_CHECKING:
-    from pretrain.zero.engine import Engine
+from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.hook_settings import ValidationLossSettings
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
-def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
+class ValidationLoss:
     """The metrics of each corpus, in nats per token; NaN if there are no such tokens.
 
     validation/NAME/loss: the mean over all target tokens.
@@ -30,52 +25,54 @@ def validation_loss(engine: "Engine", setup: Setup) -> dict[str, float]:
 
     With next-sentence prediction, also validation/NAME/next_sentence_loss, in nats per row, and next_sentence_accuracy.
     """
-    return {
-        f"validation/{name}/{metric}": value
-        for name, corpus in setup.validation.items()
-        for metric, value in _of_corpus(engine, setup, corpus).items()
-    }
+
+    def __init__(self, settings: ValidationLossSettings):
+        pass
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        metrics: dict[str, float] = {}
+        lines: list[str] = []
+        for name, corpus in evaluation.held_out.corpora.items():
+            of_corpus = _of_corpus(evaluation, corpus)
+            metrics |= {f"validation/{name}/{metric}": value for metric, value in of_corpus.items()}
+            lines += _lines(name, corpus, of_corpus)
+        return Findings(metrics, lines=lines)
 
 
-def describe(corpora: dict[str, Corpus], metrics: dict[str, float]) -> Iterator[str]:
-    """A line for each corpus in `metrics`, comparing its loss on text with that of predictions without context."""
-    for name, corpus in corpora.items():
-        if f"validation/{name}/loss" in metrics:
-            loss, text, entropy = (metrics[f"validation/{name}/{metric}"] for metric in _METRICS)
-            yield (
-                f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
-                f"(word counts alone give {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
-            )
-        if damaged := metrics.get(f"validation/{name}/damaged_rows"):
-            yield (
-                f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and "
-                f"left out; data-pipeline verify {corpus.directory} names their blocks"
-            )
+def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:
+    """Compares the loss on text with that of predictions without context."""
+    loss, text, entropy = (metrics[metric] for metric in _METRICS)
+    yield (
+        f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
+        f"(word counts alone give {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
+    )
+    if damaged := metrics.get("damaged_rows"):
+        yield (
+            f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and "
+            f"left out; data-pipeline verify {corpus.directory} names their blocks"
+        )
 
 
-def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, float]:
-    vocabulary = corpus.tokenizer.vocabulary
+def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
+    vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
     # loss, targets, loss of text, targets of text, rows with targets
-    sums = torch.zeros(5, dtype=torch.float64, device=engine.device)
-    next_sentence = torch.zeros(3, dtype=torch.float64, device=engine.device)  # loss, rows, rows that are right
-    counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=engine.device)
-    data = setup.config.data
-    for batch in validation_batches(corpus, setup.cut, data.objective, data.on_damage == "skip"):
-        watchdog.alive()
-        every = engine.losses(batch)
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    next_sentence = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rows, rows that are right
+    counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
+    for batch in evaluation.batches(corpus):
+        every = evaluation.losses(batch)
         losses = every["labels"].double()
-        labels = batch["labels"].to(engine.device)
+        labels = batch["labels"].to(device)
         text, counted = _is_text(labels, vocabulary), labels != IGNORED
         rows = counted.any(dim=1)
         sums += torch.stack([losses.sum(), counted.sum(), (losses * text).sum(), text.sum(), rows.sum()])
         counts += torch.bincount(labels[text], minlength=vocabulary.size)
         if "next_sentence_labels" in batch:
             losses = every["next_sentence_labels"].double()
-            labelled = batch["next_sentence_labels"].to(engine.device) != IGNORED
+            labelled = batch["next_sentence_labels"].to(device) != IGNORED
             right = labelled & (losses < math.log(2))  # with two classes, the likelier one has a loss below ln 2
             next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
-    for sum_ in (sums, next_sentence, counts):
-        dist.all_reduce(sum_)
+    sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))
     loss, targets, text_loss, text_targets, whole_rows = sums.tolist()
     frequencies = counts[counts > 0].double() / text_targets
     entropy = float(-(frequencies * frequencies.log()).sum()) if text_targets else math.nan
@@ -83,7 +80,7 @@ def _of_corpus(engine: "Engine", setup: Setup, corpus: Corpus) -> dict[str, floa
     loss, rows, right_rows = next_sentence.tolist()
     if rows:
         metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
-    if damaged := corpus.rows("validation") - whole_rows:
+    if not evaluation.together.late and (damaged := corpus.rows("validation") - whole_rows):
         metrics["damaged_rows"] = damaged
     return metrics
 

@@ -1,5 +1,6 @@
 """Blanks out words of held-out sentences, which a model fills to show what it has learnt."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -29,6 +30,12 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
         examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
         found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
     return found
+
+
+def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
+    """Pairs (first half of a sentence, sentence) from the first `number` suitable held-out documents."""
+    sentences = itertools.islice(_held_out_sentences(corpus), number)
+    return [(" ".join(words[: len(words) // 2]), sentence) for sentence in sentences if (words := sentence.split())]
 
 
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:

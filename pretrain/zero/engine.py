@@ -9,6 +9,7 @@ import hashlib
 import io
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import optimizers
 from pretrain.config import RunConfig
+from pretrain.models.model import Model
 from pretrain.zero import internals
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
@@ -106,6 +108,19 @@ class Engine:
         self.deepspeed.eval()
         try:
             return self.deepspeed(**self._to_device(batch))
+        finally:
+            self.deepspeed.train()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Model]:
+        """Within the block, the model in evaluation mode with all its weights on each rank.
+
+        All ranks enter together.
+        """
+        self.deepspeed.eval()
+        try:
+            with internals.gathered_whole(self.deepspeed.module):
+                yield self.deepspeed.module
         finally:
             self.deepspeed.train()
 

@@ -105,6 +105,16 @@ def gathered(parameter: nn.Parameter) -> Iterator[bool]:
         yield True
 
 
+@contextlib.contextmanager
+def gathered_whole(model: nn.Module) -> Iterator[None]:
+    """Makes all parameters of `model` whole on each rank if ZeRO-3 shards them; they must only be read."""
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            yield
+    else:
+        yield
+
+
 def flats(engine: DeepSpeedEngine) -> list[Flat]:
     """The flats that the engine's optimizer updates on this rank, in this order."""
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}

@@ -64,7 +64,7 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
         ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (what a loss that jumps does)"),
         ("optimizer.name=sgd", "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'sgd'"),
         ("data.objective={length: 3}", "data.objective.name: missing"),
-        ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing (what is evaluated)"),
+        ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing"),
         (
             "data.objective={name: ul2, mode_tokens: {Q: '[Q]'}}",
             "data.objective.mode_tokens.Q: input should be 'R', 'S' or 'X', got 'Q' "

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
-from pretrain.evaluation.hooks import HOOKS, run_hooks
 from pretrain.setup import prepare
 
 SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
@@ -139,14 +138,3 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(FailedError, match=rf"{copy}: tokenizer\.(size|eos) is described as \d+; .* has \d+"):
         prepared(VANILLA, sections={"data": {"train": [{"corpus": str(copy)}]}})
-
-
-def test_a_hook_that_is_due_twice_runs_once(prepared, monkeypatch):
-    """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
-    ran = []
-    monkeypatch.setitem(HOOKS, "validation_loss", lambda engine, setup: ran.append(step) or {})
-    evaluation = [{"hook": "validation_loss", "every_steps": every} for every in (2, 3)]
-    setup = prepared(VANILLA, sections={"evaluation": evaluation})
-    for step in range(1, 8):
-        run_hooks(None, setup, step, last=step == 7)
-    assert ran == [2, 3, 4, 6, 7]

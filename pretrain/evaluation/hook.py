@@ -1,0 +1,146 @@
+"""What a hook is: an evaluation that all ranks run together while a model trains, or on a checkpoint.
+
+A package of your own offers a hook through an entry point, which names the class of its settings:
+
+    [project.entry-points."encdec_pretrain.hooks"]
+    answer_length = "my_package.settings:AnswerLengthSettings"
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.loading.batches import Batch, validation_batches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.objectives import Objective
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.evaluation.together import Together
+from pretrain.models.model import Model
+from pretrain.run import watchdog
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a hook has found. Only rank 0's counts.
+
+    - `metrics`: numbers by name, for metrics.jsonl and MLflow.
+    - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
+    - `images`: matplotlib figures by name.
+    - `lines`: what is printed; a line that begins with "warning: " is a warning.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    images: Mapping[str, "Figure"] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+
+
+class Subject(Protocol):
+    """A model under evaluation. All ranks make the same calls in the same order."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The fp32 losses that the model's forward returns, without dropout and without gradients."""
+        ...
+
+    def whole(self) -> AbstractContextManager[Model]:
+        """Within the block, the model in evaluation mode with all its weights on this rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out rows of a run, and this rank's share of them.
+
+    `corpora`: by their names in metrics. `objective` replaces theirs unless None. `skip_damage`: rows of damaged blocks
+    are left out instead of ending the run.
+    """
+
+    corpora: Mapping[str, Corpus]
+    tokenizer: Tokenizer
+    objective: Objective | None
+    skip_damage: bool
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a hook evaluates, and how its ranks work together. All ranks make the same calls in the same order.
+
+    `step`: the steps that the model has taken.
+    """
+
+    subject: Subject
+    held_out: HeldOut
+    step: int
+    together: Together
+
+    def batches(self, corpus: Corpus) -> Iterator[Batch]:
+        """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
+
+        In rows that only fill the last batches, all labels are -100.
+        """
+        data = self.held_out
+        for batch in validation_batches(corpus, data.cut, data.objective, data.skip_damage):
+            watchdog.alive()
+            yield batch
+            if self.together.late:
+                return
+
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The fp32 losses of a batch by name, as the model's forward returns them; "labels": (batch, targets)."""
+        with self.together.collective():
+            return self.subject.losses(batch)
+
+    @contextlib.contextmanager
+    def whole_model(self) -> Iterator[Model]:
+        """Within the block, the model in evaluation mode with all its weights on this rank; no collectives follow."""
+        with contextlib.ExitStack() as stack:
+            with self.together.collective():
+                model = stack.enter_context(self.subject.whole())
+            yield model
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over all ranks."""
+        with self.together.collective():
+            if self.held_out.cut.ranks > 1:
+                dist.all_reduce(values)
+        return values
+
+    def shared(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[Any]]) -> list[Any]:
+        """`work` on each item once, divided among the ranks; the results, in the order of `items`, on all ranks.
+
+        `work` uses no collectives; a model that it uses is whole on this rank.
+        """
+        rank, ranks = self.held_out.cut.rank, self.held_out.cut.ranks
+        mine = [*work(items[rank::ranks])]
+        if ranks == 1:
+            return mine
+        gathered: list[list[Any]] = [[] for _ in range(ranks)]
+        with self.together.collective():
+            dist.all_gather_object(gathered, mine)
+        return [gathered[place % ranks][place // ranks] for place in range(len(items))]
+
+
+class Hook(Protocol):
+    """An evaluation. It is built once, from its settings, when training begins."""
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        """Evaluates the model; called on all ranks without gradients.
+
+        A hook that raises is reported, and training goes on.
+        """
+        ...

@@ -1,0 +1,59 @@
+"""What hooks leave in a run directory, from where MLflow is fed.
+
+RUN/artifacts/evaluation/NAME.json                 a table in MLflow's form, with the rows of all steps
+RUN/artifacts/evaluation/NAME/step-00001000.png    an image
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.json_file import read_sound_json
+from pretrain.evaluation.hook import Findings
+from pretrain.metrics.mlflow_feeder import ARTIFACTS_DIRECTORY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class _Table:
+    columns: list[str]
+    data: list[list[Any]]
+
+
+def directory(run: Path) -> Path:
+    """Where the tables and images of the run in `run` are."""
+    return run / ARTIFACTS_DIRECTORY / "evaluation"
+
+
+def keep(run: Path, step: int, findings: Findings) -> None:
+    """Adds the tables and images that were found after `step` steps; those of a later step, if any, are forgotten."""
+    for name, rows in findings.tables.items():
+        path = directory(run) / f"{name}.json"
+        before = [row for row in table(path) if row["step"] < step]
+        _write(path, [*before, *({"step": step, **row} for row in rows)])
+    for name, figure in findings.images.items():
+        write_bytes(directory(run) / name / f"step-{step:08d}.png", _png(figure))
+
+
+def table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table; none if there is no sound file."""
+    found = read_sound_json(path, _Table)
+    return [dict(zip(found.columns, values, strict=True)) for values in found.data] if found else []
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
+    return buffer.getvalue()

@@ -1,0 +1,56 @@
+"""What a model writes, as text that grows into a table over the steps of a run."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from data_pipeline.corpus import Corpus
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.generation.fill_blanks import beginnings, blank_out
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import Written, write
+from pretrain.hook_settings import SamplesSettings
+from pretrain.models import FAMILIES
+from pretrain.models.model import Model
+
+
+class Samples:
+    """A table `samples`: for the same held-out sentences each time, what the model fills in or goes on with.
+
+    An encoder-decoder fills blanks, a causal model continues the first half of a sentence. The likeliest token is
+    taken each time, so two steps differ only by the model. Families that don't generate text give no samples.
+    """
+
+    def __init__(self, settings: SamplesSettings):
+        self._settings = settings
+        self._given: dict[str, list[tuple[str, str]]] = {}  # by corpus: (what the model gets, the whole sentence)
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        rows: list[dict[str, Any]] = []
+        with evaluation.whole_model() as model:
+            trained = TrainedModel(model, evaluation.held_out.tokenizer)
+            for name, corpus in evaluation.held_out.corpora.items():
+                given = self._of(name, corpus, model)
+                written = evaluation.shared(given, lambda pairs: self._write(trained, pairs))
+                rows += [
+                    {"corpus": name, "given": blanks, "written": whole, "original": original}
+                    for (blanks, original), whole in zip(given, written, strict=True)
+                ]
+        lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows[:1]]
+        return Findings(tables={"samples": rows}, lines=lines)
+
+    def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)
+        written: Iterator[Written] = write(trained, [given for given, _ in pairs], settings)
+        return [one.whole for one in written]
+
+    def _of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
+        if name not in self._given:
+            settings, generates = self._settings, FAMILIES[model.config.family].generates
+            if generates == "answers" and corpus.tokenizer.sentinels:
+                self._given[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
+            elif generates == "continuations":
+                self._given[name] = beginnings(corpus, settings.number)
+            else:
+                self._given[name] = []
+        return self._given[name]

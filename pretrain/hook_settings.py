@@ -1,0 +1,80 @@
+"""The settings of hooks: what `evaluation` of a run file may say. Doesn't import torch, as no settings do."""
+
+from functools import reduce
+from importlib.metadata import entry_points
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.errors import UserError
+
+ENTRY_POINTS = "encdec_pretrain.hooks"
+
+
+class HookSettings(Section):
+    """What all hooks have. A subclass adds `hook`, a Literal with its name as the default, and `implementation`."""
+
+    implementation: ClassVar[str]
+    """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluation.hook`."""
+    needs_corpus: ClassVar[bool] = True
+    """Whether the hook reads the held-out rows of `data.validation`."""
+
+    hook: str
+    """What is evaluated."""
+    every_steps: PositiveInt = 500
+    """Steps from one evaluation to the next."""
+    budget_seconds: PositiveFloat | None = 60.0
+    """The longest that an evaluation may take, in seconds; one that takes longer is cut, and a line says so. null: no
+    limit."""
+
+
+class ValidationLossSettings(HookSettings):
+    """The loss on the held-out rows, on their text alone, and of predictions by word counts."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
+
+    hook: Literal["validation_loss"] = "validation_loss"
+    budget_seconds: PositiveFloat | None = None
+    """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
+
+
+class SamplesSettings(HookSettings):
+    """What the model writes: blanks in held-out sentences that it fills, or their beginnings that it continues."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.samples.Samples"
+
+    hook: Literal["samples"] = "samples"
+    number: PositiveInt = 4
+    """Sentences from each corpus."""
+    max_new_tokens: PositiveInt = 40
+    """The longest answer, in tokens."""
+    seed: int = 0
+    """Seed of the blanks."""
+
+
+_SHIPPED: tuple[type[HookSettings], ...] = (ValidationLossSettings, SamplesSettings)
+
+
+def _found() -> dict[str, type[HookSettings]]:
+    """The shipped hooks and those that installed packages offer, by name."""
+    found = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED}
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            settings = entry.load()
+        except Exception as error:
+            raise UserError(f"the hook {entry.name} of {entry.value} can't be imported: {error}") from None
+        if not (isinstance(settings, type) and issubclass(settings, HookSettings)):
+            raise UserError(f"the hook {entry.name}: {entry.value} is no subclass of HookSettings")
+        found[entry.name] = settings
+    return found
+
+
+HOOKS = _found()
+
+if TYPE_CHECKING:
+    AnyHookSettings = HookSettings
+else:
+    AnyHookSettings = Annotated[reduce(or_, HOOKS.values()), Field(discriminator="hook")]
+    """An item of `evaluation` in a run file; `hook` selects the class."""

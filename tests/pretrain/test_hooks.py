@@ -1,0 +1,177 @@
+"""Hooks: when they run, what they leave, and that none of them ends or changes a run."""
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pretrain.evaluation.hook import Findings
+from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.together import Ended, Together
+from pretrain.hook_settings import SamplesSettings, ValidationLossSettings
+from pretrain.metrics.log import read_metrics
+from tests.conftest import run as run_command
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.runs import losses, run_file, train_ranks
+
+CPU = torch.device("cpu")
+
+
+def _ended_on_each(case: str) -> Ended[str]:
+    together, alone = Together(0.3, CPU), torch.distributed.get_rank() == 0
+
+    def hook() -> str:
+        with together.collective():
+            torch.distributed.all_reduce(torch.ones(1))
+        if case == "raises" and alone:
+            raise ValueError("no such row\nsecond line")
+        if case == "hangs" and alone:
+            time.sleep(60)
+        if case == "calls less" and alone:
+            return "done"
+        with together.collective():
+            torch.distributed.all_reduce(torch.ones(1))
+        if case == "raises at the end" and alone:
+            raise ValueError("too late")
+        return "done"
+
+    return together.run(hook)
+
+
+def test_all_ranks_leave_a_hook_together():
+    """Whatever rank 0 does alone, and ready for the next hook. Only the rank that raised knows why."""
+    cases = ["returns", "raises", "hangs", "calls less", "raises at the end", "returns"]
+    first, second = on_ranks(2, each, _ended_on_each, [(case,) for case in cases], seconds=60)
+    assert [ended.value for ended in first] == ["done", None, None, None, None, "done"]
+    assert [ended.value for ended in second] == ["done", None, None, None, None, "done"]
+    others = "failed on another rank"
+    numbers = "its ranks made different numbers of collective calls"
+    assert [ended.error for ended in second[1:5]] == [others, others, numbers, others]
+    assert [ended.error for ended in first[1:5]] == [
+        "ValueError: no such row",
+        "hung: no end after 0.6 s, twice its budget",
+        numbers,
+        "ValueError: too late",
+    ]
+    assert "second line" in first[1].traceback
+
+
+def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
+    """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
+    ran = []
+    monkeypatch.setattr(Hooks, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or Findings())
+    hooks = Hooks([ValidationLossSettings(every_steps=every) for every in (2, 3)], SimpleNamespace(), tmp_path)
+    for step in range(1, 8):
+        list(hooks.after(SimpleNamespace(), step, last=step == 7))
+    assert ran == [2, 3, 4, 6, 7]
+    ran.clear()  # other settings make another hook
+    hooks = Hooks([SamplesSettings(number=1), SamplesSettings(number=2)], SimpleNamespace(), tmp_path)
+    list(hooks.after(SimpleNamespace(), 500, last=False))
+    assert ran == [500, 500]
+
+
+PACKAGE = '''
+import time
+from typing import ClassVar, Literal
+from pretrain.hook_settings import HookSettings
+
+class TroubleSettings(HookSettings):
+    """Trouble."""
+    implementation: ClassVar[str] = "trouble.Trouble"
+    hook: Literal["trouble"] = "trouble"
+    what: Literal["raise", "hang", "dawdle", "leave"]
+    """What it does."""
+    on_rank: int = 0
+    """The rank that does it."""
+
+class Trouble:
+    def __init__(self, settings):
+        self.settings = settings
+
+    def evaluate(self, evaluation):
+        import torch
+        from pretrain.evaluation.hook import Findings
+        batches = 0
+        for corpus in evaluation.held_out.corpora.values():
+            for batch in evaluation.batches(corpus):
+                evaluation.losses(batch)
+                batches += 1
+                if evaluation.held_out.cut.rank == self.settings.on_rank:
+                    {"raise": lambda: 1 // 0, "hang": lambda: time.sleep(99), "dawdle": lambda: time.sleep(0.7),
+                     "leave": lambda: torch.manual_seed(0)}[self.settings.what]()
+        return Findings({"trouble/batches": batches})
+'''
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """A folder with an installed package that offers a hook."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "trouble.py").write_text(PACKAGE)
+    (folder / "trouble-1.0.dist-info").mkdir()
+    (folder / "trouble-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: trouble\nVersion: 1.0\n")
+    entry = "[encdec_pretrain.hooks]\ntrouble = trouble:TroubleSettings\n"
+    (folder / "trouble-1.0.dist-info/entry_points.txt").write_text(entry)
+    return folder
+
+
+def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
+    package, small_corpus, tmp_path, monkeypatch
+):
+    """At ZeRO-3, whose ranks exchange weights in each forward: what one rank does alone ends the hook on both."""
+    plain = run_file(tmp_path / "plain", small_corpus, stage=3)
+    assert train_ranks(plain, 2) == [0, 0]
+    troubles = [{"what": "raise", "on_rank": 1}, {"what": "hang", "budget_seconds": 0.5}]
+    troubles += [{"what": "dawdle", "budget_seconds": 1.3}, {"what": "leave"}]
+    hooks = [{"hook": "trouble", "every_steps": 5, **trouble} for trouble in troubles]
+    path = run_file(tmp_path / "trouble", small_corpus, stage=3, evaluation=[*hooks, {"hook": "validation_loss"}])
+    with_package(monkeypatch, package)
+    done = run_command("launch", "local", path, "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert losses(path) == losses(plain)
+    said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
+    one_time = [
+        "warning: evaluation by trouble failed on rank 1: ZeroDivisionError: integer division or modulo by zero; "
+        "training goes on",
+        "warning: evaluation by trouble failed on rank 0: hung: no end after 1 s, twice its budget; training goes on",
+    ]
+    assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
+    assert "warning: trouble was cut after 2 s, its budget of 1.3 s (evaluation.budget_seconds)" in said[2]
+    kept = tmp_path / "trouble/run/artifacts/evaluation/failures/trouble-step-00000005-rank-1.txt"
+    assert "1 // 0" in kept.read_text()
+
+
+def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path, monkeypatch):
+    path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
+    unknown = run_command("pretrain", "train", path)
+    assert unknown.returncode == 2
+    assert "evaluation.0.hook: expected one of validation_loss, samples, got 'trouble'" in unknown.stderr
+    with_package(monkeypatch, package)
+    lacking = run_command("pretrain", "train", path)
+    assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
+    assert "evaluation.0.what: missing (what it does)" in lacking.stderr
+
+
+def with_package(monkeypatch, folder):
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
+    hooks = [{"hook": "samples", "every_steps": 2, "number": 3}]
+    path = run_file(tmp_path, small_corpus, evaluation=hooks)
+    assert train_ranks(path, 2, stop=5) == [75, 75]
+    assert train_ranks(path, 1) == [0]
+    content = json.loads((tmp_path / "run/artifacts/evaluation/samples.json").read_text())
+    columns = ["step", "corpus", "given", "written", "original"]
+    assert content["columns"] == columns
+    rows = [dict(zip(columns, row, strict=True)) for row in content["data"]]
+    assert [row["step"] for row in rows] == [step for step in (2, 4, 6, 8) for _ in range(3)]
+    for row in rows:
+        begin = row["given"].partition("<extra_id_0>")[0].strip()
+        assert row["written"].startswith(f"{begin} [")
+        assert row["original"].startswith(begin)
+    assert read_metrics(tmp_path / "run")[-1].metrics["evaluation/samples/seconds"] > 0
