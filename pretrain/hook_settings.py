@@ -31,13 +31,25 @@ class HookSettings(Section):
 
 
 class ValidationLossSettings(HookSettings):
-    """The loss on the held-out rows, on their text alone, and of predictions by word counts."""
+    """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and that of word counts."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
 
     hook: Literal["validation_loss"] = "validation_loss"
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
+
+
+class LossBreakdownSettings(HookSettings):
+    """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.loss_breakdown.LossBreakdown"
+
+    hook: Literal["loss_breakdown"] = "loss_breakdown"
+    every_steps: PositiveInt = 2000
+    """Steps from one evaluation to the next."""
+    rows: PositiveInt = 512
+    """The most held-out rows of a corpus that are looked at."""
 
 
 class SamplesSettings(HookSettings):
@@ -54,7 +66,7 @@ class SamplesSettings(HookSettings):
     """Seed of the blanks."""
 
 
-_SHIPPED: tuple[type[HookSettings], ...] = (ValidationLossSettings, SamplesSettings)
+_SHIPPED: tuple[type[HookSettings], ...] = (ValidationLossSettings, LossBreakdownSettings, SamplesSettings)
 
 
 def _found() -> dict[str, type[HookSettings]]:

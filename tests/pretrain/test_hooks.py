@@ -1,6 +1,7 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -9,11 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pretrain.evaluation.hook import Findings
+from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
+from pretrain.evaluation.record import table
 from pretrain.evaluation.together import Ended, Together
 from pretrain.hook_settings import SamplesSettings, ValidationLossSettings
 from pretrain.metrics.log import read_metrics
+from pretrain.models import build, parse
+from pretrain.models.loss import shift_right
 from tests.conftest import run as run_command
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
@@ -149,7 +155,9 @@ def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
     unknown = run_command("pretrain", "train", path)
     assert unknown.returncode == 2
-    assert "evaluation.0.hook: expected one of validation_loss, samples, got 'trouble'" in unknown.stderr
+    assert (
+        "evaluation.0.hook: expected one of validation_loss, loss_breakdown, samples, got 'trouble'" in unknown.stderr
+    )
     with_package(monkeypatch, package)
     lacking = run_command("pretrain", "train", path)
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
@@ -175,3 +183,54 @@ def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
         assert row["written"].startswith(f"{begin} [")
         assert row["original"].startswith(begin)
     assert read_metrics(tmp_path / "run")[-1].metrics["evaluation/samples/seconds"] > 0
+
+
+def test_span_lengths_are_those_of_a_worked_example():
+    """Ids below 90 are text; 99 and 98 are the first two sentinels, 1 is the end mark."""
+    vocabulary = Vocabulary(size=100, text=(3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
+    labels = torch.tensor([[99, 7, 8, 98, 9, 1, -100], [5, 99, 98, 6, 6, 2, 1]])
+    assert span_lengths(labels, vocabulary).tolist() == [[0, 2, 2, 0, 1, 0, 0], [0, 0, 0, 3, 3, 3, 0]]
+    assert power_of_two(torch.tensor([0, 1, 2, 3, 4, 7, 8])).tolist() == [0, 1, 2, 2, 3, 3, 4]
+
+
+def test_hits_are_where_the_target_is_the_likeliest_id():
+    """For a model whose head sees all positions, and for one whose head sees only the masked ones."""
+    sizes = {"vocab_size": 50, "d_model": 8, "d_ff": 16, "num_heads": 2, "dropout_rate": 0.0}
+    t5 = build(parse({"family": "t5", **sizes, "d_kv": 4, "num_encoder_layers": 1, "num_decoder_layers": 1})).eval()
+    bert = build(parse({"family": "encoder_only", **sizes, "num_layers": 1})).eval()
+    ids, labels = torch.randint(3, 50, (4, 6)), torch.randint(3, 50, (4, 6))
+    labels[:, 4:] = -100
+    with torch.no_grad():
+        cases = [
+            (t5, t5.decode(shift_right(labels, 0), t5.encode(ids))),
+            (bert, bert.masked_lm_logits(bert.encode(ids))),
+        ]
+        for model, logits in cases:
+            own = labels.clone()
+            own[0, 0] = logits[0, 0].argmax()  # what T5 sees after it doesn't change its first logits
+            subject = SimpleNamespace(losses=lambda batch, model=model: model(**batch))
+            evaluation = Evaluation(subject, SimpleNamespace(), 0, Together(None, CPU, alone=True))
+            _, hits = evaluation.losses_and_hits({"encoder_input_ids": ids, "labels": own})
+            if model is t5:
+                logits = t5.decode(shift_right(own, 0), t5.encode(ids))
+            assert hits[0, 0]
+            assert torch.equal(hits, logits.argmax(dim=-1) == own)
+
+
+def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path):
+    """Each grouping's tokens and losses add up: by position to all targets, by frequency to all text."""
+    hooks = [{"hook": "validation_loss"}, {"hook": "loss_breakdown", "rows": 10_000}]
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
+    assert train_ranks(path, 2) == [0, 0]
+    whole = read_metrics(tmp_path / "run")[-1].metrics
+    rows = table(tmp_path / "run/artifacts/evaluation/loss_breakdown.json")
+    for by, metric in (("position", "loss"), ("frequency", "text_loss")):
+        found = [row for row in rows if row["by"] == by]
+        mean = sum(row["tokens"] * row["loss"] for row in found) / sum(row["tokens"] for row in found)
+        assert math.isclose(mean, whole[f"validation/small/{metric}"], rel_tol=1e-9)
+    hits = sum(row["tokens"] * row["accuracy"] for row in rows if row["by"] == "position")
+    targets = sum(row["tokens"] for row in rows if row["by"] == "position")
+    assert math.isclose(hits / targets, whole["validation/small/accuracy"], rel_tol=1e-9)
+    assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
+    (picture,) = (tmp_path / "run/artifacts/evaluation/loss_breakdown/small").glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
