@@ -52,6 +52,40 @@ class LossBreakdownSettings(HookSettings):
     """The most held-out rows of a corpus that are looked at."""
 
 
+class AttentionSettings(HookSettings):
+    """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.attention.AttentionPictures"
+
+    hook: Literal["attention"] = "attention"
+    every_steps: PositiveInt = 5000
+    """Steps from one evaluation to the next."""
+    tokens: PositiveInt = 24
+    """The most tokens on an axis; what a row has beyond them isn't shown."""
+
+
+class PositionsSettings(HookSettings):
+    """Pictures of what the model knows of positions: similarities of learned vectors, and curves of relative biases."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.positions.PositionPictures"
+    needs_corpus: ClassVar[bool] = False
+
+    hook: Literal["positions"] = "positions"
+    every_steps: PositiveInt = 5000
+    """Steps from one evaluation to the next."""
+
+
+class EmbeddingSettings(HookSettings):
+    """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.embedding.EmbeddingShape"
+    needs_corpus: ClassVar[bool] = False
+
+    hook: Literal["embedding"] = "embedding"
+    every_steps: PositiveInt = 1000
+    """Steps from one evaluation to the next."""
+
+
 class SamplesSettings(HookSettings):
     """What the model writes: blanks in held-out sentences that it fills, or their beginnings that it continues."""
 
@@ -66,7 +100,14 @@ class SamplesSettings(HookSettings):
     """Seed of the blanks."""
 
 
-_SHIPPED: tuple[type[HookSettings], ...] = (ValidationLossSettings, LossBreakdownSettings, SamplesSettings)
+_SHIPPED: tuple[type[HookSettings], ...] = (
+    ValidationLossSettings,
+    LossBreakdownSettings,
+    SamplesSettings,
+    AttentionSettings,
+    PositionsSettings,
+    EmbeddingSettings,
+)
 
 
 def _found() -> dict[str, type[HookSettings]]:

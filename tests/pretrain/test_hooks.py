@@ -7,10 +7,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation.attention import patterns_of
+from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.hooks import Hooks
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
@@ -25,6 +30,8 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
 
 CPU = torch.device("cpu")
+# Weights are spread over the ranks however small they are: the ranks exchange them in each forward.
+SHARDED = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 
 
 def _ended_on_each(case: str) -> Ended[str]:
@@ -129,12 +136,13 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     package, small_corpus, tmp_path, monkeypatch
 ):
     """At ZeRO-3, whose ranks exchange weights in each forward: what one rank does alone ends the hook on both."""
-    plain = run_file(tmp_path / "plain", small_corpus, stage=3)
+    plain = run_file(tmp_path / "plain", small_corpus, deepspeed=SHARDED)
     assert train_ranks(plain, 2) == [0, 0]
     troubles = [{"what": "raise", "on_rank": 1}, {"what": "hang", "budget_seconds": 0.5}]
     troubles += [{"what": "dawdle", "budget_seconds": 1.3}, {"what": "leave"}]
     hooks = [{"hook": "trouble", "every_steps": 5, **trouble} for trouble in troubles]
-    path = run_file(tmp_path / "trouble", small_corpus, stage=3, evaluation=[*hooks, {"hook": "validation_loss"}])
+    hooks.append({"hook": "validation_loss"})
+    path = run_file(tmp_path / "trouble", small_corpus, evaluation=hooks, deepspeed=SHARDED)
     with_package(monkeypatch, package)
     done = run_command("launch", "local", path, "--ranks", "2")
     assert done.returncode == 0, done.stderr
@@ -170,7 +178,7 @@ def with_package(monkeypatch, folder):
 
 def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
     hooks = [{"hook": "samples", "every_steps": 2, "number": 3}]
-    path = run_file(tmp_path, small_corpus, evaluation=hooks)
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED)
     assert train_ranks(path, 2, stop=5) == [75, 75]
     assert train_ranks(path, 1) == [0]
     content = json.loads((tmp_path / "run/artifacts/evaluation/samples.json").read_text())
@@ -234,3 +242,45 @@ def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path):
     assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
     (picture,) = (tmp_path / "run/artifacts/evaluation/loss_breakdown/small").glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
+    """At ZeRO-3, drawn by rank 0 alone. T5 has three kinds of attention and two tables of relative biases."""
+    hooks = [{"hook": "attention"}, {"hook": "positions"}, {"hook": "embedding"}]
+    run = {"max_steps": 2}
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED, run=run)
+    assert train_ranks(path, 2) == [0, 0]
+    folder = tmp_path / "run/artifacts/evaluation"
+    assert {str(file.parent.relative_to(folder)) for file in folder.rglob("*.png")} == {
+        *(f"attention/small/{kind}" for kind in ("encoder", "decoder", "cross")),
+        *(f"positions/{stack}.relative_attention_bias" for stack in ("encoder", "decoder")),
+    }
+    metrics = read_metrics(tmp_path / "run")[-1].metrics
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000002").model
+    rows = embedding(trained).detach().numpy()
+    values = np.linalg.svd(rows, compute_uv=False)
+    shares = values / values.sum()
+    assert math.isclose(metrics["embedding/effective_rank"], math.exp(-(shares * np.log(shares)).sum()), rel_tol=1e-4)
+    directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = (directions @ directions.T)[~np.eye(len(rows), dtype=bool)]
+    assert math.isclose(metrics["embedding/mean_cosine"], cosines.mean(), abs_tol=1e-6)
+
+
+def test_patterns_are_the_softmax_of_each_layer(small_corpus):
+    """Each query's weights sum to 1, a causal one sees nothing later, and what is noted gives the layer's output."""
+    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2, "d_kv": 4, "dropout_rate": 0.0}
+    model = build(parse({"family": "t5", **sizes, "num_encoder_layers": 2, "num_decoder_layers": 1})).eval()
+    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
+    tokenizer = open_corpus(small_corpus).tokenizer
+    with torch.no_grad():
+        patterns = patterns_of(model, row, tokenizer, most=6)
+    assert {kind: tuple(one.weights.shape) for kind, one in patterns.items()} == {
+        "encoder": (2, 2, 6, 6),
+        "decoder": (1, 2, 5, 5),
+        "cross": (1, 2, 5, 6),
+    }
+    decoder = patterns["decoder"]
+    assert torch.allclose(decoder.weights.sum(dim=-1), torch.ones(1, 2, 5))
+    assert not decoder.weights.triu(1).any()
+    assert len(patterns["cross"].keys) == 6
+    assert len(decoder.queries) == 5
