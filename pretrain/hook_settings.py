@@ -125,6 +125,11 @@ def _found() -> dict[str, type[HookSettings]]:
 
 
 HOOKS = _found()
+SUITES = {
+    "fast": ["validation_loss", "embedding"],
+    "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED],
+}
+"""The hooks that `pretrain evaluate --suite` runs."""
 
 if TYPE_CHECKING:
     AnyHookSettings = HookSettings

@@ -39,12 +39,14 @@ class Findings:
     - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
     - `images`: matplotlib figures by name.
     - `lines`: what is printed; a line that begins with "warning: " is a warning.
+    - `failed`: the hook raised or hung, and found nothing.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     images: Mapping[str, "Figure"] = field(default_factory=dict)
     lines: Sequence[str] = ()
+    failed: bool = False
 
 
 class Subject(Protocol):

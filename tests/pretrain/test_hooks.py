@@ -1,5 +1,7 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -13,7 +15,9 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation import command
 from pretrain.evaluation.attention import patterns_of
 from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
@@ -26,6 +30,7 @@ from pretrain.metrics.log import read_metrics
 from pretrain.models import build, parse
 from pretrain.models.loss import shift_right
 from tests.conftest import run as run_command
+from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
 
@@ -150,7 +155,6 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
     one_time = [
         "warning: evaluation by trouble failed on rank 1: ZeroDivisionError: integer division or modulo by zero; "
-        "training goes on",
         "warning: evaluation by trouble failed on rank 0: hung: no end after 1 s, twice its budget; training goes on",
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
@@ -284,3 +288,42 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus):
     assert not decoder.weights.triu(1).any()
     assert len(patterns["cross"].keys) == 6
     assert len(decoder.queries) == 5
+
+
+def _evaluated(run: Path, corpora: list[Path]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        command.evaluate(checkpoint_in(run), corpora, as_json=True)
+    return out.getvalue()
+
+
+def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
+    """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints."""
+    hooks = [{"hook": name} for name in ("validation_loss", "loss_breakdown", "embedding")]
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
+    assert train_ranks(path, 2) == [0, 0]
+    logged = read_metrics(tmp_path / "run")[-1].metrics
+    wanted = {name: value for name, value in logged.items() if name.startswith(("validation/", "embedding/"))}
+    alone = run_forked("evaluate", tmp_path / "run", "--suite", "full", "--json", "--out", tmp_path / "out")
+    assert alone.returncode == 0, alone.stderr
+    found = json.loads(alone.stdout)
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    assert (tmp_path / "out/samples.json").exists()
+    first, second = on_ranks(2, _evaluated, tmp_path / "run", [small_corpus], joined=False)
+    assert second == ""
+    on_two = json.loads(first)
+    assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+
+
+def test_attention_is_drawn_for_a_text(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    done = run_forked(
+        "attention", tmp_path / "run", "See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"
+    )
+    assert done.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in ("encoder", "decoder", "cross")], (
+        done.stderr
+    )
+    wrong = run_forked("evaluate", tmp_path / "run", "--hook", "lss")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "--hook: expected one of validation_loss," in wrong.stderr
