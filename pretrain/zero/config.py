@@ -45,11 +45,10 @@ def _zero_defaults(stage: int) -> dict[str, Any]:
     from pretrain.zero.internals import deepspeed
 
     if deepspeed.accelerator.get_accelerator().device_name() == "cpu":
-        sizes = {"reduce_bucket_size": 1 << 17}  # stays in the cache; larger gradients are reduced where they are
-    else:
-        sizes = {"reduce_bucket_size": 50_000_000, "overlap_comm": True}
+        # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.
+        return {"reduce_bucket_size": 1 << (21 if stage == 3 else 17), "reduce_scatter": False}
     # Stages 1 and 2 "scatter" by reducing a copy of the bucket to all ranks; without it they reduce the bucket itself.
-    return {**sizes, "reduce_scatter": stage == 3}
+    return {"reduce_bucket_size": 50_000_000, "overlap_comm": True, "reduce_scatter": stage == 3}
 
 
 def quiet_deepspeed() -> None:
