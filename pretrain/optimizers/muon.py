@@ -43,13 +43,31 @@ class Muon(Sharded):
         config = self.config
         if not state:
             state["momentum_buffer"] = torch.zeros_like(values)
+        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in flat.fragments]
+        decay = group["lr"] * group["weight_decay"]
+        if not in_whole(values.device) and self._deal(flat).ranks == 1:
+            self._step_one_by_one(flat, values, gradient, state["momentum_buffer"], rates, decay)
+            return
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
         direction = gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
         updates = self._orthogonal(flat, direction)
-        values.mul_(1 - group["lr"] * group["weight_decay"])
-        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in flat.fragments]
+        values.mul_(1 - decay)
         torch._foreach_mul_(updates, rates)
         torch._foreach_sub_(flat.pieces(values), updates)
+
+    def _step_one_by_one(
+        self, flat: Flat, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
+    ) -> None:
+        """The same where every matrix is whole: none of them is copied to be sent."""
+        config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
+        for fragment, rate in zip(flat.fragments, rates, strict=True):
+            new = fragment.of(gradient)
+            direction = fragment.of(momentum).lerp_(new, 1 - config.momentum)
+            if config.nesterov:
+                direction = new.lerp(direction, config.momentum)
+            matrix = direction.to(device=self._device, dtype=dtype).view(fragment.shape)
+            update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
+            fragment.of(values).mul_(1 - decay).sub_(update, alpha=rate)
 
     def _step_others(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
         if not state:
@@ -83,7 +101,7 @@ class Muon(Sharded):
         for batch in _batches([flat.fragments[matrix].shape for matrix in deal.own], _most(received.device)):
             parts = [part for number in batch for part in fragments[number :: len(deal.own)]]
             shape = flat.fragments[deal.own[batch[0]]].shape
-            done = orthogonal(torch.cat(parts).view(len(batch), *shape), self.config.ns_steps)
+            done = orthogonal(torch.cat(parts).view(len(batch), *shape).squeeze(0), self.config.ns_steps)
             torch._foreach_copy_(parts, done.reshape(-1).split([part.numel() for part in parts]))
         returned = self._exchange(received, deal.from_others, deal.to_others).to(direction)
         results = returned.split([pieces[matrix].numel() for matrix in deal.order])
@@ -164,17 +182,16 @@ def _most(device: torch.device) -> int:
 
 
 def orthogonal(matrices: Tensor, steps: int) -> Tensor:
-    """(…, rows, columns) with the singular vectors of each matrix and singular values of about 1, by Newton–Schulz."""
+    """(rows, columns) or (matrices, rows, columns) with the singular vectors of each matrix and singular values of about 1, by Newton–Schulz."""
     a, b, c = _QUINTIC
+    product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
-    x = x.reshape(-1, *x.shape[-2:])
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.mT if tall else x
-    return x.reshape(matrices.shape)
+        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 def size_of_update(shape: tuple[int, ...], adjust_lr_fn: str) -> float:

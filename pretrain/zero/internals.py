@@ -128,12 +128,17 @@ def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
     """The fragments on this rank, one flat at a time. A flat on NVMe is loaded, with its state, while it is yielded."""
     optimizer = engine.optimizer
     for number, flat in enumerate(flats(engine)):
-        swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
-        if swapped:
+        if swapped(engine, number):
             optimizer._optimizer_states_and_gradient_swap_in(number)
         yield [fragment for fragment in flat.fragments if fragment.size]
-        if swapped:
+        if swapped(engine, number):
             optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
+def swapped(engine: DeepSpeedEngine, number: int) -> bool:
+    """Whether the flat with this number is on NVMe between steps."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
 
 
 def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
