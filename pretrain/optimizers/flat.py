@@ -86,9 +86,10 @@ class Flat:
 def in_whole(device: torch.device) -> bool:
     """Whether optimizers take flats in few operations on the whole: on a GPU each operation costs a launch. On a CPU,
     many operations on parts that stay in the cache are faster."""
-    return device.type != "cpu"
+    return device.type not in IN_PARTS
 
 
+IN_PARTS = frozenset({"cpu"})  # types of devices
 _ELEMENTS_OF_A_DOT = 1 << 15  # sums of so many squares are exact to 1e-8 in fp32
 
 

@@ -211,6 +211,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
       since fresh memory costs more than a copy.
     - One rank at stages 1 and 2 needs no buckets. Stage 1 in bf16 reduces the fp32 gradients where they are.
     """
+    deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
     optimizer, group = engine.optimizer, engine.optimizer.dp_process_group
     if isinstance(optimizer, BF16_Optimizer):
         optimizer._update_hp_grad = partial(_add_gradient, optimizer)
