@@ -6,8 +6,8 @@ written after it, has the places of the fragments. Optimizer state in another sh
 means, is written whole by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint appears
 under its name when the files of all ranks are on disk.
 
-Training goes on while its state is copied (`copies.py`). A thread on each rank writes the copy; the thread of rank 0 waits for the
-.json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
+Training goes on while its state is copied (`copies.py`). A thread on each rank writes the copy; the thread of rank 0
+waits for the .json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
 """
 
 import shutil

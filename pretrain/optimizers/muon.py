@@ -182,7 +182,8 @@ def _most(device: torch.device) -> int:
 
 
 def orthogonal(matrices: Tensor, steps: int) -> Tensor:
-    """(rows, columns) or (matrices, rows, columns) with the singular vectors of each matrix and singular values of about 1, by Newton–Schulz."""
+    """(rows, columns) or (matrices, rows, columns) with the singular vectors of each matrix and singular values of
+    about 1, by Newton–Schulz."""
     a, b, c = _QUINTIC
     product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.size(-2) > matrices.size(-1)

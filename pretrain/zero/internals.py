@@ -24,8 +24,8 @@ with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a s
     import deepspeed
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
-    from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
@@ -269,9 +269,7 @@ class _Partitions:
         optimizer = self._optimizer
         gradient = optimizer.get_gradient_for_reduction(parameter)
         identity = optimizer.get_param_id(parameter)
-        self.add(
-            optimizer._get_compact_grad_partition_slice(group, 0, identity, parameter.numel()), gradient.view(-1)
-        )
+        self.add(optimizer._get_compact_grad_partition_slice(group, 0, identity, parameter.numel()), gradient.view(-1))
         optimizer.clear_grad_attribute(parameter)
 
     def norm(self) -> Tensor:

@@ -22,8 +22,8 @@ from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_sound, newest
-from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.copies import Copy
+from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog

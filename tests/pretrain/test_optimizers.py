@@ -12,8 +12,8 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
-from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
 from pretrain.optimizers.tiles import tiles
 from pretrain.zero.internals import Fragment
