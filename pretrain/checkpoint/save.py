@@ -6,8 +6,8 @@ written after it, has the places of the fragments. Optimizer state in another sh
 means, is written whole by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint appears
 under its name when the files of all ranks are on disk.
 
-Training waits only until its state is copied. A thread on each rank writes the copy; the thread of rank 0 waits for the
-.json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
+Training goes on while its state is copied (`copies.py`). A thread on each rank writes the copy; the thread of rank 0
+waits for the .json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
 """
 
 import shutil
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import hidden, reveal
@@ -28,18 +27,16 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
+from pretrain.checkpoint.copies import Copy, HostCopies
 from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
 from pretrain.checkpoint.index import File
 from pretrain.checkpoint.origin import Origin
-from pretrain.checkpoint.table import Piece, Table
-from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import desk, write_index, write_part
 from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.standing import Standing
 from pretrain.zero.engine import Engine
-from pretrain.zero.internals import in_memory, optimizer_state
-from pretrain.zero.optimizer import factored_state
 from pretrain.zero.ranks import of_rank_0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -71,6 +68,7 @@ class Saver:
         self._engine, self._origin = engine, origin
         self._token, self._number = of_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
+        self._copies: HostCopies | None = None
 
     @property
     def failed(self) -> bool:
@@ -85,9 +83,10 @@ class Saver:
         final = directory_of(self._origin.run, standing.step)
         temporary = hidden(final, f"{self._token}-{self._number}")
         standing = replace(standing, skipped=_union(standing.skipped))
-        tensors, fragments = _copy(self._engine)
-        self._writing = _Writing(self._origin, standing, temporary, final, tensors, fragments)
-        self._writing.stall_seconds = time.perf_counter() - started
+        self._copies = self._copies or HostCopies(self._engine)
+        copy = self._copies.take()
+        self._writing = _Writing(self._origin, standing, temporary, final, copy)
+        copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
 
@@ -133,7 +132,7 @@ class Saver:
         return Saved(
             writing.final,
             writing.standing.step,
-            writing.stall_seconds,
+            writing.copy.seconds,
             writing.write_seconds,
             writing.gigabytes,
             error and f"{writing.final}: can't be saved: {error}; the previous checkpoint is untouched",
@@ -159,16 +158,15 @@ class _Writing(threading.Thread):
         standing: Standing,
         temporary: Path,
         final: Path,
-        tensors: dict[str, Tensor],
-        fragments: dict[str, Piece],
+        copy: Copy,
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.origin, self.standing, self.temporary, self.final = origin, standing, temporary, final
         self.error: str | None = None
         self.warnings: list[str] = []
         self.given_up = threading.Event()
-        self.stall_seconds = self.write_seconds = self.gigabytes = 0.0
-        self._tensors, self._fragments = tensors, fragments
+        self.write_seconds = self.gigabytes = 0.0
+        self.copy = copy
         self._name = rank_file(origin.rank)
         self._desk = desk(temporary, origin.rank)
         self._phases = 0
@@ -182,7 +180,8 @@ class _Writing(threading.Thread):
     def run(self) -> None:
         started = time.perf_counter()
         try:
-            write_part(self.temporary, self.origin.rank, self._tensors, self._fragments, self._advance)
+            self.copy.finish()
+            write_part(self.temporary, self.origin.rank, self.copy.tensors, self.copy.pieces, self._advance)
             if self.origin.rank == 0:
                 self._complete()
                 self._settle()
@@ -192,7 +191,7 @@ class _Writing(threading.Thread):
             self.error = repr(error)
             raise
         finally:
-            self._tensors.clear()
+            self.copy.tensors.clear()
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
                 shutil.rmtree(self._desk, ignore_errors=True)
                 (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
@@ -268,36 +267,6 @@ def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> lis
     done = [one for one in steps if one <= step]
     kept = settings.keep_every_steps
     return [one for one in done[: -settings.keep_last] if not kept or one % kept]
-
-
-def _copy(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """Copies what this rank owns: tensors by "STATE/NAME", in host memory, and the places of the fragments."""
-    tensors: dict[str, Tensor] = {}
-    pieces: dict[str, Piece] = {}
-    state, factored = optimizer_state(engine.deepspeed), factored_state(engine.deepspeed)
-    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
-        watchdog.alive()
-        slots = state.get(fragment.flat, {})
-        elementwise = [name for name, value in slots.items() if value.dim()]
-        whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
-        pieces[fragment.name] = Piece(
-            start=fragment.start,
-            size=fragment.size,
-            shape=list(fragment.shape),
-            scalars={name: float(value) for name, value in slots.items() if not value.dim()},
-            states=elementwise,
-            whole=list(whole),
-        )
-        tensors[f"{PARAMETER}/{fragment.name}"] = _on_host(fragment.of(fragment.flat.data))
-        for name in elementwise:
-            tensors[f"{name}/{fragment.name}"] = _on_host(fragment.of(slots[name]))
-        for name, value in whole.items():
-            tensors[f"{name}/{fragment.name}"] = _on_host(value)
-    return tensors, pieces
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 def _union(skipped: list[Skipped]) -> list[Skipped]:

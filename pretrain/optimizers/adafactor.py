@@ -8,8 +8,9 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.config import AdafactorConfig
-from pretrain.optimizers.flat import Flat
-from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
+from pretrain.optimizers.flat import Flat, sum_of_squares
+from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
+from pretrain.optimizers.tiles import Tile, tiles
 
 
 class Adafactor(Sharded):
@@ -37,16 +38,16 @@ class Adafactor(Sharded):
         sums = self.summed(torch.cat([squares.float(), moments.sums(gradient)]))
         parameters = len(flat.fragments)
         moments.add(sums[parameters:], step**-config.decay_rate, config.eps[0])
-        update = moments.normalized(gradient)
+        scales = moments.scales()
         factors = torch.full_like(squares, group["lr"])
         if config.multiply_by_parameter_scale:
             factors *= root_mean_squares(flat, sums[:parameters].double()).clamp(min=config.eps[1])
         if config.clipping_threshold is not None:
-            sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, update)))
+            sizes = root_mean_squares(flat, self.summed(moments.squares_of_update(gradient, scales)))
             factors /= (sizes / config.clipping_threshold).clamp(min=1.0)
         if group["weight_decay"]:
             values.mul_(1 - group["lr"] * group["weight_decay"])
-        subtract(flat, lambda span: span.of(update), values, factors)
+        moments.subtract(values, gradient, scales, factors)
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
         return {name: parts for moments in self._moments.values() for name, parts in moments.by_name().items()}
@@ -75,60 +76,94 @@ class _SecondMoments:
         self._names: list[list[str]] = []
         sizes: list[int] = []
         counts: list[int] = []  # how many elements each mean is over
-        for fragment in flat.fragments:
+        factored: list[int] = []
+        self._starts: dict[tuple[int, str], int] = {}  # of a part in the vector, by parameter
+        self._runs: list[tuple[int, int, int, int]] = []  # of elements: parameter, offset in vector and flat, size
+        for number, fragment in enumerate(flat.fragments):
+            start = sum(sizes)
             if len(fragment.shape) == 2 and min(fragment.shape) >= min_dim_size_to_factor:
                 rows, columns = fragment.shape
                 self._names.append([ROWS, COLUMNS])
+                self._starts |= {(number, ROWS): start, (number, COLUMNS): start + rows}
                 sizes += [rows, columns]
                 counts += [columns, rows]
+                factored.append(number)
             else:
                 self._names.append([ELEMENTS])
                 sizes.append(torch.Size(fragment.shape).numel())
                 counts.append(1)
-        self._sizes = sizes
-        device = flat.tensor.device
-        self._counts = torch.tensor(counts, device=device).repeat_interleave(torch.tensor(sizes, device=device))
-        self._vector = torch.zeros(sum(sizes), device=device)
+                if fragment.size:
+                    self._runs.append((number, start + fragment.start, fragment.offset, fragment.size))
+        self._sizes, self._device = sizes, flat.tensor.device
+        self._lengths = torch.tensor(sizes, device=self._device)
+        self._of_rows = torch.tensor([part == ROWS for names in self._names for part in names], device=self._device)
+        self._counts = torch.tensor(counts, device=self._device).repeat_interleave(self._lengths)
+        self._vector = torch.zeros(sum(sizes), device=self._device)
+        self._tiles = [
+            (tile, self._index(tile, ROWS), self._index(tile, COLUMNS), tile.index(self._device))
+            for tile in tiles(flat, factored)
+        ]
 
     def by_name(self) -> dict[str, dict[str, Tensor]]:
+        pieces = iter(self._vector.split(self._sizes))
         return {
-            fragment.name: parts
-            for fragment, parts in zip(self._flat.fragments, self._parts(self._vector), strict=True)
+            fragment.name: dict(zip(names, itertools.islice(pieces, len(names)), strict=True))
+            for fragment, names in zip(self._flat.fragments, self._names, strict=True)
         }
 
     def sums(self, gradient: Tensor) -> Tensor:
         """This rank's sums of squares, laid out like the vector."""
-        squares, sums = gradient.square(), torch.zeros_like(self._vector)
-        for fragment, parts in zip(self._flat.fragments, self._parts(sums), strict=True):
-            if ROWS in parts:
-                for block, rows, columns in fragment.blocks(squares):
-                    parts[ROWS][rows] += block.sum(dim=1)
-                    parts[COLUMNS][columns] += block.sum(dim=0)
-            else:
-                parts[ELEMENTS].narrow(0, fragment.start, fragment.size).copy_(fragment.of(squares))
-        return sums
+        sums = torch.zeros_like(self._vector, dtype=torch.float64)
+        for tile, rows, columns, _ in self._tiles:
+            squares = tile.of(gradient).square()
+            sums[rows] += squares.sum(dim=-1)
+            sums[columns] += squares.sum(dim=-2)
+        for _, start, offset, size in self._runs:
+            sums.narrow(0, start, size).copy_(gradient.narrow(0, offset, size).square())
+        return sums.float()
 
     def add(self, sums: Tensor, weight: Tensor, least: float) -> None:
-        """Sums `sums` over all ranks and moves the moments towards the result by `weight`."""
+        """Moves the moments towards the means of `sums`, those of all ranks, by `weight`."""
         self._vector.lerp_((sums / self._counts).add_(least), weight.to(self._vector.dtype))
 
-    def normalized(self, gradient: Tensor) -> Tensor:
-        """g / √V, laid out like the flat."""
-        out = gradient.clone()
-        for fragment, parts in zip(self._flat.fragments, self._parts(self._vector), strict=True):
-            if ROWS in parts and fragment.size:
-                of_rows = (parts[ROWS] / parts[ROWS].mean()).rsqrt()
-                of_columns = parts[COLUMNS].rsqrt()
-                for block, rows, columns in fragment.blocks(out):
-                    block.mul_(of_rows[rows, None]).mul_(of_columns[columns])
-            elif fragment.size:
-                fragment.of(out).mul_(parts[ELEMENTS].narrow(0, fragment.start, fragment.size).rsqrt())
-        return out
+    def scales(self) -> Tensor:
+        """What elements of the gradient are multiplied by for g / √V, laid out like the vector: those of a matrix by
+        their row's and by their column's."""
+        means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths)
+        roots = torch.where(self._of_rows, means.sqrt(), 1.0).float()
+        return self._vector.rsqrt().mul_(roots.repeat_interleave(self._lengths, output_size=len(self._vector)))
 
-    def _parts(self, vector: Tensor) -> list[dict[str, Tensor]]:
-        """The parts of `vector` that belong to each parameter, by name."""
-        pieces = iter(vector.split(self._sizes))
-        return [dict(zip(names, itertools.islice(pieces, len(names)), strict=True)) for names in self._names]
+    def squares_of_update(self, gradient: Tensor, scales: Tensor) -> Tensor:
+        """(parameters,) This rank's sums of squares of g / √V, fp64."""
+        sums = torch.zeros(len(self._flat.fragments), dtype=torch.float64, device=self._device)
+        scaled = scales.square()
+        for tile, rows, columns, numbers in self._tiles:
+            of_rows = tile.of(gradient).square() @ scaled[columns].unsqueeze(-1)
+            sums[numbers] += (of_rows.squeeze(-1) * scaled[rows]).sum(dim=-1, dtype=torch.float64)
+        for number, start, offset, size in self._runs:
+            update = gradient.narrow(0, offset, size) * scales.narrow(0, start, size)
+            sums[number] += sum_of_squares(update)
+        return sums
+
+    def subtract(self, values: Tensor, gradient: Tensor, scales: Tensor, factors: Tensor) -> None:
+        """Subtracts g / √V from `values`, each parameter's multiplied by its factor (parameters,)."""
+        factors = factors.to(values.dtype)
+        for tile, rows, columns, numbers in self._tiles:
+            update = tile.of(gradient) * scales[columns].unsqueeze(-2)
+            of_rows = scales[rows] * factors[numbers].unsqueeze(-1)
+            tile.of(values).addcmul_(update, of_rows.unsqueeze(-1), value=-1)
+        for number, start, offset, size in self._runs:
+            update = gradient.narrow(0, offset, size) * factors[number]
+            values.narrow(0, offset, size).addcmul_(update, scales.narrow(0, start, size), value=-1)
+
+    def _index(self, tile: Tile, part: str) -> Any:
+        """The places in the vector of a tile's rows or columns."""
+        lines = tile.rows if part == ROWS else tile.columns
+        starts = [self._starts[number, part] for number in tile.numbers]
+        if len(starts) == 1:
+            return slice(starts[0] + lines.start, starts[0] + lines.stop)
+        places = torch.tensor(starts, device=self._device).view(*tile.lead, 1)
+        return places + torch.arange(lines.start, lines.stop, device=self._device)
 
 
 ROWS, COLUMNS, ELEMENTS = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"

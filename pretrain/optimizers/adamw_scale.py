@@ -1,13 +1,14 @@
 """AdamWScale, nanoT5's optimizer (Nawrot 2023, section 3): AdamW with steps relative to the size of each tensor."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pretrain.optimizers.config import AdamWScaleConfig
-from pretrain.optimizers.flat import Flat, Span
-from pretrain.optimizers.sharded import Sharded, root_mean_squares, subtract, sums_of_squares
+from pretrain.optimizers.flat import Flat, in_whole
+from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
 
 
 class AdamWScale(Sharded):
@@ -26,19 +27,49 @@ class AdamWScale(Sharded):
         if not state:
             state["step"] = torch.zeros((), device=values.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
-        beta1, beta2 = self.config.betas
         state["step"] += 1
-        step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
-        rate = group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)
         sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, values)))
+        rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
+        step = self._step_whole if in_whole(values.device) else self._step_pieces
+        step(flat, values, gradient, state, rates, group["lr"] * group["weight_decay"])
 
-        def moved(span: Span) -> Tensor:
-            mean, square, new = (span.of(tensor) for tensor in (state["exp_avg"], state["exp_avg_sq"], gradient))
-            mean.lerp_(new, 1 - beta1)
-            square.mul_(beta2).addcmul_(new, new, value=1 - beta2)
-            update = square.sqrt().add_(self.config.eps)
-            return torch.div(mean, update, out=update)
+    def _step_whole(
+        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], rates: Tensor, decay: float
+    ) -> None:
+        """The formula on the whole flat."""
+        beta1, beta2 = self.config.betas
+        step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
+        correction = (1 - beta2**step).sqrt() / (1 - beta1**step)
+        mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        update = square.sqrt().add_(self.config.eps)
+        torch.div(mean, update, out=update)
+        values.addcmul_(update, flat.spread(rates * correction), value=-1)
+        if decay:
+            values.mul_(1 - decay)
 
-        subtract(flat, moved, values, rate * sizes.clamp(min=self.config.least_rms))
-        if group["weight_decay"]:
-            values.mul_(1 - group["lr"] * group["weight_decay"])
+    def _step_pieces(
+        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], rates: Tensor, decay: float
+    ) -> None:
+        """The same as one AdamW for each parameter, which reads and writes each element once. AdamW decays before its
+        update and divides √v by √(1 − β₂ᵗ) before it adds ε."""
+        beta1, beta2 = self.config.betas
+        eps = self.config.eps / math.sqrt(1 - beta2 ** int(state["step"]))
+        for fragment, rate in zip(flat.fragments, (rates * (1 - decay)).tolist(), strict=True):
+            if not fragment.size:
+                continue
+            torch._fused_adamw_(
+                [fragment.of(values)],
+                [fragment.of(gradient)],
+                [fragment.of(state["exp_avg"])],
+                [fragment.of(state["exp_avg_sq"])],
+                [],
+                [state["step"]],
+                lr=rate,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=decay / rate if decay else 0.0,
+                eps=eps,
+                amsgrad=False,
+                maximize=False,
+            )

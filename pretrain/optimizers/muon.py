@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from pretrain.optimizers.config import MuonConfig
-from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.flat import Flat, in_whole
 from pretrain.optimizers.sharded import Sharded
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -43,13 +43,31 @@ class Muon(Sharded):
         config = self.config
         if not state:
             state["momentum_buffer"] = torch.zeros_like(values)
+        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in flat.fragments]
+        decay = group["lr"] * group["weight_decay"]
+        if not in_whole(values.device) and self._deal(flat).ranks == 1:
+            self._step_one_by_one(flat, values, gradient, state["momentum_buffer"], rates, decay)
+            return
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
         direction = gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
         updates = self._orthogonal(flat, direction)
-        values.mul_(1 - group["lr"] * group["weight_decay"])
-        for fragment, update in zip(flat.fragments, updates, strict=True):
-            rate = group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn)
-            fragment.of(values).add_(update.to(values.device), alpha=-rate)
+        values.mul_(1 - decay)
+        torch._foreach_mul_(updates, rates)
+        torch._foreach_sub_(flat.pieces(values), updates)
+
+    def _step_one_by_one(
+        self, flat: Flat, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
+    ) -> None:
+        """The same where every matrix is whole: none of them is copied to be sent."""
+        config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
+        for fragment, rate in zip(flat.fragments, rates, strict=True):
+            new = fragment.of(gradient)
+            direction = fragment.of(momentum).lerp_(new, 1 - config.momentum)
+            if config.nesterov:
+                direction = new.lerp(direction, config.momentum)
+            matrix = direction.to(device=self._device, dtype=dtype).view(fragment.shape)
+            update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
+            fragment.of(values).mul_(1 - decay).sub_(update, alpha=rate)
 
     def _step_others(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
         if not state:
@@ -76,18 +94,16 @@ class Muon(Sharded):
     def _orthogonal(self, flat: Flat, direction: Tensor) -> list[Tensor]:
         """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""
         deal = self._deal(flat)
-        dtype = _DTYPES[self.config.newton_schulz_dtype]
-        pieces = [piece.to(device=self._device, dtype=dtype) for piece in flat.pieces(direction)]
+        pieces = flat.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
         sent = torch.cat([pieces[matrix] for matrix in deal.order])
         received = self._exchange(sent, deal.to_others, deal.from_others)
         fragments = received.split([deal.sizes[matrix][rank] for rank in range(deal.ranks) for matrix in deal.own])
-        for number, matrix in enumerate(deal.own):
-            of_ranks = fragments[number :: len(deal.own)]
-            whole = torch.cat(of_ranks).view(flat.fragments[matrix].shape)
-            done = orthogonal(whole, self.config.ns_steps).reshape(-1)
-            for fragment, result in zip(of_ranks, done.split(deal.sizes[matrix]), strict=True):
-                fragment.copy_(result)
-        returned = self._exchange(received, deal.from_others, deal.to_others)
+        for batch in _batches([flat.fragments[matrix].shape for matrix in deal.own], _most(received.device)):
+            parts = [part for number in batch for part in fragments[number :: len(deal.own)]]
+            shape = flat.fragments[deal.own[batch[0]]].shape
+            done = orthogonal(torch.cat(parts).view(len(batch), *shape).squeeze(0), self.config.ns_steps)
+            torch._foreach_copy_(parts, done.reshape(-1).split([part.numel() for part in parts]))
+        returned = self._exchange(received, deal.from_others, deal.to_others).to(direction)
         results = returned.split([pieces[matrix].numel() for matrix in deal.order])
         return [result for _, result in sorted(zip(deal.order, results, strict=True), key=lambda pair: pair[0])]
 
@@ -148,15 +164,34 @@ def _cost(shape: tuple[int, ...]) -> float:
     return least * least * (2.0 * most + least)
 
 
-def orthogonal(matrix: Tensor, steps: int) -> Tensor:
-    """(rows, columns) with the singular vectors of `matrix` and singular values of about 1, by Newton–Schulz."""
+def _batches(shapes: list[tuple[int, ...]], most: int) -> list[list[int]]:
+    """Positions in `shapes` of equal shapes, of at most so many elements together, or one alone."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for position, shape in enumerate(shapes):
+        alike.setdefault(shape, []).append(position)
+    found = []
+    for shape, positions in alike.items():
+        length = max(1, most // math.prod(shape))
+        found += [positions[first : first + length] for first in range(0, len(positions), length)]
+    return found
+
+
+def _most(device: torch.device) -> int:
+    """The elements of matrices that are made orthogonal at once. On a GPU each operation costs a launch."""
+    return 1 << 25 if in_whole(device) else 1
+
+
+def orthogonal(matrices: Tensor, steps: int) -> Tensor:
+    """(rows, columns) or (matrices, rows, columns) with the singular vectors of each matrix and singular values of
+    about 1, by Newton–Schulz."""
     a, b, c = _QUINTIC
-    tall = matrix.size(0) > matrix.size(1)
-    x = matrix.mT if tall else matrix
-    x = x / x.norm().clamp(min=1e-7)
+    product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

@@ -27,7 +27,7 @@ _SIZES = (
     "stage3_param_persistence_threshold",
 )
 _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
-_COPIES = {"adamw": 0, "adamw_scale": 1, "adafactor": 2, "muon": 2}  # of a rank's gradient, in a step
+_COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
 
 
 def zero_sizes(zero: Mapping[str, Any]) -> dict[str, int]:
@@ -177,8 +177,10 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
             reduction=FP32 * filled,
         )
     elif stage == 1 and setting.offload == "none":
-        whole = (width + FP32) if width < FP32 else FP32  # what a backward pass makes, and what it is added to
-        held = replace(held, gradients=whole * share * ranks, buffers=0 if width < FP32 else FP32 * bucket)
+        # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
+        whole = FP32 * share * ranks
+        held = replace(held, gradients=whole + (0 if width < FP32 else FP32 * share), buffers=FP32 * bucket)
+        held = replace(held, buffers=width * parameters.largest) if width < FP32 else held
     else:
         staged = FP32 if stage == 1 else width
         held = replace(

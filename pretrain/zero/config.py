@@ -25,12 +25,35 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
-        decided["bf16"] = {"enabled": True}
+        decided["bf16"] = {
+            "enabled": True,
+            "check_grad_overflow": True,  # without it, a step whose gradient isn't finite would be applied
+            "immediate_grad_update": True,  # a gradient goes to the fp32 ones while it is in the cache, and is freed
+        }
         decided["data_types"] = {
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
-    return {**config.deepspeed.model_dump(), **decided}
+    given = config.deepspeed.model_dump()
+    given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
+    given["zero_optimization"] = {**_zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
+    return {**given, **decided}
+
+
+def _device() -> str:
+    """The type of the device that DeepSpeed computes on."""
+    from pretrain.zero.internals import deepspeed
+
+    return deepspeed.accelerator.get_accelerator().device_name()
+
+
+def _zero_defaults(stage: int, device: str) -> dict[str, Any]:
+    """Settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
+    if device == "cpu":
+        # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.
+        return {"reduce_bucket_size": 1 << (21 if stage == 3 else 17), "reduce_scatter": False}
+    # Stages 1 and 2 "scatter" by reducing a copy of the bucket to all ranks; without it they reduce the bucket itself.
+    return {"reduce_bucket_size": 50_000_000, "overlap_comm": True, "reduce_scatter": stage == 3}
 
 
 def quiet_deepspeed() -> None:

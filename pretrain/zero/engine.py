@@ -55,6 +55,7 @@ class Engine:
                 config=deepspeed_config(config, cut),
             )
         broadcast_buffers(self.deepspeed.module)
+        internals.spare_passes(self.deepspeed)
         attach(self.deepspeed)
         internals.check(self.deepspeed)
         self.device = self.deepspeed.device

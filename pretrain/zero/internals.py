@@ -7,7 +7,9 @@ parameter. When a run starts, `check` verifies this for its engine.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +18,14 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.optimizers.flat import Flat, Fragment
+from pretrain.optimizers.flat import Flat, Fragment, sum_of_squares
 
 with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
     import deepspeed
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
@@ -135,12 +138,17 @@ def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
     """The fragments on this rank, one flat at a time. A flat on NVMe is loaded, with its state, while it is yielded."""
     optimizer = engine.optimizer
     for number, flat in enumerate(flats(engine)):
-        swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
-        if swapped:
+        if swapped(engine, number):
             optimizer._optimizer_states_and_gradient_swap_in(number)
         yield [fragment for fragment in flat.fragments if fragment.size]
-        if swapped:
+        if swapped(engine, number):
             optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
+def swapped(engine: DeepSpeedEngine, number: int) -> bool:
+    """Whether the flat with this number is on NVMe between steps."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
 
 
 def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
@@ -202,3 +210,138 @@ def forget_gradients(optimizer: Any) -> None:
     for flat in flats:
         if flat.grad is not None:
             flat.grad.zero_()
+
+
+def spare_passes(engine: DeepSpeedEngine) -> None:
+    """Removes passes over all gradients that DeepSpeed makes in every step without need, where nothing is offloaded.
+    Call this before the first step.
+
+    - An invalid gradient is recognised by its norm alone. The norm is taken over a flat; a pass clips only if it must.
+    - Gradients are added up in a flat that the optimizer then reads: none is concatenated. On a CPU this flat is kept,
+      since fresh memory costs more than a copy.
+    - One rank at stages 1 and 2 needs no buckets. Stage 1 in bf16 reduces the fp32 gradients where they are.
+    """
+    deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
+    optimizer, group = engine.optimizer, engine.optimizer.dp_process_group
+    if isinstance(optimizer, BF16_Optimizer):
+        optimizer._update_hp_grad = partial(_add_gradient, optimizer)
+        optimizer.clear_hp_grads = partial(_forget_old_gradients, optimizer)
+        engine.buffered_allreduce_fallback = partial(_average, optimizer)
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if not optimizer.offload_optimizer:
+            optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
+            optimizer._prepare_fp32_grad_for_sub_group = partial(_lend_gradient, optimizer)
+            optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
+    elif not optimizer.cpu_offload:
+        partitions = _Partitions(optimizer)
+        optimizer._use_compact_grad_partition_buffer = lambda group: True
+        optimizer._build_compact_grad_partition_buffer = partitions.opened
+        optimizer._add_to_grad_partition_buffer = partitions.add
+        optimizer.copy_grads_in_partition = lambda parameter, group=None: optimizer.clear_grad_attribute(parameter)
+        optimizer.check_overflow = lambda partition_gradients=True: None
+        optimizer.scaled_global_norm = partitions.norm
+        optimizer.unscale_and_clip_grads = partial(_clip, optimizer)
+        if dist.get_world_size(group) == 1:
+            optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
+
+
+class _Partitions:
+    """The fp32 gradients of this rank's partitions at stages 1 and 2. On a CPU their memory is kept between steps."""
+
+    def __init__(self, optimizer: Any):
+        self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
+        self._kept: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
+        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
+
+    def opened(self, group: int) -> GradPartitionBufferGroup:
+        """The partition of a parameter group at the beginning of a step."""
+        if group not in self._kept:
+            made = self._build(group)
+            if made.flat_partition.device.type != "cpu":
+                return made
+            self._kept[group] = list(made), made.flat_partition
+            return made
+        pieces, flat = self._kept[group]
+        self._old.update((piece.data_ptr(), piece) for piece in pieces)
+        return GradPartitionBufferGroup(pieces, flat)
+
+    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
+        """Adds a gradient to a piece of the partition; the first of a step replaces what is there."""
+        if piece is None:
+            return
+        if self._old.pop(piece.data_ptr(), None) is not None:
+            piece.copy_(gradient)
+        else:
+            piece.add_(gradient.to(piece.dtype))
+
+    def take(self, parameter: Tensor, group: int) -> None:
+        """Adds the gradient of a parameter that lies in this partition whole."""
+        optimizer = self._optimizer
+        gradient = optimizer.get_gradient_for_reduction(parameter)
+        identity = optimizer.get_param_id(parameter)
+        self.add(optimizer._get_compact_grad_partition_slice(group, 0, identity, parameter.numel()), gradient.view(-1))
+        optimizer.clear_grad_attribute(parameter)
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient. Parameters that the step hasn't used have none."""
+        for piece in self._old.values():
+            piece.zero_()
+        self._old.clear()
+        of_groups = self._optimizer.averaged_gradients
+        return _norm([gradients.flat_partition for gradients in of_groups.values()], self._optimizer.dp_process_group)
+
+
+def _norm(flats: list[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """() The L2 norm, fp32, of the flats of all ranks."""
+    squares = torch.stack([sum_of_squares(flat) for flat in flats]).sum()
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().float()
+
+
+def _clip(optimizer: Any, gradients: list[Tensor], norm: Tensor) -> None:
+    excess = (norm + 1e-6) / (optimizer.clip_grad or math.inf)
+    if excess > 1:
+        for gradient in gradients:
+            gradient.mul_(1 / excess)
+
+
+def _clip_sub_group(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int, norm: Tensor) -> None:
+    _clip(optimizer, [optimizer.fp32_partitioned_groups_flat[number].grad], norm)
+
+
+def _lend_gradient(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int) -> None:
+    """Makes a sub-group's part of all gradients the gradient of its flat."""
+    flats = optimizer.fp32_partitioned_groups_flat
+    start, flat = sum(flat.numel() for flat in flats[:number]), flats[number]
+    flat.grad = optimizer.grad_partitions_flat_buffer.narrow(0, start, flat.numel())
+    optimizer.averaged_gradients[number] = None
+
+
+@torch.no_grad()
+def _add_gradient(optimizer: BF16_Optimizer, parameter: Tensor, group: int, number: int, clear_lp_grads: bool) -> None:
+    """Adds a gradient to its fp32 one; the first of a step replaces that of the step before."""
+    if parameter.grad is None:
+        return
+    kept, gradient = optimizer.fp32_groups_gradients[group][number], parameter.grad.view(-1)
+    if optimizer.fp32_groups_has_gradients[group][number]:
+        kept.add_(gradient.to(kept.dtype))
+    else:
+        kept.copy_(gradient)
+        optimizer.fp32_groups_has_gradients[group][number] = True
+
+
+def _forget_old_gradients(optimizer: BF16_Optimizer) -> None:
+    optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]
+
+
+def _average(optimizer: BF16_Optimizer, grads: None = None, elements_per_buffer: int = 0) -> None:
+    """Averages the fp32 gradients of a step over the ranks. Parameters that the step hasn't used have none."""
+    for gradients, used in zip(optimizer.fp32_groups_gradients, optimizer.fp32_groups_has_gradients, strict=True):
+        for number in range(len(used)):
+            if not used[number]:
+                gradients[number].zero_()
+                used[number] = True  # perhaps on another rank
+    ranks = dist.get_world_size(optimizer.dp_process_group)
+    for flat in optimizer.fp32_groups_gradients_flat if ranks > 1 else ():
+        dist.all_reduce(flat, group=optimizer.dp_process_group)
+        flat.div_(ranks)

@@ -1,5 +1,7 @@
 """An optimizer under DeepSpeed: ZeRO's layout of its parameters, its learning rates, and its factored state."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -13,6 +15,11 @@ def attach(engine: DeepSpeedEngine) -> None:
     optimizer = engine.optimizer.optimizer
     if isinstance(optimizer, Sharded):
         optimizer.attach(flats(engine), engine.optimizer.dp_process_group, engine.device)
+
+
+def before_updates(engine: DeepSpeedEngine, call: Callable[[], None]) -> None:
+    """Calls `call` before each change of the optimizer's state and of the fp32 parameters."""
+    engine.optimizer.optimizer.register_step_pre_hook(lambda *_: call())
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:

@@ -89,5 +89,6 @@ def _environment_of_one_process() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {**alone, "MASTER_PORT": str(free_port())}

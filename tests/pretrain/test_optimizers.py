@@ -12,8 +12,10 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
+from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
+from pretrain.optimizers.tiles import tiles
 from pretrain.zero.internals import Fragment
 from pretrain.zero.optimizer import set_rates
 from tests.pretrain.exactness import (
@@ -198,12 +200,12 @@ def test_a_fragment_of_a_matrix_is_made_of_rectangles():
         for size in range(36 - start):
             flat = torch.cat([torch.zeros(3), whole.flatten()[start : start + size]])
             seen = torch.zeros_like(whole)
-            blocks = list(Fragment("a", (7, 5), start, size, flat, 3).blocks(flat))
-            for block, rows, columns in blocks:
-                assert torch.equal(block, whole[rows, columns])
-                seen[rows, columns] += 1
+            found = tiles(Flat(flat, [Fragment("a", (7, 5), start, size, flat, 3)]), [0])
+            for tile in found:
+                assert torch.equal(tile.of(flat), whole[tile.rows, tile.columns])
+                seen[tile.rows, tile.columns] += 1
             assert torch.equal(seen.flatten().nonzero().flatten(), torch.arange(start, start + size))
-            assert len(blocks) <= 3
+            assert len(found) <= 3
 
 
 def test_matrices_are_dealt_out_by_cost():

@@ -105,7 +105,11 @@ CASES = [
 
 
 def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, offload: bool) -> RunConfig:
-    zero = {"reduce_bucket_size": BUCKET, **({"offload_optimizer": {"device": "cpu"}} if offload else {})}
+    zero = {
+        "reduce_bucket_size": BUCKET,
+        "reduce_scatter": stage == 3,
+        **({"offload_optimizer": {"device": "cpu"}} if offload else {}),
+    }
     return run_config(
         stage,
         WIDE,
@@ -140,10 +144,12 @@ _TIMES = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scat
 def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, the most that existed during a step, and the bytes
     that the rank sends in a step."""
+    from pretrain.optimizers import flat
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
     from pretrain.zero.internals import fragments
 
+    flat.IN_PARTS = frozenset()  # as on a GPU
     config = config_of(*case)
     prepared = setup(config, micro_batch=ROWS)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))

@@ -1,0 +1,138 @@
+"""Copies of a run's state in host memory, from which checkpoints are written while training goes on.
+
+Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,
+and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.checkpoint.table import Piece
+from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.run import watchdog
+from pretrain.zero.engine import Engine
+from pretrain.zero.internals import in_memory, optimizer_state, swapped
+from pretrain.zero.optimizer import before_updates, factored_state
+
+
+@dataclass
+class Copy:
+    """What this rank owns: tensors by "STATE/NAME", whose content is there after `finish`, and their places.
+
+    `seconds`: how long training has waited for it.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    seconds: float = 0.0
+    _pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
+    _done: threading.Event = field(default_factory=threading.Event)
+    _event: Any = None  # on a GPU
+
+    def add(self, to: Tensor, source: Tensor, at_once: bool) -> None:
+        """Makes `source` a part of the copy; `at_once`, if it is in memory only now."""
+        if at_once:
+            to.copy_(source)
+        else:
+            self._pending.append((to, source))
+
+    def begin(self, device: torch.device) -> None:
+        """Starts to copy if the device does so by itself."""
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for to, source in self._pending:
+                to.copy_(source, non_blocking=True)
+            self._event = stream.record_event()
+        self._done.set()
+
+    def finish(self) -> None:
+        """Completes the copy. Called from a thread of its own."""
+        try:
+            if self._event is not None:
+                self._event.synchronize()
+            for to, source in self._pending if self._event is None else ():
+                to.copy_(source)
+        finally:
+            self._pending.clear()
+            self._done.set()
+
+    def wait(self) -> None:
+        """Returns when the state may change."""
+        started = time.perf_counter()
+        self._done.wait()
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+        self.seconds += time.perf_counter() - started
+
+
+class HostCopies:
+    """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy."""
+
+    def __init__(self, engine: Engine):
+        self._engine, self._current = engine, Copy()
+        self._memory: dict[tuple[Any, str], Tensor] = {}
+        self._current.finish()
+        before_updates(engine.deepspeed, lambda: self._current.wait())
+
+    def take(self) -> Copy:
+        """Begins a copy. The one before must not be used any more."""
+        copy, deepspeed = Copy(), self._engine.deepspeed
+        state, factored = optimizer_state(deepspeed), factored_state(deepspeed)
+        scalars: dict[str, list[Tensor]] = {}
+        for number, owned in enumerate(in_memory(deepspeed)):
+            watchdog.alive()
+            if not owned:
+                continue
+            flat = owned[0].flat
+            slots = state.get(flat, {})
+            names = [name for name, value in slots.items() if value.dim()]
+            copied = {}
+            for name, value in [(PARAMETER, flat.data), *((name, slots[name]) for name in names)]:
+                copied[name] = self._place(number, name, value)
+                copy.add(copied[name], value.detach(), at_once=swapped(deepspeed, number))
+            for fragment in owned:
+                whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
+                single = {name: value for name, value in slots.items() if not value.dim()}
+                scalars[fragment.name] = list(single.values())
+                copy.pieces[fragment.name] = Piece(
+                    start=fragment.start,
+                    size=fragment.size,
+                    shape=list(fragment.shape),
+                    scalars=dict.fromkeys(single, 0.0),
+                    states=names,
+                    whole=list(whole),
+                )
+                for name, values in copied.items():
+                    copy.tensors[f"{name}/{fragment.name}"] = fragment.of(values)
+                for name, value in whole.items():
+                    place = copy.tensors[f"{name}/{fragment.name}"] = self._place(fragment.name, name, value)
+                    copy.add(place, value, at_once=False)
+        _fill(copy.pieces, scalars)
+        copy.begin(self._engine.device)
+        self._current = copy
+        return copy
+
+    def _place(self, owner: int | str, name: str, value: Tensor) -> Tensor:
+        if (owner, name) not in self._memory:
+            pinned = value.device.type == "cuda"
+            self._memory[owner, name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+        return self._memory[owner, name]
+
+
+def _fill(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> None:
+    """Sets the scalars of pieces, which are read from the device together."""
+    distinct = {id(value): value for values in scalars.values() for value in values}
+    if not distinct:
+        return
+    read = dict(zip(distinct, torch.stack([value.float() for value in distinct.values()]).tolist(), strict=True))
+    for name, values in scalars.items():
+        of_piece = pieces[name].scalars
+        of_piece.update(zip(of_piece, (read[id(value)] for value in values), strict=True))

@@ -1,0 +1,96 @@
+"""Rectangles of matrices in a flat, as views: small ones that stay in a CPU's cache, or many matrices at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.optimizers.flat import Flat, in_whole
+
+_ELEMENTS_IN_CACHE = 1 << 16  # of a tile; the cache also holds what is computed from it
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The same rows and columns of matrices of one shape, at `offset` in a flat.
+
+    `numbers`: the matrices, by their numbers among the flat's parameters: `repeats` × `run`, of which a run's lie at a
+    distance of `size` (they are contiguous) and the runs at a distance of `period`.
+    """
+
+    numbers: tuple[int, ...]
+    offset: int
+    rows: slice
+    columns: slice
+    run: int = 1
+    period: int = 0
+
+    def of(self, flat: Tensor) -> Tensor:
+        """(rows, columns) of one matrix, or (repeats, run, rows, columns): a view of `flat`."""
+        height, width = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+        size, repeats = height * width, len(self.numbers) // self.run
+        if len(self.numbers) == 1:
+            return flat.narrow(0, self.offset, size).view(height, width)
+        offset = flat.storage_offset() + self.offset
+        return flat.as_strided((repeats, self.run, height, width), (self.period, size, width, 1), offset)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimensions of `of`."""
+        return () if len(self.numbers) == 1 else (len(self.numbers) // self.run, self.run)
+
+    def index(self, device: torch.device) -> Any:
+        """An index that gives those of the matrices (*lead) from values of all parameters (parameters,)."""
+        numbers = torch.tensor(self.numbers, device=device)
+        return self.numbers[0] if len(self.numbers) == 1 else numbers.view(self.lead)
+
+
+def tiles(flat: Flat, numbers: list[int]) -> list[Tile]:
+    """Tiles that cover what this rank holds of the matrices with these `numbers` among the flat's parameters.
+
+    On a GPU as few as possible: the layers of a model repeat, so that all matrices of one kind are one tile.
+    """
+    if not in_whole(flat.tensor.device):
+        return [tile for number in numbers for tile in _parts(flat, number, _ELEMENTS_IN_CACHE)]
+    whole = [number for number in numbers if flat.fragments[number].whole]
+    split = [number for number in numbers if not flat.fragments[number].whole]
+    return [*_batches(flat, whole), *(tile for number in split for tile in _parts(flat, number, flat.tensor.numel()))]
+
+
+def _parts(flat: Flat, number: int, most: int) -> Iterator[Tile]:
+    fragment, done = flat.fragments[number], 0
+    for rows, columns in fragment.rectangles():
+        width = columns.stop - columns.start
+        height = max(1, most // width)
+        for first in range(rows.start, rows.stop, height):
+            last = min(first + height, rows.stop)
+            yield Tile((number,), fragment.offset + done, slice(first, last), columns)
+            done += (last - first) * width
+
+
+def _batches(flat: Flat, numbers: list[int]) -> Iterator[Tile]:
+    """Whole matrices, grouped: contiguous ones of one shape make a run, equal runs at one distance a tile."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers, key=lambda number: flat.fragments[number].offset):
+        fragment = flat.fragments[number]
+        before = flat.fragments[runs[-1][-1]] if runs else None
+        if before and before.shape == fragment.shape and before.offset + before.size == fragment.offset:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    alike: dict[tuple[tuple[int, ...], int], list[list[int]]] = {}
+    for run in runs:
+        alike.setdefault((flat.fragments[run[0]].shape, len(run)), []).append(run)
+    for (shape, length), group in alike.items():
+        starts = [flat.fragments[run[0]].offset for run in group]
+        first = 0
+        while first < len(group):
+            last, period = first + 1, 0
+            while last < len(group) and (last == first + 1 or starts[last] - starts[last - 1] == period):
+                period = starts[last] - starts[last - 1]
+                last += 1
+            members = tuple(number for run in group[first:last] for number in run)
+            yield Tile(members, starts[first], slice(0, shape[0]), slice(0, shape[1]), length, period)
+            first = last

@@ -1,0 +1,210 @@
+"""How often the engine and the optimizers touch memory and launch operations, besides the model's own work."""
+
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain import models, optimizers
+from pretrain.optimizers import flat as flats
+from pretrain.optimizers.flat import Flat, Fragment
+from pretrain.optimizers.tiles import tiles
+from pretrain.zero.config import _zero_defaults
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads": 4}
+
+
+class Moved(TorchDispatchMode):
+    """Counts operations that aren't views, and the bytes of the tensors that they read and return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and not function.__name__.startswith(("detach", "empty", "set_", "record_stream")):
+            self.operations += 1
+            found = torch.utils._pytree.tree_leaves((args, kwargs, result))
+            self.bytes += sum(one.nbytes for one in found if isinstance(one, Tensor))
+        return result
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_engine_touches_each_gradient_a_few_times(precision):
+    """By the bytes of fp32 gradients: to add one up reads two and writes one, to measure it reads one, to copy the new
+    weights reads and writes one; the optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes.
+    """
+    for stage, passes in on_ranks(1, _passes, precision)[0].items():
+        assert passes < {1: 11, 2: 11, 3: 20}[stage], (stage, passes)
+
+
+def _passes(precision: str) -> dict[int, float]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    found = {}
+    for stage in (1, 2, 3):
+        config = run_config(stage, WIDE, precision=precision, optimizer={"name": "adamw", "learning_rate": 1e-3})
+        prepared = setup(config)
+        engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+        batch = micro_batches(prepared.cut, 0)[0]
+        inner, model, counted = engine.deepspeed.optimizer.optimizer, models.build(config.model), Moved()
+        size = sum(parameter.numel() for parameter in model.parameters())
+        model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
+        step_alone = inner.step
+
+        def uncounted(*arguments: Any, step: Any = step_alone, counted: Moved = counted) -> Any:
+            before = counted.bytes
+            result = step(*arguments)
+            counted.bytes = before
+            return result
+
+        inner.step = uncounted
+        for step in range(2):
+            counted.bytes = 0
+            with counted:
+                engine.step(step, 8 * step, [batch])
+        whole = counted.bytes
+        counted.bytes = 0
+        with counted:
+            model(**batch)["labels"].sum().backward()
+        found[stage] = (whole - counted.bytes) / (4 * size)
+        engine.close()
+    return found
+
+
+class Layers(nn.Module):
+    """Twelve layers of a Transformer's shapes, and embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, 128)
+        for layer in range(12):
+            for name in "qkvo":
+                self.add_module(f"{name}{layer}", nn.Linear(128, 128, bias=False))
+            self.add_module(f"wi{layer}", nn.Linear(128, 256, bias=False))
+            self.add_module(f"wo{layer}", nn.Linear(256, 128, bias=False))
+
+
+def as_one_flat(model: nn.Module) -> Flat:
+    """Its parameters in one flat, as one rank has them at stage 1."""
+    parameters = dict(model.named_parameters())
+    tensor = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters.values()]))
+    fragments, offset = [], 0
+    for name, parameter in parameters.items():
+        fragments.append(Fragment(name, tuple(parameter.shape), 0, parameter.numel(), tensor, offset))
+        offset += parameter.numel()
+    return Flat(tensor, fragments)
+
+
+def stepped(name: str, device: torch.device) -> tuple[Tensor, int]:
+    """The parameters after three steps on one flat, and the operations of the last step."""
+    torch.manual_seed(0)
+    flat = as_one_flat(Layers().to(device))
+    settings = {"name": name, "learning_rate": 1e-2, "weight_decay": 0.1}
+    settings |= {"newton_schulz_dtype": "fp32"} if name == "muon" else {}
+    config = run_config(optimizer=settings).optimizer
+    optimizer = optimizers.build(Layers().to(device), config)
+    optimizer.param_groups = [{**optimizer.param_groups[0], "params": [flat.tensor]}]
+    if name == "muon":  # all but the embeddings, which is to say all matrices
+        optimizer.param_groups[0]["algorithm"] = "muon"
+    optimizer._flats, optimizer._device = {id(flat.tensor): flat}, device
+    for _ in range(3):
+        flat.tensor.grad = torch.randn(len(flat.tensor), device=device)
+        counted = Moved()
+        with counted:
+            optimizer.step()
+    return flat.tensor.detach(), counted.operations
+
+
+@pytest.mark.parametrize(("name", "most"), [("adamw_scale", 40), ("adafactor", 150), ("muon", 120)])
+def test_optimizers_take_whole_flats_in_few_operations(name, most, monkeypatch):
+    """73 matrices of four shapes; one tensor at a time, Adafactor would take a thousand. The steps are the same."""
+    device = torch.device("cpu")
+    in_parts, _ = stepped(name, device)
+    monkeypatch.setattr(flats, "IN_PARTS", frozenset())
+    in_whole, operations = stepped(name, device)
+    assert operations <= most
+    assert (in_whole - in_parts).norm() / in_parts.norm() < 1e-5
+
+
+def test_few_tiles_cover_the_matrices_of_repeated_layers(monkeypatch):
+    monkeypatch.setattr(flats, "IN_PARTS", frozenset())
+    flat = as_one_flat(Layers())
+    found = tiles(flat, list(range(len(flat.fragments))))
+    assert len(found) == 4
+    seen = torch.zeros(len(flat.tensor))
+    for tile in found:
+        tile.of(seen).add_(1)
+    assert torch.equal(seen, torch.ones_like(seen))
+
+
+def test_the_settings_of_zero_suit_the_device():
+    for stage in (1, 2, 3):
+        on_gpus = _zero_defaults(stage, "cuda")
+        assert on_gpus["overlap_comm"]
+        assert on_gpus["reduce_bucket_size"] == 50_000_000
+        assert on_gpus["reduce_scatter"] == (stage == 3)
+        assert "overlap_comm" not in _zero_defaults(stage, "cpu")
+
+
+def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
+    from deepspeed.accelerator import get_accelerator
+
+    from pretrain.zero.ranks import _environment_of_one_process
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that they are as before after this test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    _environment_of_one_process()
+    assert get_accelerator().device_count() == 1
+
+
+def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
+    """Also: the next copy goes to the same memory, and timers that wait for the device are off."""
+    waited, same, again, timer = on_ranks(1, _update_during_a_copy)[0]
+    assert waited > 0.2
+    assert same
+    assert again
+    assert not timer
+
+
+def _update_during_a_copy() -> tuple[float, bool, bool, bool]:
+    from pretrain.checkpoint.copies import HostCopies
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+    from pretrain.zero.internals import optimizer_state
+
+    config = run_config(2)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    engine.step(0, 0, micro_batches(prepared.cut, 0))
+    copies = HostCopies(engine)
+    copy = copies.take()
+    state = optimizer_state(engine.deepspeed)
+    expected = torch.cat([slots["exp_avg"].clone() for slots in state.values()])
+
+    def finish_late() -> None:
+        time.sleep(0.4)
+        copy.finish()
+
+    late = threading.Thread(target=finish_late)
+    late.start()
+    engine.step(1, 8, micro_batches(prepared.cut, 1))
+    late.join()
+    found = torch.cat([tensor for name, tensor in copy.tensors.items() if name.startswith("exp_avg/")])
+    same = torch.equal(found[found != 0].sort().values, expected[expected != 0].sort().values)  # but for padding
+    addresses = {name: tensor.data_ptr() for name, tensor in copy.tensors.items()}
+    second = copies.take()
+    again = {name: tensor.data_ptr() for name, tensor in second.tensors.items()} == addresses
+    second.finish()
+    return copy.seconds, same, again, engine.deepspeed.tput_timer.config.enabled
