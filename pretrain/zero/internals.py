@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.optimizers.flat import Flat, Fragment
+from pretrain.zero.uncompiled import import_undecorated
 
 with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
     import deepspeed
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+import_undecorated("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"

@@ -31,6 +31,7 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
         torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
+    from pretrain.zero.uncompiled import keep_compiler_away
 
     internals.check_version()
     quiet_deepspeed()
@@ -38,6 +39,7 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     internals.load_no_extensions()
     internals.deepspeed.init_distributed(timeout=timeout)
+    keep_compiler_away()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()

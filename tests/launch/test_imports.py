@@ -1,10 +1,13 @@
 """The commands answer at once: slow imports happen only where they are needed."""
 
+import importlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from data_pipeline.foundation.absent_modules import absent
 from tests.conftest import run
 
 
@@ -31,6 +34,27 @@ def test_every_command_has_a_version(command):
     assert done.stdout.startswith("encdec-pretrain 0.")
 
 
-def test_neither_a_rank_nor_deepspeeds_launcher_imports_mlflow_with_deepspeed():
-    assert imported("import pretrain.zero.engine", "deepspeed", "mlflow") == ["deepspeed"]
-    assert imported("import launch.node_launcher", "deepspeed", "mlflow") == ["deepspeed"]
+def test_a_rank_imports_deepspeed_but_neither_mlflow_nor_the_compiler():
+    assert imported("import pretrain.zero.engine", "deepspeed", "mlflow", "torch._dynamo") == ["deepspeed"]
+
+
+def test_deepspeeds_launcher_starts_without_the_rest_of_deepspeed():
+    code = "import launch.node_launcher; launch.node_launcher.launcher()"
+    assert imported(code, "torch", "deepspeed.runtime", "deepspeed.launcher.launch") == ["deepspeed.launcher.launch"]
+
+
+def test_a_hidden_module_is_hidden_within_the_block_and_from_this_thread_alone():
+    def found() -> bool:
+        try:
+            return importlib.import_module("colorsys") is not None
+        except ModuleNotFoundError:
+            return False
+
+    sys.modules.pop("colorsys", None)
+    with absent("colorsys"):
+        assert not found()
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(found).result()
+        assert found()  # it is loaded now
+    sys.modules.pop("colorsys")
+    assert found()
