@@ -4,7 +4,6 @@ An ordinary import of it takes 1.7 s of a core, for PyTorch and all of DeepSpeed
 them, which stand here instead.
 """
 
-import importlib
 import importlib.util
 import logging
 import sys
@@ -32,7 +31,9 @@ def launcher() -> Callable[[], None]:
     utils.logger = logging.getLogger("DeepSpeed")
     utils.set_log_level_from_string = lambda level: utils.logger.setLevel(level.upper())
     utils.get_numactl_cmd = None  # for an option that isn't used
-    return importlib.import_module("deepspeed.launcher.launch").main
+    from deepspeed.launcher.launch import main
+
+    return main
 
 
 def _module(name: str) -> Any:

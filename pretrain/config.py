@@ -217,7 +217,7 @@ class FaultsSection(Section):
     """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
     it saves or evaluates, if `hang_seconds` is null."""
     dead_rank_seconds: PositiveFloat = 30.0
-    """Seconds after one rank has died at which the others are killed."""
+    """Seconds after one rank has died or failed at which the others are killed."""
 
 
 class ValidationLossHook(Section):

@@ -125,7 +125,8 @@ class Training:
         start = self.standing
         batches = TrainingBatches(stream, setup.cut, StreamState.at(stream, start.position, start.skipped))
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
-        loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
+        pin = self.engine.device.type == "cuda"
+        loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):

@@ -2,13 +2,13 @@
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from data_pipeline.foundation.memory import available
+from pretrain.run.hardware import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -28,7 +28,7 @@ class DeviceMemory:
     def free(self) -> int:
         """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
-            return available() // int(os.environ.get("LOCAL_SIZE", "1"))
+            return available() // local_ranks()
         cached = torch.cuda.memory_reserved(self._cuda) - torch.cuda.memory_allocated(self._cuda)
         return torch.cuda.mem_get_info(self._cuda)[0] + cached
 
