@@ -25,7 +25,8 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
-        decided["bf16"] = {"enabled": True}
+        # the second is what skips a step whose gradient isn't finite
+        decided["bf16"] = {"enabled": True, "check_grad_overflow": True}
         decided["data_types"] = {
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16

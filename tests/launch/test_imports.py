@@ -9,6 +9,7 @@ import pytest
 
 from data_pipeline.foundation.absent_modules import absent
 from tests.conftest import run
+from tests.pretrain.rank_processes import PRELOADED
 
 
 def imported(code: str, *modules: str) -> list[str]:
@@ -36,6 +37,26 @@ def test_every_command_has_a_version(command):
 
 def test_a_rank_imports_deepspeed_but_neither_mlflow_nor_the_compiler():
     assert imported("import pretrain.zero.engine", "deepspeed", "mlflow", "torch._dynamo") == ["deepspeed"]
+
+
+def test_servers_that_processes_are_forked_from_never_touch_a_gpu():
+    """CUDA can't be used in a process whose parent has used it before the fork. The first server makes ranks of tests,
+    the second the processes of loaders."""
+    code = f"""
+import importlib, sys
+import torch
+
+def touched(*_):
+    print("touched", flush=True)
+    sys.exit(1)
+
+torch.cuda._lazy_init = torch.cuda.is_available = torch.cuda.device_count = touched
+for name in {[*PRELOADED, "data_pipeline.loading.batches"]}:
+    importlib.import_module(name)
+print("touched" if torch.cuda.is_initialized() else "not touched")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "not touched", done.stderr
 
 
 def test_deepspeeds_launcher_starts_without_the_rest_of_deepspeed():
