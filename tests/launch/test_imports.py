@@ -50,7 +50,9 @@ def touched(*_):
     print("touched", flush=True)
     sys.exit(1)
 
-torch.cuda._lazy_init = torch.cuda.is_available = torch.cuda.device_count = touched
+torch.cuda._lazy_init = touched
+if not torch.cuda._nvml_based_avail():  # else PyTorch asks the driver's management library, which initialises nothing
+    torch.cuda.is_available = torch.cuda.device_count = touched
 for name in {[*PRELOADED, "data_pipeline.loading.batches"]}:
     importlib.import_module(name)
 print("touched" if torch.cuda.is_initialized() else "not touched")

@@ -13,6 +13,8 @@ import torch.multiprocessing as mp
 from pretrain.run.hardware import free_port
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# DeepSpeed asks for GPUs when it is imported; CUDA, if it answered that in the server, would fail in forked processes
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A server that has imported all this once forks the ranks: in each the imports would take seconds.
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
