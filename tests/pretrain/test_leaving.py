@@ -42,7 +42,6 @@ with joined(1, 100.0) as (rank, _):
     raise ValueError("on purpose")
 """
 ERRORS = {
-    ValueError("no memory left"): 1,
     torch.OutOfMemoryError("CUDA out of memory"): 1,
     FailedError("a loader's worker died"): 1,
     UserError("data.train: wrong"): 2,
@@ -73,7 +72,7 @@ def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, err
     output, child = tmp_path / "output", tmp_path / "child"
     process = PROCESSES.Process(target=fail, args=(error, output, child))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == code
     shown = output.read_text()
     if isinstance(error, UserError):
@@ -81,7 +80,10 @@ def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, err
         assert f"error: {error}" in shown
     elif not isinstance(error, SystemExit):
         assert str(error) in shown
-    assert not psutil.pid_exists(int(child.read_text()))
+    patience = time.monotonic() + 60
+    while psutil.pid_exists(int(child.read_text())):  # the kernel takes a moment
+        assert time.monotonic() < patience
+        time.sleep(0.02)
 
 
 def fail(error: BaseException, output: Path, child: Path) -> None:
@@ -103,7 +105,7 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
 def test_a_rank_that_succeeds_leaves_its_group():
     process = PROCESSES.Process(target=succeed)
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == 0
 
 
