@@ -8,6 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: quickstart test install lint bench clean
 
+quickstart: export DS_ACCELERATOR = cpu  # two ranks and the same losses on every machine
 quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through every component
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
 	$(BIN)/data-pipeline verify corpora/quickstart

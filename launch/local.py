@@ -4,6 +4,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.progress import counted
 from launch.supervise import commands, supervise
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
@@ -21,7 +22,8 @@ def launch_local(
     """
     gpus = count_gpus()
     if gpus and ranks and ranks > gpus:
-        raise UserError(f"--ranks: {ranks}, but this machine has {gpus} GPUs")
+        has = f"this machine has {counted(gpus, 'GPU')}"
+        raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
     ranks = ranks or gpus or 1
     config = load(path, overrides, RunConfig)
     run = Path(config.run.directory)

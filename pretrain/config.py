@@ -171,6 +171,10 @@ class ComputeSection(Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
+    tf32: bool = False
+    """Round the factors of fp32 products to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
+    deterministic: bool = False
+    """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
 
 
 class CheckpointSection(Section):
@@ -218,7 +222,7 @@ class FaultsSection(Section):
     """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
     it saves or evaluates, if `hang_seconds` is null."""
     dead_rank_seconds: PositiveFloat = 30.0
-    """Seconds after one rank has died at which the others are killed."""
+    """Seconds after one rank has died or failed at which the others are killed."""
 
 
 class MlflowSection(Section):

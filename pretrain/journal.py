@@ -121,6 +121,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None:
+            rank_logs.note_failure(self.setup.cut.rank)  # now: MLflow may take its time
         if kind is not None and self._tracker is not None:
             self._tracker.close("FAILED")
 

@@ -1,8 +1,9 @@
 """`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
 
 Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
-never runs out of memory on purpose. The choice is kept in the run directory: with another one, a resumed run's losses
-would differ in their last bits.
+never runs out of memory on purpose. The moments that an optimizer has yet to allocate are reckoned with. Its temporary
+tensors aren't: they exist when those of the rows no longer do. The choice is kept in the run directory: with another
+one, a resumed run's losses would differ in their last bits.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
 from pretrain.setup import Setup
 from pretrain.zero.engine import Engine
-from pretrain.zero.internals import fragments, optimizer_state
+from pretrain.zero.internals import fragments, optimizer_state, uncounted
 from pretrain.zero.memory import SAFE, DeviceMemory
 
 FILE = "micro_batch.json"
@@ -58,11 +59,10 @@ def settled(setup: Setup, engine: Engine) -> Setup:
 def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
     """Everything that decides how much memory rows need and how much there is."""
     config, cuda = setup.config, engine.device.type == "cuda"
-    objective = config.data.objective or setup.training[0].objective
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return {
         "rows": setup.cut.micro_batch,
-        "lengths": list(objective.shape),
+        "lengths": list(setup.lengths),
         "ranks": setup.cut.ranks,
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
@@ -99,20 +99,17 @@ def _passes(engine: Engine, batch: Batch) -> None:
 def _pass(engine: Engine, batch: Batch) -> None:
     """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
     deepspeed = engine.deepspeed
-    names = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-    before = {name: getattr(deepspeed, name) for name in names}
-    deepspeed.set_gradient_accumulation_boundary(True)
-    losses = deepspeed(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
-    loss = torch.stack([values.sum() for values in losses.values()]).sum()
-    deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
-    deepspeed.step()
-    for name, value in before.items():
-        setattr(deepspeed, name, value)
+    with uncounted(deepspeed):
+        deepspeed.set_gradient_accumulation_boundary(True)
+        losses = deepspeed(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
+        loss = torch.stack([values.sum() for values in losses.values()]).sum()
+        deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
+        deepspeed.step()
 
 
 def _full_rows(setup: Setup, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
-    inputs, targets = (setup.config.data.objective or setup.training[0].objective).shape
+    inputs, targets = setup.lengths
     cut = replace(setup.cut, micro_batch=count, accumulation=1)
     batch = TrainingBatches(setup.stream, cut)[0].batch
     ids = batch["encoder_input_ids"]

@@ -48,6 +48,11 @@ class Setup:
         return checkpoint_in(Path(path)) if (path := self.config.checkpoint.init_from) else None
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """The greatest lengths of inputs and targets that the objective of the run allows."""
+        return (self.config.data.objective or self.training[0].objective).shape
+
+    @property
     def stream(self) -> Stream:
         """The training rows in their order."""
         return _stream(self.config, self.training)

@@ -19,8 +19,8 @@ from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.journal import Journal
-from pretrain.metrics.throughput import ThroughputMeter, peak_flops
-from pretrain.run import lock, slurm, status, stop_signals, watchdog
+from pretrain.metrics.throughput import ThroughputMeter, peak_flops, peak_of_products
+from pretrain.run import arithmetic, lock, slurm, status, stop_signals, watchdog
 from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
@@ -44,6 +44,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     hang = faults.hang_seconds
     if hang is None and config.compute.compile:  # in a collective, ranks wait for one that compiles
         hang = _HANG_WHERE_RANKS_COMPILE
+    arithmetic.settle(config.compute)
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)
     with (
@@ -102,11 +103,13 @@ class Training:
         model, outline = construct(self.config, setup.model, setup.cut), models.outline(setup.model)
         if setup.initial_weights and not setup.resume:
             load_weights(model, setup.initial_weights, gathered)
-        self.meter = ThroughputMeter(outline, peak_flops(self.config.precision) * setup.cut.ranks)
         self.engine = Engine(model, self.config, setup.cut)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
+        device, ranks = self.engine.device, setup.cut.ranks
+        products = peak_of_products(self.config, device, outline, setup.lengths, setup.cut.micro_batch)
+        self.meter = ThroughputMeter(outline, peak_flops(self.config, device) * ranks, products and products * ranks)
         journal.announce(outline.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
         data, tokenizer = self.config.data, setup.training[0].tokenizer
@@ -129,7 +132,8 @@ class Training:
         start = self.standing
         batches = TrainingBatches(stream, setup.cut, StreamState.at(stream, start.position, start.skipped))
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
-        loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch)
+        pin = self.engine.device.type == "cuda"
+        loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):

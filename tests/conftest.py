@@ -17,6 +17,8 @@ from data_pipeline.foundation.locks import lock
 
 # Two threads mostly wait for each other over a tiny model, on a busy machine for seconds.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in tests/gpu.
+os.environ["DS_ACCELERATOR"] = "cpu"
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

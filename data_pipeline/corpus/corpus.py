@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, TypeAdapter
 
+from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -99,7 +100,8 @@ class Corpus:
     def blocks(self, split: str) -> Blocks:
         """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
         path = self.directory / "blocks.parquet"
-        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
+        with absent("pandas"):  # pyarrow would import it, for 0.3 s, to see whether it is given any of its objects
+            blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
         for name in blocks.shards:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise FailedError(f"{path}: damaged: the shard {name!r} isn't a file of this corpus")

@@ -71,8 +71,7 @@ def run_command(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        with contextlib.suppress(OSError):  # a log on a full disk can't be written; the exit code must not change
-            print(f"error: {masked(str(error))}", file=sys.stderr)
+        print_error(error)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
@@ -81,3 +80,9 @@ def run_command(app: typer.Typer) -> None:
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def print_error(error: UserError) -> None:
+    """Prints `error` to stderr, with passwords masked."""
+    with contextlib.suppress(OSError):  # a log on a full disk can't be written; the exit code must not change
+        print(f"error: {masked(str(error))}", file=sys.stderr)

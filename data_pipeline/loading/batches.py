@@ -72,13 +72,15 @@ class TrainingBatches(Dataset):
         batch = self._batch(np.arange(first, first + self._cut.micro_batch))
         return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
-    def loader(self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH) -> Iterator[list[Batch]]:
-        """The micro-batches of each step from `start` on.
+    def loader(
+        self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
+    ) -> Iterator[list[Batch]]:
+        """The micro-batches of each step from `start` on, with `pin` in page-locked memory.
 
         `steps` is a number of steps, or the accumulation of each step.
         """
         accumulations = [self._cut.accumulation] * steps if isinstance(steps, int) else steps
-        made = items(self, self._firsts(accumulations), workers, prefetch)
+        made = items(self, self._firsts(accumulations), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(made) for _ in range(accumulation)]
             for one in (one for micro in step for one in micro.skipped):

@@ -29,7 +29,7 @@ class _Made(Generic[Item]):
     error: Exception | None = None
 
     def pin_memory(self) -> "_Made[Item]":
-        """The DataLoader calls this on CUDA, since it doesn't look into dataclasses."""
+        """The DataLoader calls this, since it doesn't look into dataclasses."""
         pin = getattr(self.item, "pin_memory", None)
         return _Made(pin() if pin else self.item, self.error)
 
@@ -45,8 +45,10 @@ class _Guarded(Dataset):
             return _Made(None, error)
 
 
-def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int) -> Iterator[Any]:
+def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool = False) -> Iterator[Any]:
     """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` items ahead.
+
+    `pin`: into page-locked memory, from which a GPU copies while it computes.
 
     Raises what making an item raised, and FailedError if a worker process died.
     """
@@ -66,7 +68,7 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int)
                 prefetch_factor=prefetch if workers else None,
                 worker_init_fn=_outlive_requests,
                 generator=torch.Generator(),  # leaves the global generator alone
-                pin_memory=torch.cuda.is_available(),
+                pin_memory=pin,
             )
         )
     while True:

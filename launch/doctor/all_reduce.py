@@ -1,7 +1,8 @@
 """One rank of the all-reduce that the doctor measures, as a program: `python -m launch.doctor.all_reduce SECONDS`.
 
 RANK and the like are in its environment, as for a rank of a run. It prints a line once it has joined the others, and
-rank 0 prints what was measured. It needs torch only.
+rank 0 prints what was measured. Of other
+packages it needs torch only.
 """
 
 import json
@@ -21,9 +22,11 @@ def main(seconds: float) -> None:
     import torch
     import torch.distributed as dist
 
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    from pretrain.run.hardware import device_type, own_gpu
+
+    kind = device_type()
     rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    device = torch.device(kind, local if kind == "cuda" else 0)
+    device = torch.device(kind, own_gpu(local, torch.cuda.device_count()) if kind == "cuda" else 0)
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=seconds))

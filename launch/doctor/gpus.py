@@ -7,7 +7,7 @@ import subprocess
 
 from launch.doctor.findings import Finding
 from pretrain.gpus import gpu_of_device
-from pretrain.run.hardware import VISIBLE, count_gpus
+from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus
 
 _QUERY = "name,memory.used,memory.total"
 _BUSY = 1024  # MiB
@@ -26,8 +26,8 @@ def gpus(ranks: int | None) -> list[Finding]:
     """The GPUs that `ranks` would use, by default as many as there are."""
     number = count_gpus()
     if number == 0:
-        hidden = f" that {VISIBLE}={os.environ[VISIBLE]} leaves visible" if VISIBLE in os.environ else ""
-        return [Finding("GPUs", "ok", f"none{hidden}; ranks run on the CPU")]
+        chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
+        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU")]
     if ranks and ranks > number:
         return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     if shutil.which("nvidia-smi") is None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launch.supervise.rank_processes import kept, with_own_gpus
-from pretrain.run.hardware import VISIBLE, threads_per_rank
+from pretrain.run.hardware import ACCELERATOR, VISIBLE, threads_per_rank
 
 
 def rank(arguments: list[str]) -> list[str]:
@@ -32,8 +32,13 @@ def _below(launcher: list[str], arguments: list[str]) -> list[str]:
 
 
 def environment(gpus: int, ranks: int) -> dict[str, str]:
-    """This process's environment for `ranks` on this machine, which are on the CPU if it has no `gpus`."""
+    """This process's environment for `ranks` on this machine, which are on the CPU if it has no `gpus`.
+
+    Beside GPUs, the CPU has little to do unless the optimizer is offloaded; threads of all ranks on all cores would
+    still be in each other's way.
+    """
     given = {name: value for name, value in os.environ.items() if name != VISIBLE}  # with_own_gpus restores it
+    threads = str(threads_per_rank(ranks))
     if not gpus:
-        given |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_per_rank(ranks))}
-    return given
+        return {**given, ACCELERATOR: "cpu", "OMP_NUM_THREADS": threads}
+    return {"OMP_NUM_THREADS": threads, **given}

@@ -61,8 +61,9 @@ def watch(
     """Makes an attempt: starts `parts`, which are given the directory of its logs, and waits until their ranks end.
 
     The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
-    them. When a rank has died, the others have `dead_rank_seconds` to end by themselves. When a node is lost, the
-    others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start its ranks.
+    them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves. When a node is lost,
+    the others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start its
+    ranks.
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
@@ -91,8 +92,9 @@ def _until_ended(attempt: Attempt, parts: Sequence[Part], requests: "StopRequest
             break
         if attempt.refused or any(left[part] for part in over) or _lost(attempt, parts, left):
             break
-        if attempt.codes:
-            patience = dead_rank_seconds if any(attempt.codes.values()) else _SECONDS_TO_LEAVE
+        if attempt.codes or attempt.failed:
+            broken = attempt.failed or any(attempt.codes.values())
+            patience = dead_rank_seconds if broken else _SECONDS_TO_LEAVE
             deadline = min(deadline, time.monotonic() + patience)
         elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
             requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from data_pipeline import tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.models.model import Model
+from pretrain.run.hardware import device_type
 
 
 @dataclass(frozen=True)
@@ -28,4 +27,4 @@ class TrainedModel:
 
     def on_best_device(self) -> "TrainedModel":
         """The same model, moved to a GPU if there is one."""
-        return TrainedModel(self.model.to("cuda" if torch.cuda.is_available() else "cpu"), self.tokenizer)
+        return TrainedModel(self.model.to(device_type()), self.tokenizer)

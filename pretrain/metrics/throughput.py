@@ -2,18 +2,20 @@
 
 MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
 what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
-fastest of several measured matrix products for other devices.
+fastest of several measured matrix products for other devices. On GPUs there is a second share, of what they reach in
+products of the model's own shapes.
 """
 
 import time
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batches import IGNORED, Batch
+from pretrain.config import RunConfig
 from pretrain.gpus import Arithmetic, gpu_of_device
+from pretrain.metrics.products import products, products_flops
 from pretrain.models.model import Model, Sizes
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
@@ -21,14 +23,29 @@ _LONG = 0.01  # s: a product that takes as long keeps the device busy
 _AT_ONCE, _TIMES = 4, 3
 
 
-def peak_flops(precision: Literal["bf16", "fp32"]) -> float:
-    """The peak FLOP/s of one rank's device in `precision`, bf16 or fp32; fp32 means TF32 if torch is set to use it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def peak_flops(config: RunConfig, device: torch.device) -> float:
+    """The peak FLOP/s of one rank's `device` in the arithmetic of the run."""
     known = None
     if device.type == "cuda":
-        tf32 = torch.get_float32_matmul_precision() != "highest"
-        known = data_sheet_peak(torch.cuda.get_device_name(), "tf32" if precision == "fp32" and tf32 else precision)
-    return known or measured_peak(torch.bfloat16 if precision == "bf16" else torch.float32, device)
+        arithmetic: Arithmetic = "tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision
+        known = data_sheet_peak(torch.cuda.get_device_name(device), arithmetic)
+    return known or measured_peak(_dtype(config), device)
+
+
+def peak_of_products(
+    config: RunConfig, device: torch.device, model: Model, lengths: tuple[int, int], rows: int
+) -> float | None:
+    """FLOP/s of one rank's `device` in the products of a micro-batch: `rows` with `lengths` inputs and targets.
+
+    None on a CPU, whose peak is measured anyway, and where these products may take as long as a step.
+    """
+    if device.type == "cpu":
+        return None
+    return products_flops(products(model, *(rows * length for length in lengths)), _dtype(config), device)
+
+
+def _dtype(config: RunConfig) -> torch.dtype:
+    return torch.bfloat16 if config.precision == "bf16" else torch.float32
 
 
 def data_sheet_peak(name: str, arithmetic: Arithmetic) -> float | None:
@@ -76,10 +93,13 @@ def _lengths(segments: Tensor, most: int) -> Tensor:
 
 
 class ThroughputMeter:
-    """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
+    """Times the steps between two logs.
 
-    def __init__(self, model: Model, peak: float):
-        self._model, self._peak = model, peak
+    `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
+    """
+
+    def __init__(self, model: Model, peak: float, products: float | None = None):
+        self._model, self._peak, self._products = model, peak, products
         self.restart()
 
     def restart(self) -> None:
@@ -102,11 +122,14 @@ class ThroughputMeter:
         examples = Sizes(*total.tolist())
         seconds = time.perf_counter() - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
+        flops = self._model.flops(examples) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,
-            "train/mfu": self._model.flops(examples) / seconds / self._peak,
+            "train/mfu": flops / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
         }
+        if self._products:
+            metrics["train/mfu_of_products"] = flops / self._products
         self.restart()
         return metrics

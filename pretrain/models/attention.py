@@ -2,17 +2,20 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.models.layers import Linear, one_use
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
 
 KeysAndValues = tuple[Tensor, Tensor]
+_WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class KeyValueCache:
@@ -151,9 +154,19 @@ def fused(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` by PyTorch's kernels."""
-    return F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
-    )
+    with kernels(queries.device, masked=bias is not None):
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+        )
+
+
+def kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
+    """Within the block, PyTorch chooses among those of its kernels that are right on `device`.
+
+    With a mask, cuDNN's may give a NaN gradient on H100 and H200 (PyTorch issue 196678): where all keys of a query are
+    masked and the length, divided by 128, leaves 64.
+    """
+    return sdpa_kernel(_WITHOUT_CUDNN) if masked and device.type == "cuda" else nullcontext()
 
 
 def written_out(

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-# Exactly zero after softmax, yet finite: a row whose keys are all masked gives a mean of values instead of NaN.
-MASKED = -1e9
+MASKED = -1e9  # exactly zero after softmax
 
 
 def visible(
@@ -21,6 +20,10 @@ def visible(
 
     With `causal`, a query sees no future key; the last query is aligned with the last key. `key_mask` (batch, keys) is
     nonzero at real keys. With segments (batch, queries) and (batch, keys), an example of a packed row sees only itself.
+
+    A query that would see no key, of padding or without any input, sees every key. Kernels that compute the softmax a
+    second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm would be MASKED, in
+    which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
     """
     masks = []
     if causal:
@@ -34,7 +37,7 @@ def visible(
     mask = masks[0]
     for other in masks[1:]:
         mask = mask & other
-    return mask
+    return mask if causal and len(masks) == 1 else mask | ~mask.any(dim=-1, keepdim=True)
 
 
 def masked(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

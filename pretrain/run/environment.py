@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.code_version import git
 from data_pipeline.foundation.secrets import masked
+from pretrain.run.hardware import device_type
 
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
@@ -39,7 +40,9 @@ def host() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         },
-        "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
+        "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
+        if device_type() == "cuda"
+        else [],
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
 

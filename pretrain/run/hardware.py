@@ -1,22 +1,53 @@
-"""The GPUs, CPU threads and ports of this machine."""
+"""The device that ranks compute on, and the GPUs, CPU threads and ports of this machine."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import socket
 from pathlib import Path
 
+from data_pipeline.foundation.errors import UserError
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
+_NVML = "libnvidia-ml.so.1"
+
+
+def device_type() -> str:
+    """The kind of device that this process computes on: "cuda" or "cpu".
+
+    The CPU, even beside GPUs, where the environment has DS_ACCELERATOR=cpu. Raises UserError for another value.
+    """
+    asked = _asked()
+    if asked == "cpu":
+        return asked
+    import torch  # takes a second, and the launcher needs this module
+
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{ACCELERATOR}: cuda, but PyTorch {torch.__version__} finds no GPU; set cpu, or leave it out")
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _asked() -> str | None:
+    """What DS_ACCELERATOR says, if anything."""
+    asked = os.environ.get(ACCELERATOR) or None
+    if asked not in (None, "cpu", "cuda"):
+        raise UserError(f"{ACCELERATOR}: {asked!r}; expected cpu or cuda")
+    return asked
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
     """The number of NVIDIA GPUs that this process may use. Doesn't import PyTorch, which takes seconds.
 
-    The driver keeps a file for each GPU of the machine in `devices`. CUDA_VISIBLE_DEVICES selects among them by CUDA's
+    0 where DS_ACCELERATOR=cpu asks for the CPU. The driver keeps a file for each GPU of the machine in `devices`; where
+    it doesn't, as under WSL, its management library counts them. CUDA_VISIBLE_DEVICES selects among them by CUDA's
     rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
     A process sees at most one MIG instance.
     """
-    number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
+    if _asked() == "cpu":
+        return 0
+    number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*")) or _counted_by_driver()
     chosen = os.environ.get(VISIBLE)
     if chosen is None:
         return number
@@ -29,6 +60,38 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 def _names_a_gpu(entry: str, kind: str, number: int) -> bool:
     return entry.startswith(kind) if kind else entry.isdecimal() and int(entry) < number
+
+
+def _counted_by_driver() -> int:
+    """GPUs by NVML; 0 without the library or the driver."""
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return 0
+    number = ctypes.c_uint(0)
+    if nvml.nvmlInit_v2():
+        return 0
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+    nvml.nvmlShutdown()
+    return 0 if failed else number.value
+
+
+def own_gpu(local_rank: int, visible: int) -> int:
+    """The GPU of the rank `local_rank` of this machine, among the `visible` ones.
+
+    A rank that sees just one has that: schedulers may show each rank its own (`--gpus-per-task=1`). Raises UserError
+    where there are fewer GPUs than ranks.
+    """
+    if visible == 1:
+        return 0
+    if local_rank >= visible:
+        raise UserError(f"LOCAL_RANK {local_rank}: only {visible} GPUs are visible; start one rank for each GPU")
+    return local_rank
+
+
+def local_ranks() -> int:
+    """The number of ranks on this machine: LOCAL_SIZE of DeepSpeed's launcher, or LOCAL_WORLD_SIZE of torchrun."""
+    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def threads_per_rank(local_ranks: int) -> int:

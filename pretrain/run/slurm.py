@@ -25,12 +25,11 @@ def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
             f"SLURM_NTASKS is {variables.get('SLURM_NTASKS')}, but srun has not started this process, so it would "
             "train alone; start the ranks with `launch slurm` or srun, or unset SLURM_NTASKS to train in one process"
         )
-    local = variables["SLURM_LOCALID"]
     master = variables.get("MASTER_ADDR")
     return {
         "RANK": variables["SLURM_PROCID"],
         "WORLD_SIZE": variables.get("SLURM_STEP_NUM_TASKS") or variables["SLURM_NTASKS"],
-        "LOCAL_RANK": "0" if _sees_one_gpu(variables) else local,
+        "LOCAL_RANK": variables["SLURM_LOCALID"],
         "LOCAL_SIZE": str(tasks_per_node(variables)[int(variables["SLURM_NODEID"])]),
         "MASTER_ADDR": master or address_of(hostnames(variables["SLURM_STEP_NODELIST"])[0]),
         "MASTER_PORT": variables.get("MASTER_PORT") or str(master_port(variables["SLURM_JOB_ID"])),
@@ -65,12 +64,6 @@ def address_of(node: str) -> str:
         known = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", node, "--oneliner"))
         return known[1] if known else node
     return node
-
-
-def _sees_one_gpu(variables: Mapping[str, str]) -> bool:
-    """Whether SLURM has bound this task to a GPU of its own, which is then number 0."""
-    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    return bool(visible) and "," not in visible
 
 
 def _scontrol(*arguments: str) -> str:

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.optimizers.flat import Flat, Fragment, sum_of_squares
+from pretrain.zero.uncompiled import import_undecorated
 
 with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
     import deepspeed
@@ -26,10 +28,28 @@ with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a s
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
+import_undecorated("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
 _ENDS = 1000  # elements at each end of a fragment that are compared at the start
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_OF_EVERY_OPTIMIZER = ("optimizer", "dp_process_group")
+_OF_FIRST_STAGES = ("bit16_groups", "single_partition_of_fp32_groups", "update_lp_params")
+_OF_BF16_OPTIMIZER = ("bf16_groups", "fp32_groups_flat_partition", "update_lp_params")
+_OF_STAGE_3 = (
+    "fp16_groups",
+    "fp32_partitioned_groups_flat",
+    "grad_partitions_flat_buffer",
+    "checkpoint_event_prologue",
+    "checkpoint_event_epilogue",
+    "_reassign_or_swap_out_partitioned_parameters",
+)
+_OF_NVME = (
+    "_swappable_optimizer_subgroup",
+    "_optimizer_states_and_gradient_swap_in",
+    "_optimizer_states_and_gradient_swap_out",
+)
 
 
 def check_version() -> None:
@@ -50,11 +70,14 @@ def load_no_extensions() -> None:
 
 
 def check(engine: DeepSpeedEngine) -> None:
-    """Raises FailedError if the fragments differ from what this module expects. All ranks call this together.
+    """Raises FailedError if DeepSpeed's names or fragments aren't those that this module expects. All ranks call this
+    together.
 
     Over all ranks, the fragments of a parameter must cover each of its elements once. The fp32 elements, cast to the
     model's precision, must equal the weights that the model computes with. Only the ends of fragments are compared.
     """
+    if absent_names := missing(engine):
+        raise FailedError(f"DeepSpeed's {', '.join(absent_names)} isn't there: {_REPORT}")
     named = dict(engine.module.named_parameters())
     places = {name: place for place, name in enumerate(named)}
     # The number of elements and the sum of their positions together show whether each is there once.
@@ -76,6 +99,17 @@ def check(engine: DeepSpeedEngine) -> None:
             raise FailedError(f"DeepSpeed's fragments of {name} are not each of its elements once: {_REPORT}")
     if int(wrong_anywhere):
         raise FailedError(f"DeepSpeed's fp32 weights are not those that the model computes with: {_REPORT}")
+
+
+def missing(engine: Any) -> list[str]:
+    """The private names that this module uses and that `engine` or its optimizer lacks."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        names = _OF_STAGE_3 + (_OF_NVME if getattr(optimizer, "swap_optimizer", False) else ())
+    else:
+        names = _OF_BF16_OPTIMIZER if isinstance(optimizer, BF16_Optimizer) else _OF_FIRST_STAGES
+    wanted = [(engine, name) for name in _COUNTERS] + [(optimizer, name) for name in (*_OF_EVERY_OPTIMIZER, *names)]
+    return [f"{type(owner).__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)]
 
 
 _REPORT = "please report this, with environment.json and the run file"
@@ -153,7 +187,26 @@ def swapped(engine: DeepSpeedEngine, number: int) -> bool:
 
 def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
     """The wrapped optimizer's state, by flat tensor."""
-    return engine.optimizer.optimizer.state
+    return wrapped(engine).state
+
+
+def wrapped(engine: DeepSpeedEngine) -> Optimizer:
+    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given."""
+    return engine.optimizer.optimizer
+
+
+def process_group(engine: DeepSpeedEngine) -> dist.ProcessGroup:
+    """The ranks over which ZeRO cuts flats."""
+    return engine.optimizer.dp_process_group
+
+
+@contextlib.contextmanager
+def uncounted(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Resets DeepSpeed's counters of steps after the block."""
+    before = {name: getattr(engine, name) for name in _COUNTERS}
+    yield
+    for name, value in before.items():
+        setattr(engine, name, value)
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:

@@ -2,13 +2,13 @@
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from data_pipeline.foundation.memory import available
+from pretrain.run.hardware import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -18,7 +18,8 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class DeviceMemory:
     """Memory of the device that a rank computes on, in bytes.
 
-    On a CUDA device it counts what PyTorch has allocated, on a CPU the process's resident memory.
+    On a CUDA device it counts what PyTorch's allocator has taken, with the gaps between tensors; on a CPU the process's
+    resident memory.
     """
 
     def __init__(self, device: torch.device):
@@ -28,20 +29,24 @@ class DeviceMemory:
     def free(self) -> int:
         """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
-            return available() // int(os.environ.get("LOCAL_SIZE", "1"))
-        cached = torch.cuda.memory_reserved(self._cuda) - torch.cuda.memory_allocated(self._cuda)
-        return torch.cuda.mem_get_info(self._cuda)[0] + cached
+            return available() // local_ranks()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._cuda)[0]
 
     def held(self) -> int:
-        return resident() if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
+        if self._cuda is None:
+            return resident()
+        torch.cuda.empty_cache()  # what is cached may be used again for anything
+        return torch.cuda.memory_reserved(self._cuda)
 
     def peak(self, work: Callable[[], object]) -> int:
         """How much memory `work` takes at its peak, beyond what was held when this object was made."""
         if self._cuda is None:
             return peak_resident(work) - self._held
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._cuda)
         work()
-        return torch.cuda.max_memory_allocated(self._cuda) - self._held
+        return torch.cuda.max_memory_reserved(self._cuda) - self._held
 
 
 def resident() -> int:

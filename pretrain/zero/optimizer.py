@@ -7,14 +7,14 @@ from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.internals import DeepSpeedEngine, flats
+from pretrain.zero.internals import DeepSpeedEngine, flats, process_group, wrapped
 
 
 def attach(engine: DeepSpeedEngine) -> None:
     """Gives ZeRO's layout of the parameters to the engine's optimizer. All ranks call this before the first step."""
-    optimizer = engine.optimizer.optimizer
+    optimizer = wrapped(engine)
     if isinstance(optimizer, Sharded):
-        optimizer.attach(flats(engine), engine.optimizer.dp_process_group, engine.device)
+        optimizer.attach(flats(engine), process_group(engine), engine.device)
 
 
 def before_updates(engine: DeepSpeedEngine, call: Callable[[], None]) -> None:
@@ -37,12 +37,12 @@ def factored_state(engine: DeepSpeedEngine) -> dict[str, dict[str, Tensor]]:
     Its tensors are whole and the same on every rank; don't modify them. Empty before the first step and for optimizers
     without such state.
     """
-    optimizer = engine.optimizer.optimizer
+    optimizer = wrapped(engine)
     return optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
 
 
 def set_factored_state(engine: DeepSpeedEngine, state: dict[str, dict[str, Tensor]]) -> None:
     """Restores what `factored_state` returned, in an engine of any ZeRO stage and number of ranks."""
-    optimizer = engine.optimizer.optimizer
+    optimizer = wrapped(engine)
     if isinstance(optimizer, Sharded):
         optimizer.set_factored_state(state)

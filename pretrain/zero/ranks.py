@@ -1,18 +1,21 @@
 """Joining the ranks of a run: a single process, or all processes that a launcher started."""
 
 import contextlib
+import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
-from pretrain.run.hardware import free_port, threads_per_rank
+from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_ranks, own_gpu, threads_per_rank
 
 T = TypeVar("T")
 
@@ -24,13 +27,15 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that.
 
     Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
-    destroyed at the end: otherwise gloo ranks may abort at exit.
+    destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
+    there ends at once instead, with the code that it would have ended with.
     """
     _environment_of_one_process()
-    if not torch.cuda.is_available():
-        torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
+    on_gpu = _choose_device()
+    torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
+    from pretrain.zero.uncompiled import keep_compiler_away
 
     internals.check_version()
     quiet_deepspeed()
@@ -38,22 +43,49 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     internals.load_no_extensions()
     internals.deepspeed.init_distributed(timeout=timeout)
-    if torch.cuda.is_available():
+    keep_compiler_away()
+    if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
     try:
         yield rank, dist.get_world_size()
-    except UserError as error:
+    except BaseException as error:
+        raise _leave(error, rank) from None
+    dist.destroy_process_group()
+
+
+def _leave(error: BaseException, rank: int) -> BaseException:
+    """Reports `error` and leaves the process group; returns the exception that this rank ends with."""
+    end = error
+    if isinstance(error, Exception):
         rank_logs.note_failure(rank)
-        if rank == 0 or rank_logs.supervised():
-            raise
-        raise SystemExit(error.exit_code) from None
-    except Exception:
-        rank_logs.note_failure(rank)
+    if isinstance(error, UserError):
+        if rank and not rank_logs.supervised():
+            end = SystemExit(error.exit_code)
+    elif isinstance(error, Exception):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
-        raise SystemExit(1) from None
-    finally:
-        dist.destroy_process_group()
+        end = SystemExit(1)
+    if _waits_for_others():
+        if isinstance(end, UserError):
+            print_error(end)
+        _end_at_once(error.exit_code if isinstance(error, UserError) else 1)
+    dist.destroy_process_group()
+    return end
+
+
+def _waits_for_others() -> bool:
+    """Whether leaving the process group may wait for ranks that wait for this one: NCCL's communicators do."""
+    return dist.get_backend() == "nccl"
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Ends this process without the work that Python and libraries do at an exit, which would wait for other ranks."""
+    for child in multiprocessing.active_children():  # the loader's
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def of_rank_0(value: T) -> T:
@@ -83,10 +115,17 @@ def communication_device() -> torch.device:
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
+def _choose_device() -> bool:
+    """Tells DeepSpeed which device this rank computes on; returns whether it is a GPU."""
+    kind = os.environ[ACCELERATOR] = device_type()
+    if kind == "cuda":
+        os.environ["LOCAL_RANK"] = str(own_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
+    return kind == "cuda"
+
+
 def _environment_of_one_process() -> None:
     # matrix products then sum in the same order whatever the alignment of their operands
     os.environ.setdefault("MKL_CBWR", "AUTO")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         return
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs

@@ -13,28 +13,29 @@ import torch.multiprocessing as mp
 from pretrain.run.hardware import free_port
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# DeepSpeed asks for GPUs when it is imported; CUDA, if it answered that in the server, would fail in forked processes
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A server that has imported all this once forks the ranks: in each the imports would take seconds.
 PROCESSES = mp.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    [
-        "pretrain.cli",
-        "pretrain.train",
-        "pretrain.micro_batch",
-        "pretrain.checkpoint.restore",
-        "pretrain.checkpoint.save",
-        "pretrain.evaluation.hooks",
-        "pretrain.models.t5",
-        "pretrain.optimizers.adamw",
-        "pyarrow.dataset",
-        "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
-        "deepspeed.module_inject.auto_ep_layer",
-        "deepspeed.moe.layer",
-        "deepspeed.runtime.zero.muon.muon_optimizer",
-        "torch._dynamo",
-        "torch._inductor.compile_fx",
-        "torch.onnx",
-    ]
-)
+PRELOADED = [
+    "pretrain.cli",
+    "pretrain.train",
+    "pretrain.micro_batch",
+    "pretrain.checkpoint.restore",
+    "pretrain.checkpoint.save",
+    "pretrain.evaluation.hooks",
+    "pretrain.models.t5",
+    "pretrain.optimizers.adamw",
+    "pyarrow.dataset",
+    "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.moe.layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.onnx",
+]
+PROCESSES.set_forkserver_preload(PRELOADED)
 
 
 def on_ranks(

@@ -1,11 +1,21 @@
 """Which GPUs count, compared with PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
 
+import shutil
+import subprocess
 from itertools import takewhile
 
 import pytest
 import torch
 
-from pretrain.run.hardware import count_gpus
+from data_pipeline.foundation.errors import UserError
+from launch.supervise import commands
+from pretrain.run import hardware
+from pretrain.run.hardware import count_gpus, device_type, local_ranks, own_gpu
+
+
+@pytest.fixture(autouse=True)
+def _no_device_is_asked_for(monkeypatch):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +55,60 @@ def test_a_machine_without_gpus_has_none_whatever_is_chosen(tmp_path, monkeypatc
     for chosen in ("0", "GPU-8932f937", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
         assert count_gpus(tmp_path) == 0
+
+
+def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (device_type(), count_gpus(tmp_path)) == ("cuda", 1)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert (device_type(), count_gpus(tmp_path)) == ("cpu", 0)
+    monkeypatch.setenv("DS_ACCELERATOR", "")
+    assert (device_type(), count_gpus(tmp_path)) == ("cuda", 1)
+
+
+@pytest.mark.parametrize("asked", ["cuda", "xpu"])
+def test_a_device_that_is_not_there_is_refused(monkeypatch, asked):
+    monkeypatch.setenv("DS_ACCELERATOR", asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="DS_ACCELERATOR: "):
+        device_type()
+
+
+def test_the_driver_counts_gpus_that_have_no_files(tmp_path, monkeypatch):
+    """As under WSL. The library is a compiled one, since ctypes calls it."""
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
+    source.write_text(
+        "int nvmlInit_v2(void) {return 0;} int nvmlShutdown(void) {return 0;}"
+        "int nvmlDeviceGetCount_v2(unsigned *count) {*count = 3; return 0;}"
+    )
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert count_gpus(tmp_path) == 0
+    monkeypatch.setattr(hardware, "_NVML", str(library))
+    assert count_gpus(tmp_path) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert count_gpus(tmp_path) == 2
+
+
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
+    """srun --gpus-per-task=1 shows each rank one GPU, whatever its number."""
+    assert [own_gpu(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert [own_gpu(rank, 1) for rank in range(4)] == [0, 0, 0, 0]
+    with pytest.raises(UserError, match="LOCAL_RANK 2: only 2 GPUs are visible"):
+        own_gpu(2, 2)
+
+
+def test_ranks_of_a_machine_share_its_cores(monkeypatch):
+    """GPU ranks too, unless the user has set a number; torchrun has another name for the number of ranks."""
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(16)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert commands.environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "2"
+    assert commands.environment(gpus=0, ranks=4)["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert commands.environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "5"
+    for name, number in (("LOCAL_WORLD_SIZE", 3), ("LOCAL_SIZE", 2)):
+        monkeypatch.setenv(name, str(number))
+        assert local_ranks() == number

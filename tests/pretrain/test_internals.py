@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.cut import Cut
 from pretrain.zero import internals
+from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
@@ -57,6 +59,26 @@ def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
         internals.check(engine.deepspeed)
     return str(error.value)
+
+
+def test_a_name_that_deepspeed_no_longer_has_is_named():
+    assert on_ranks(1, names_lacking) == [[[], ["DeepSpeedZeroOptimizer.update_lp_params"]]]
+
+
+def names_lacking() -> list[list[str]]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    config = run_config(2)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut).deepspeed
+    found = [internals.missing(engine)]
+    del type(engine.optimizer).update_lp_params
+    return [*found, internals.missing(engine)]
+
+
+def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
+    assert deepspeed_config(run_config(precision="bf16"), Cut(0, 1, 2, 2))["bf16"]["check_grad_overflow"] is True
 
 
 def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):

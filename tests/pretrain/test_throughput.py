@@ -1,12 +1,16 @@
 """Tokens per second and MFU: FLOPs compared with torch's count for a real model, peaks with data sheets."""
 
+from collections import Counter
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from pretrain.metrics import products as products_module
 from pretrain.metrics import throughput
+from pretrain.metrics.products import products, products_flops
 from pretrain.metrics.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from pretrain.models import AnyModelConfig, build
 from pretrain.models.model import Sizes
@@ -152,3 +156,43 @@ def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
     timed = next(seconds) / 2  # two readings each
     assert peak == pytest.approx(counter.get_total_flops() / timed)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "vanilla", "autoregressive", "decoder_only"])
+def test_a_models_products_are_its_flops_without_pairs(family):
+    """6 FLOPs for a weight and a token: three products of 2 each."""
+    model, inputs, targets = model_of(family), 40, 24 if family in DECODERS_OF_TARGETS else 40
+    shapes = products(model, inputs, targets).items()
+    assert sum(6 * rows * width * out * count for (rows, width, out), count in shapes) == model.flops(
+        Sizes(2, inputs, targets, 0, 0, 0)
+    )
+
+
+def test_the_rate_of_products_is_work_over_time(monkeypatch):
+    """The clock advances a second at each reading, so each of the three products of a shape takes one."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(products_module.time, "perf_counter", lambda: float(next(seconds)))
+    shapes = products(model_of("t5"), 40, 24)
+    work = sum(6 * rows * width * out * count for (rows, width, out), count in shapes.items())
+    rate = products_flops(shapes, torch.bfloat16, torch.device("cpu"))
+    monkeypatch.undo()
+    assert rate == pytest.approx(work / (3 * shapes.total()))
+
+
+def test_more_rows_than_are_timed_take_longer_in_proportion(monkeypatch):
+    seconds = iter(range(1000))
+    monkeypatch.setattr(products_module.time, "perf_counter", lambda: float(next(seconds)))
+    shape = (4 * products_module._MOST_ROWS, 8, 16)
+    rate = products_flops(Counter({shape: 5}), torch.float32, torch.device("cpu"))
+    monkeypatch.undo()
+    assert rate == pytest.approx(6 * shape[0] * 8 * 16 / (3 * 4))
+
+
+ARITHMETICS = [("bf16", True, "bf16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")]
+
+
+@pytest.mark.parametrize(("precision", "tf32", "arithmetic"), ARITHMETICS)
+def test_the_peak_is_that_of_the_runs_arithmetic(monkeypatch, precision, tf32, arithmetic):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
+    config = run_config(precision=precision, compute={"tf32": tf32})
+    assert throughput.peak_flops(config, torch.device("cuda")) == data_sheet_peak("NVIDIA H100 PCIe", arithmetic)

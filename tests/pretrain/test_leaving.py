@@ -1,0 +1,119 @@
+"""A rank that fails where leaving the process group waits for the other ranks, as it does under NCCL."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from launch.supervise import supervise
+from launch.supervise.rank_processes import kept
+from pretrain.run import rank_logs
+from pretrain.run.hardware import free_port
+from tests.pretrain.rank_processes import PROCESSES
+
+LAUNCHER = """
+import json, os, subprocess, sys
+started = [subprocess.Popen(json.loads(sys.argv[1]), env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
+started[1].wait()
+started[0].wait()
+"""
+RANK = """
+import os, time
+import torch.distributed as dist
+from pretrain.zero import ranks
+from pretrain.zero.ranks import joined
+from tests.pretrain.test_leaving import wait_for_ever
+
+os.environ["LOCAL_RANK"] = os.environ["RANK"]
+ranks._waits_for_others = lambda: True
+dist.destroy_process_group = wait_for_ever
+with joined(1, 100.0) as (rank, _):
+    dist.barrier()
+    if rank == 0:
+        wait_for_ever()  # in a collective of NCCL, which doesn't notice that a rank is gone
+    raise ValueError("on purpose")
+"""
+ERRORS = {
+    torch.OutOfMemoryError("CUDA out of memory"): 1,
+    FailedError("a loader's worker died"): 1,
+    UserError("data.train: wrong"): 2,
+    SystemExit(3): 1,
+}
+
+
+def wait_for_ever() -> None:
+    time.sleep(3600)
+
+
+def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_for_it(tmp_path, capfd):
+    command = json.dumps(kept([sys.executable, "-c", RANK]))
+    own = {"WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    began = time.monotonic()
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, command]
+    assert supervise(launcher, {**os.environ, **own}, tmp_path, ranks=2, dead_rank_seconds=1) == 1
+    assert time.monotonic() - began < 120
+    lines = capfd.readouterr().err.splitlines()
+    logs = tmp_path / "logs/attempt-0001"
+    assert f"rank 1 ended with exit code 1; its log: {logs}/rank-00001.log" in lines
+    assert lines[-1] == "  ValueError: on purpose"
+    assert (logs / "rank-00001.exit").read_text() == "1\n"
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS.items(), ids=lambda value: type(value).__name__)
+def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, error, code):
+    output, child = tmp_path / "output", tmp_path / "child"
+    process = PROCESSES.Process(target=fail, args=(error, output, child))
+    process.start()
+    process.join(300)
+    assert process.exitcode == code
+    shown = output.read_text()
+    if isinstance(error, UserError):
+        assert f"{rank_logs.FAILED} 0\n" in shown
+        assert f"error: {error}" in shown
+    elif not isinstance(error, SystemExit):
+        assert str(error) in shown
+    patience = time.monotonic() + 60
+    while psutil.pid_exists(int(child.read_text())):  # the kernel takes a moment
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+
+
+def fail(error: BaseException, output: Path, child: Path) -> None:
+    from pretrain.zero import ranks
+
+    opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    os.environ[rank_logs.REPORTS] = str(opened)
+    ranks._waits_for_others = lambda: True
+    dist.destroy_process_group = wait_for_ever
+    worker = PROCESSES.Process(target=wait_for_ever, daemon=True)  # as a loader has them
+    worker.start()
+    child.write_text(str(worker.pid))
+    with ranks.joined(1, 100.0):
+        raise error
+
+
+def test_a_rank_that_succeeds_leaves_its_group():
+    process = PROCESSES.Process(target=succeed)
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
+
+
+def succeed() -> None:
+    from pretrain.zero import ranks
+
+    ranks._waits_for_others = lambda: True
+    with ranks.joined(1, 100.0):
+        ones: Tensor = torch.ones(2)
+        dist.all_reduce(ones)
+    assert not dist.is_initialized()
