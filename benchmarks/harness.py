@@ -128,7 +128,7 @@ class Comparison:
 
 
 def clock(device: str, threads: int) -> float:
-    """Seconds: the process's own with one thread, which other work on the machine disturbs less, else the wall clock's."""
+    """Seconds: with one thread of the process, which other work on the machine disturbs less, else of the wall."""
     if device == "cuda":
         torch.cuda.synchronize()
     elif threads == 1:

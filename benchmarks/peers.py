@@ -8,7 +8,7 @@ import torch
 import transformers
 import yaml
 from harness import PRECISIONS, ROOT, Side
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.huggingface import interchange_of
 from pretrain.models import build, parse
@@ -54,7 +54,7 @@ def our_model(config: str, **settings: Any) -> Model:
     return build(parse({**values, **settings}))
 
 
-def their_model(model: Model, form: str) -> nn.Module:
+def their_model(model: Model, form: str) -> Any:
     """transformers' model with the weights of `model` and attention in `form`, sdpa or eager."""
     interchange = interchange_of(model.config.family)
     exported = interchange.to_hugging_face(model.state_dict(), model.config)
@@ -96,7 +96,7 @@ def our_step(model: Model, batch: dict[str, Tensor]) -> Side:
     return step
 
 
-def their_step(peer: nn.Module, batch: dict[str, Tensor]) -> Side:
+def their_step(peer: Any, batch: dict[str, Tensor]) -> Side:
     """Forward and backward of the mean loss of transformers' model, on a batch of ours."""
     ids, labels = batch["encoder_input_ids"], batch["labels"]
     if not peer.config.is_encoder_decoder:  # it shifts the labels itself
@@ -132,7 +132,7 @@ def compiled_pair(work: Work, precision: str, device: str) -> dict[str, Side]:
     ours.to(device, dtype).train()
     batch = tokens(ours, work, device)
     for layer in layers(ours):
-        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward)
     whole: Callable[..., Any] = torch.compile(peer.to(device, dtype).train())
     ids, labels = batch["encoder_input_ids"], batch["labels"] if work.inputs else batch["encoder_input_ids"]
 

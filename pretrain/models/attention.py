@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.layers import Linear, one_use
+from pretrain.models.layers import Linear, drop, one_use
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
 
@@ -119,10 +119,12 @@ def attend(
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    In bf16 on a CPU, PyTorch's own kernels take up to three times as long as the two products written out. The softmax
-    is in fp32 in both forms.
+    On a CPU, PyTorch's own kernels take up to three times as long as the two products written out in bf16, and longer
+    in fp32 with dropout or a bias that learns. The softmax is in fp32 in both forms.
     """
-    form = written_out if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 else fused
+    learned = bias is not None and bias.requires_grad
+    slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
+    form = written_out if slow else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
 
 
@@ -143,4 +145,4 @@ def written_out(
     if causal:
         bias = logits.new_full(logits.shape[-2:], MASKED).triu(1)
     weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
-    return F.dropout(weights, dropout) @ values
+    return drop(weights, dropout) @ values

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
+from pretrain.run.allocation import keep_freed_memory
 from pretrain.run.hardware import free_port, threads_per_rank
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     """
     _environment_of_one_process()
     if not torch.cuda.is_available():
+        keep_freed_memory()
         torch.set_num_threads(cpu_threads or threads_per_rank(int(os.environ.get("LOCAL_SIZE", "1"))))
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed
