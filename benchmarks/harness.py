@@ -28,6 +28,8 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from pretrain.run.allocation import keep_freed_memory
+
 ROOT = Path(__file__).parents[1]
 Json = dict[str, Any]
 Side = Callable[[], object]
@@ -46,6 +48,9 @@ class Options:
     precisions: tuple[str, ...]
     seconds: float
     arguments: argparse.Namespace
+
+    def dtype(self, precision: str) -> torch.dtype:
+        return PRECISIONS[precision]
 
     @property
     def cuda(self) -> bool:
@@ -166,12 +171,13 @@ def _repeats(side: Side, device: str, threads: int) -> int:
 
 
 def peak_memory(side: Side) -> float:
-    """The most GiB that tensors take on the GPU while `side` runs."""
+    """The most GiB that `side` takes on the GPU, beyond the weights that are there before it."""
     torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     side()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**30
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def machine(device: str) -> Json:
@@ -226,6 +232,7 @@ def main(
     """Prints each table as soon as it is ready; with --json, writes all of them after each."""
     assert description
     options = arguments_of(description, add)
+    keep_freed_memory()
     console = Console(width=180)
     load, started, tables = os.getloadavg()[0], time.perf_counter(), []
     for table in measure(options):

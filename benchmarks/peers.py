@@ -1,5 +1,6 @@
 """Models of this project and of transformers with the same weights, and training steps of both on the same tokens."""
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from harness import PRECISIONS, ROOT, Side
+from harness import PRECISIONS, ROOT, Options, Side
 from torch import Tensor
 
 from pretrain.huggingface import interchange_of
@@ -45,6 +46,25 @@ CPU_WORK = (
     Work("BART-base", "bart-base", 2, 256, 256),
     Work("GPT-2 small", "gpt2-small", 1, 0, 512),
 )
+CUDA_WORK = tuple(
+    Work(name, config, rows, inputs, targets)
+    for name, config, inputs, targets in (
+        ("T5-v1.1-base", "t5-v1.1-base", 512, 114),
+        ("BART-base", "bart-base", 512, 512),
+        ("GPT-2 small", "gpt2-small", 0, 1024),
+    )
+    for rows in (32, 64, 128, 256)
+)
+
+
+def works(options: Options) -> tuple[Work, ...]:
+    """The work of a benchmark: --models, or all of the device's."""
+    chosen = options.arguments.models
+    return tuple(work for work in (CUDA_WORK if options.cuda else CPU_WORK) if not chosen or work.config in chosen)
+
+
+def works_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", nargs="+", help="of configs/models; by default all")
 
 
 def our_model(config: str, **settings: Any) -> Model:
@@ -124,7 +144,7 @@ def pair(work: Work, precision: str, device: str, **settings: Any) -> tuple[dict
     return sides, ours
 
 
-def compiled_pair(work: Work, precision: str, device: str) -> dict[str, Side]:
+def compiled_pair(work: Work, precision: str, device: str) -> tuple[dict[str, Side], Model]:
     """Training steps compiled by torch: our layers as `compute.compile` does it, and transformers' whole model."""
     ours = our_model(work.config)
     peer = their_model(ours, "sdpa")
@@ -142,4 +162,4 @@ def compiled_pair(work: Work, precision: str, device: str) -> dict[str, Side]:
         peer.zero_grad()
         return loss.detach()
 
-    return {"ours": our_step(ours, batch), "transformers": their_compiled}
+    return {"ours": our_step(ours, batch), "transformers, sdpa": their_compiled}, ours
