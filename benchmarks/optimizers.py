@@ -30,7 +30,7 @@ class PlainAdamWScale(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": rate})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]

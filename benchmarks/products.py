@@ -89,8 +89,8 @@ def bare(step: Side, device: str) -> Side:
 
 
 def measure(options: Options) -> Iterator[Table]:
-    table = Table("Bare products", ["model", "dtype", "threads", "our step", "its products", "share"])
     for work in works(options):
+        table = Table(f"Bare products: {work}", ["dtype", "threads", "our step", "its products", "share"])
         for precision in options.precisions:
             model = our_model(work.config).to(options.device, options.dtype(precision)).train()
             step = our_step(model, tokens(model, work, options.device))
@@ -98,8 +98,8 @@ def measure(options: Options) -> Iterator[Table]:
             for threads in options.threads:
                 result = compare(sides, options, threads)
                 share = result.ratio("products")
-                table.add(str(work), precision, threads, result.ours, result["products"], f"{share:.0%}", **result.data)
-    yield table
+                table.add(precision, threads, result.ours, result["products"], f"{share:.0%}", **result.data)
+        yield table
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def our_step() -> Callable[[], object]:
         keep_freed_memory()
     values = yaml.safe_load((ROOT / "configs/models/t5-v1.1-small.yaml").read_text(encoding="utf-8"))["model"]
     torch.manual_seed(0)
-    model = models.build(models.parse(values)).to(torch.bfloat16).train()
+    model = models.build(models.T5Config.model_validate(values)).to(torch.bfloat16).train()
     inputs, labels = torch.randint(10, 30_000, (4, 512)), torch.randint(10, 30_000, (4, 114))
 
     def step() -> None:
