@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from families import EMBEDDING_LOSS, KINDS, ROOT, Figures, Json, arguments_of, show
+from families import EMBEDDING_LOSS, KINDS, arguments_of, show
+from harness import ROOT, Json, Table
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import dynamic_module_utils
@@ -293,7 +294,7 @@ def in_transformers_without_memory(model: Model) -> int:
 # ---- tables
 
 
-def agreement(folder: Path) -> Figures:
+def agreement(folder: Path) -> Table:
     """All comparisons at small sizes."""
     rows = []
     for kind in KINDS:
@@ -325,7 +326,7 @@ def agreement(folder: Path) -> Figures:
         "greedy rows equal",
         "rows of 4 beams equal",
     ]
-    return Figures("Agreement", columns, rows)
+    return Table("Agreement", columns, rows)
 
 
 def _difference(difference: float, largest: float) -> str:
@@ -342,7 +343,7 @@ def generation(kind: str, folder: Path) -> list[str]:
     return [f"{equal} of {of}" for equal, of in found]
 
 
-def sizes() -> Figures:
+def sizes() -> Table:
     rows = [
         [
             name,
@@ -352,7 +353,7 @@ def sizes() -> Figures:
         ]
         for name, ours, theirs in published_sizes()
     ]
-    return Figures("Parameters of configs/models", ["config", "parameters", "by others", "equal"], rows)
+    return Table("Parameters of configs/models", ["config", "parameters", "by others", "equal"], rows)
 
 
 def main() -> None:

@@ -2,17 +2,13 @@
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from harness import Json, Table
 from rich.console import Console
-from rich.table import Table
 
-ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
-Json = dict[str, Any]
 ENCODER_DECODER = {"num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 LAYERS = {"num_heads": 4, "num_layers": 3}
 EMBEDDING_LOSS = {"kind": "mse", "coefficient": 8.0}
@@ -33,27 +29,7 @@ KINDS: dict[str, Json] = {
 }
 
 
-@dataclass
-class Figures:
-    """A table for the terminal and for a page."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-
-    def show(self, console: Console) -> None:
-        table = Table(*self.columns, title=self.title)
-        for row in self.rows:
-            table.add_row(*row)
-        console.print(table)
-
-    @property
-    def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return f"{self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def write(page: Path, table: Figures) -> None:
+def write(page: Path, table: Table) -> None:
     """Puts the table between the markers of `page`; it replaces an older version and leaves other tables unchanged."""
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN, 1)
@@ -71,7 +47,7 @@ def arguments_of(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def show(tables: Iterable[Figures], page: Path | None) -> None:
+def show(tables: Iterable[Table], page: Path | None) -> None:
     """Prints each table as soon as it is ready, and writes it into `page`."""
     console = Console(width=180)
     for table in tables:

@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from families import KINDS, ROOT, Figures, Json, arguments_of, show
+from families import KINDS, arguments_of, show
+from harness import ROOT, Json, Table
 
 from pretrain.metrics.log import read_metrics
 from pretrain.models import outline, parse
@@ -155,7 +156,7 @@ def row_of(kind: str, run: Run) -> list[str]:
     ]
 
 
-def training(folder: Path) -> Figures:
+def training(folder: Path) -> Table:
     corpora = build_corpora(folder)
     rows = []
     for kind in TRAINED:
@@ -174,7 +175,7 @@ def training(folder: Path) -> Figures:
         "seconds",
         "tokens/s",
     ]
-    return Figures(f"Training: {STEPS} steps of {ROWS} rows, two CPU ranks, ZeRO stage 2, fp32", columns, rows)
+    return Table(f"Training: {STEPS} steps of {ROWS} rows, two CPU ranks, ZeRO stage 2, fp32", columns, rows)
 
 
 def main() -> None:

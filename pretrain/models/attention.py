@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain.models.layers import Linear, one_use
+from pretrain.models.layers import Linear, drop, one_use
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
 
@@ -141,12 +141,14 @@ def attend(
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    In bf16 on a CPU, PyTorch's own kernels take up to three times as long as the two products written out. The softmax
-    is in fp32 in both forms.
+    On a CPU, PyTorch's own kernels take up to three times as long as the two products written out in bf16, and longer
+    in fp32 with dropout or a bias that learns. The softmax is in fp32 in both forms.
     """
     if (noted := _weights.get()) is not None:
         noted.append(_softmax(queries, keys, bias, causal, scale).detach())
-    form = written_out if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 else fused
+    learned = bias is not None and bias.requires_grad
+    slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
+    form = written_out if slow else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
 
 
@@ -173,7 +175,7 @@ def written_out(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` as two products with a softmax between them, which keep (batch, heads, queries, keys) in memory."""
-    return F.dropout(_softmax(queries, keys, bias, causal, scale), dropout) @ values
+    return drop(_softmax(queries, keys, bias, causal, scale), dropout) @ values
 
 
 def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:

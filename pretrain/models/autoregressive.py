@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
-from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.loss import IGNORED, Losses, configured_losses
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
@@ -89,7 +89,7 @@ class EncoderLayer(nn.Module):
         self.self_attention = _self_attention(config, out_std)
         self.feed_forward_norm = _norm(config)
         self.feed_forward = _feed_forward(config, out_std)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, sight: Sight, cache: tuple[KeyValueCache, ...] | None = None) -> Tensor:
         attended = self.self_attention(
@@ -116,7 +116,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = _cross_attention(config, out_std)
         self.feed_forward_norm = _norm(config)
         self.feed_forward = _feed_forward(config, out_std)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
         self.cross_attention_first = config.order == "alternate"
 
     def forward(
@@ -223,7 +223,7 @@ class Autoregressive(Model):
         self.position_embedding: LearnedPositions | None = None
         if config.max_positions is not None:
             self.position_embedding = LearnedPositions(config.max_positions + config.reads_next_position, d_model, STD)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.bridge = Bridge(config)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pretrain.models.config.bart import BartConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.layers import Embedding, LayerNorm, Linear
+from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.vanilla import Decoder, Encoder
 
@@ -28,7 +28,7 @@ class NormedInputs(nn.Module):
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.positions = LearnedPositions(config.max_positions, config.d_model, STD, POSITION_OFFSET)
         self.norm = LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.dropout(self.norm(x * self.scale + self.positions(positions)))

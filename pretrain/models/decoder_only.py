@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import Losses, configured_losses
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
@@ -49,7 +49,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, activation=config.activation, bias=config.biases, std=STD, out_std=out_std
         )
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self, x: Tensor, bias: Tensor | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
             self.linear_bias = LinearBias(config.num_heads)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _norm(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self,

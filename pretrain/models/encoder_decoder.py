@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeyValueCache, MemoryCache
@@ -76,9 +77,10 @@ class EncoderDecoder(Model):
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
             decoder_input_ids = shift_right(labels, start_id, decoder_segment_ids, pad_id)
-        states = self.encode(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
+        inputs, targets = self._embedded(encoder_input_ids, decoder_input_ids)
+        states = self.encoder(inputs, encoder_attention_mask, encoder_segment_ids, encoder_positions)
         x = self.decoder(
-            self.embedding(decoder_input_ids),
+            targets,
             states,
             encoder_attention_mask,
             segments=decoder_segment_ids,
@@ -86,6 +88,14 @@ class EncoderDecoder(Model):
             positions=decoder_positions,
         )
         return {"labels": configured_losses(self.logits(x), labels, self.config, self.training)}
+
+    def _embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of both kinds of ids. A look-up of its own for each would make one more gradient of the size of
+        the whole matrix, and add the two."""
+        of_inputs, of_targets = self.embedding(torch.cat([inputs.flatten(), targets.flatten()])).split(
+            [inputs.numel(), targets.numel()]
+        )
+        return of_inputs.view(*inputs.shape, -1), of_targets.view(*targets.shape, -1)
 
     def encode(
         self,

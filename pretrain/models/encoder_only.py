@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
 from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         self.attention_norm = _norm(config)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, activation=config.activation, bias=True, std=STD)
         self.feed_forward_norm = _norm(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.token_types = Embedding(types, config.d_model, STD) if types else None
         self.embedding_norm = _norm(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
+from pretrain.models.layers import FEED_FORWARDS, Dropout, Embedding, Linear, RMSNorm
 from pretrain.models.masks import masked, visible
 from pretrain.models.positions import (
     LearnedPositions,
@@ -66,7 +66,7 @@ class EncoderLayer(nn.Module):
         self.self_attention = _attention(config)
         self.feed_forward_norm = _norm(config)
         self.feed_forward = _feed_forward(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, bias: Tensor | None, rotation: Rotation | None = None) -> Tensor:
         x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, rotation=rotation))
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = _attention(config)
         self.feed_forward_norm = _norm(config)
         self.feed_forward = _feed_forward(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self,
@@ -121,7 +121,7 @@ class Stack(nn.Module):
             self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
         self.layers = nn.ModuleList(layers)
         self.final_norm = _norm(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def bias(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits, for the last `queries` of `keys`."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.masks import masked, visible
 from pretrain.models.positions import positions_from, sinusoids
 
@@ -52,7 +52,7 @@ class EncoderLayer(nn.Module):
         self.self_attention_norm = LayerNorm(config.d_model)
         self.feed_forward = _feed_forward(config, std)
         self.feed_forward_norm = LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = self.self_attention_norm(x + self.dropout(self.self_attention(x, bias=bias)))
@@ -70,7 +70,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention_norm = LayerNorm(config.d_model)
         self.feed_forward = _feed_forward(config, std)
         self.feed_forward_norm = LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self,
@@ -162,7 +162,7 @@ class SinusoidalInputs(nn.Module):
     def __init__(self, config: VanillaConfig):
         super().__init__()
         self.scale = math.sqrt(config.d_model)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.dropout(x * self.scale + sinusoids(positions, x.size(-1), x.dtype))

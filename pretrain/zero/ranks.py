@@ -15,6 +15,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
+from pretrain.run.allocation import keep_freed_memory
 from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_ranks, own_gpu, threads_per_rank
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     """
     _environment_of_one_process()
     on_gpu = _choose_device()
+    if not on_gpu:
+        keep_freed_memory()
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.models.attention import attend
-from pretrain.models.layers import RMSNorm
+from pretrain.models.attention import attend, fused
+from pretrain.models.layers import Dropout, RMSNorm, drop
 from pretrain.models.masks import MASKED
 
 
@@ -73,3 +73,41 @@ def test_attention_drops_weights_in_bf16():
     kept = result[..., 0].float() * 0.75  # the mean of 64 draws, each 4/3 or 0
     assert abs(kept.mean() - 0.75) < 0.01
     assert 0.03 < kept.std() < 0.08  # √(0.75 · 0.25 / 64) = 0.054
+
+
+def test_fp32_attention_with_a_learned_bias_is_pytorchs():
+    queries, keys, values = (draw(2, 3, 17, 8, dtype=torch.float32, seed=seed) for seed in range(3))
+    bias = draw(1, 3, 17, 17, dtype=torch.float32, seed=3)
+    inputs = (queries, keys, values, bias)
+    ours, pytorchs = (
+        gradients(form(queries, keys, values, bias, False, 0.5, 0.0), *inputs) for form in (attend, fused)
+    )
+    for own, theirs in zip(ours, pytorchs, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, rate):
+    torch.manual_seed(3)
+    x = torch.ones(333, 301, dtype=dtype, requires_grad=True)  # an odd number: draws serve several elements
+    result = drop(x, rate)
+    kept = result != 0
+    scaled = torch.nn.functional.dropout(torch.ones(1000, dtype=dtype), rate).max()
+    assert result.unique().tolist() == [0.0, scaled.item()]
+    deviation = (rate * (1 - rate) / x.numel()) ** 0.5  # of a share of independent draws
+    assert abs(kept.double().mean() - (1 - rate)) < 5 * deviation + 2**-16
+    for one, other in ((kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1])):  # neighbours are independent
+        assert abs((one & other).double().mean() - (1 - rate) ** 2) < 7 * deviation
+    result.sum().backward()
+    assert torch.equal(x.grad, result)
+
+
+def test_dropout_repeats_with_the_seed_and_is_of_training():
+    x, layer = torch.ones(64, 65), Dropout(0.3)
+    torch.manual_seed(5)
+    first, second = layer(x), layer(x)
+    torch.manual_seed(5)
+    assert torch.equal(layer(x), first)
+    assert not torch.equal(first, second)
+    assert layer.eval()(x) is x

@@ -1,0 +1,120 @@
+"""What does the engine add to a step?
+
+    python benchmarks/engine_overhead.py [--device cuda] [--precision bf16 fp32] [--rows 1 8]
+
+A T5 of 12 million parameters (on a GPU, T5-v1.1-base) takes steps of AdamW on rows of 128 inputs and 32 targets, under
+the engine, with DeepSpeed at ZeRO stage 1 and one rank, and in a plain loop: forward, backward, clipping, PyTorch's
+fused AdamW. In bf16 the plain loop keeps fp32 masters as the engine does: it copies gradients to them and weights back.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from harness import Options, Side, Table, compare, main
+from torch import Tensor, nn
+
+from data_pipeline.loading.cut import Cut
+from pretrain import models
+from pretrain.config import RunConfig
+
+LIMIT = """The engine reads and writes each gradient and each weight more often than the loop: into flat tensors for
+ZeRO, and back. This is the same for any number of rows, so that its share falls with the work of a step."""
+SMALL = {
+    "family": "t5", "vocab_size": 8192, "d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 704,
+    "num_encoder_layers": 4, "num_decoder_layers": 4,
+}  # fmt: skip
+BASE = {
+    "family": "t5", "vocab_size": 32128, "d_model": 768, "d_kv": 64, "num_heads": 12, "d_ff": 2048,
+    "num_encoder_layers": 12, "num_decoder_layers": 12,
+}  # fmt: skip
+INPUTS, TARGETS = 128, 32
+
+
+def run_config(precision: str, rows: int, model: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"name": "overhead", "directory": "run", "max_steps": 1000},
+            "model": model,
+            "data": {"train": [{"corpus": "none"}]},
+            "batch": {"global_batch_size": rows},
+            "optimizer": {"name": "adamw", "learning_rate": 1e-4},
+            "schedule": {"name": "constant"},
+            "precision": precision,
+            "deepspeed": {"zero_optimization": {"stage": 1}},
+        }
+    )
+
+
+def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
+    from pretrain.zero.engine import Engine
+
+    rows = len(batch["labels"])
+    engine, number = Engine(models.build(config.model), config, Cut(0, 1, rows, 1)), iter(range(1, 1 << 30))
+    return lambda: engine.step(step := next(number), step * rows, [batch])
+
+
+def plain(config: RunConfig, batch: dict[str, Tensor], device: str) -> Side:
+    model = models.build(config.model).to(device).train()
+    masters = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
+    if config.precision == "bf16":
+        model.to(torch.bfloat16)
+    else:
+        masters = list(model.parameters())
+    optimizer = torch.optim.AdamW(masters, lr=1e-4, weight_decay=0.0, fused=True)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+
+    def step() -> float:
+        loss = model(**batch)["labels"].mean()
+        loss.backward()
+        if config.precision == "bf16":
+            for weight, master in zip(model.parameters(), masters, strict=True):
+                assert weight.grad is not None
+                master.grad, weight.grad = weight.grad.float(), None
+        nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if config.precision == "bf16":
+            with torch.no_grad():
+                for weight, master in zip(model.parameters(), masters, strict=True):
+                    weight.copy_(master)
+        return loss.item()
+
+    return step
+
+
+def measure(options: Options) -> Iterator[Table]:
+    os.environ.setdefault("DS_ACCELERATOR", options.device)
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", "29533")
+    from pretrain.zero.ranks import joined
+
+    table = Table("The engine", ["rows", "dtype", "engine", "plain loop", "the engine adds"])
+    with joined(1, 600.0):
+        for precision in options.precisions:
+            for rows in options.arguments.rows:
+                config = run_config(precision, rows, BASE if options.cuda else SMALL)
+                generator = torch.Generator().manual_seed(0)
+                batch = {
+                    name: torch.randint(2, 8000, (rows, length), generator=generator)
+                    for name, length in (("encoder_input_ids", INPUTS), ("labels", TARGETS))
+                }
+                sides = {
+                    "engine": under_the_engine(config, batch),
+                    "plain loop": plain(config, batch, options.device),
+                }
+                result = compare(sides, options)
+                added = 1 / result.ratio("plain loop") - 1
+                table.add(rows, precision, result.ours, result["plain loop"], f"{added:+.1%}", **result.data)
+    yield table
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, LIMIT, add)

@@ -1,0 +1,78 @@
+"""What does the loss of the output layer cost beside PyTorch's?
+
+    python benchmarks/loss_head.py [--device cuda] [--threads 1 2] [--precision bf16 fp32]
+
+Forward and backward of the loss of 512 positions (on a GPU 16,384) over BART's vocabulary, from the states of the
+last layer: the output matrix with this project's losses; with F.cross_entropy; and F.linear_cross_entropy, where this
+PyTorch has it. In the last rows a third of the positions has no target.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from harness import Options, Side, Table, compare, main, peak_memory
+from torch import Tensor
+
+from pretrain.models.loss import IGNORED, token_losses
+
+LIMIT = """The three products with the matrix of 50,265 × 768 take most of the time. The rest is two passes of
+exponentials over the logits, a few rows at a time in a cache."""
+VOCABULARY, WIDTH = 50_265, 768
+
+
+def plain(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), labels, ignore_index=IGNORED)
+
+
+def ours(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    losses = token_losses(F.linear(x, weight)[None], labels[None])
+    return losses.sum() / (labels != IGNORED).sum()
+
+
+def fused(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.linear_cross_entropy(x, weight, labels, ignore_index=IGNORED)  # type: ignore[attr-defined,unused-ignore]
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"ours": ours, "F.cross_entropy": plain}
+if hasattr(F, "linear_cross_entropy"):
+    FORMS["F.linear_cross_entropy"] = fused
+
+
+def measure(options: Options) -> Iterator[Table]:
+    columns = ["dtype", "threads", "positions without target", *FORMS, "ratio"]
+    table = Table("Loss head", [*columns, *(["GiB of each"] if options.cuda else [])])
+    rows = 16_384 if options.cuda else 512
+    for precision in options.precisions:
+        for threads in options.threads:
+            for ignored in (0, rows // 3):
+                sides = {name: side(form, rows, ignored, precision, options) for name, form in FORMS.items()}
+                result = compare(sides, options, threads, rounds=5)
+                cells = [str(result[name]) for name in FORMS]
+                if options.cuda:
+                    cells.append(", ".join(f"{peak_memory(one):.1f}" for one in sides.values()))
+                ratio = f"{result.ratio(result.fastest_peer):.2f}"
+                table.add(
+                    precision, threads, f"{ignored / rows:.0%}", *cells[: len(FORMS)], ratio, *cells[len(FORMS) :],
+                    **result.data,
+                )  # fmt: skip
+    yield table
+
+
+def side(
+    form: Callable[[Tensor, Tensor, Tensor], Tensor], rows: int, ignored: int, precision: str, options: Options
+) -> Side:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(size, WIDTH, generator=generator).mul_(0.05).to(options.device, options.dtype(precision))
+        for size in (rows, VOCABULARY)
+    )
+    labels = torch.randint(VOCABULARY, (rows,), generator=generator).to(options.device)
+    labels[:ignored] = IGNORED
+    x.requires_grad_()
+    weight.requires_grad_()
+    return lambda: torch.autograd.grad(form(x, weight, labels), (x, weight))
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, LIMIT)

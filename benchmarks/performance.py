@@ -1,0 +1,146 @@
+"""Runs the benchmarks of speed and writes docs/performance.md.
+
+    python benchmarks/performance.py [--device cuda] [--only training_step …] [--page]
+
+Each runs as a process of its own, one after the other, and leaves its figures in benchmarks/results/DEVICE/NAME.json.
+The page is made from these files: a benchmark that fails or isn't run keeps its older figures, those of the other
+device stay, and --page makes it again without running anything. The CPU set takes less than 20 minutes on two cores.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from harness import ROOT, Table
+
+RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/performance.md"
+BUDGET = 20 * 60  # s, of the CPU set
+COMPILED = ["--compiled", "--models", "t5-v1.1-small", "--precision", "bf16", "--threads", "1"]
+# name of the figures: benchmark and its arguments, the most telling first
+CPU: dict[str, list[str]] = {
+    "training_step": ["training_step.py", "--seconds", "4"],
+    "products": ["products.py", "--seconds", "4"],
+    "attention": ["attention_forms.py", "--seconds", "2"],
+    "loss_head": ["loss_head.py", "--seconds", "2"],
+    "optimizers": ["optimizers.py", "--seconds", "4"],
+    "engine_overhead": ["engine_overhead.py", "--seconds", "8"],
+    "generation": ["generation.py"],
+    "start_up": ["start_up.py"],
+    "saving": ["saving.py", "--model", "t5-v1.1-small", "--stages", "1", "--precision", "bf16"],
+    "compiled_step": ["training_step.py", *COMPILED],
+}
+CUDA: dict[str, list[str]] = {
+    "training_step": ["training_step.py"],
+    "compiled_step": ["training_step.py", "--compiled"],
+    "products": ["products.py"],
+    "attention": ["attention_forms.py"],
+    "loss_head": ["loss_head.py"],
+    "optimizers": ["optimizers.py"],
+    "engine_overhead": ["engine_overhead.py"],
+    "generation": ["generation.py"],
+    "saving": ["saving.py", "--ranks", "1", "--precision", "bf16"],
+}
+INTRODUCTION = """# Performance
+
+`make bench` measures and writes this page; `python benchmarks/performance.py --device cuda` adds the figures of a GPU.
+Do not edit it: its words are in `benchmarks/`, in the file that each section names.
+
+In every table both sides do the same work in one process, in turns, in reversed order every other round. A time is the
+median of the rounds, ± half the distance between the quartiles. A ratio is the median over the rounds; above 1, ours is
+faster. With one thread, times are the process's processor time, otherwise the wall clock's. The samples are in
+`benchmarks/results/`.
+"""
+PROFILES = """## Where a step goes
+
+![the operations of a training step of T5-v1.1-small, before and after](step-profile.svg)
+
+A step of T5-v1.1-small in bf16 on one thread, before the work on its speed and now, and transformers' on the same
+tokens: the processor's time by kind of operation, from `python benchmarks/step_profile.py`.
+"""
+LONGER = """## Benchmarks that take longer
+
+These are not part of `make bench`; each file says what it needs.
+
+| question | command |
+|---|---|
+"""
+OTHERS = (
+    "agreement", "learning", "sharded_memory", "memory_by_stage", "objectives_speed", "cleaning_speed",
+    "corpus_scaling", "loader_at_scale",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run; by default all")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    failed = [] if options.page else list(run(options.device, options.only))
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def run(device: str, only: list[str] | None) -> Iterator[str]:
+    """Runs the benchmarks; yields the names of those that fail or for which no time is left."""
+    started = time.perf_counter()
+    for name, (program, *arguments) in (CPU if device == "cpu" else CUDA).items():
+        if (only and name not in only) or not (ROOT / "benchmarks" / program).exists():
+            continue
+        out = RESULTS / device / f"{name}.json"
+        left = BUDGET - (time.perf_counter() - started) if device == "cpu" else None
+        command = [sys.executable, str(ROOT / "benchmarks" / program), *arguments, "--device", device]
+        print(f"{name}: {program} {' '.join(arguments)}", flush=True)
+        try:
+            done = subprocess.run([*command, "--json", str(out)], cwd=ROOT, timeout=left, check=False).returncode
+        except subprocess.TimeoutExpired:
+            done = 124
+        if done:
+            yield name
+
+
+def page() -> str:
+    sections = [INTRODUCTION]
+    for device, title in (("cpu", "CPU"), ("cuda", "GPU")):
+        names = CPU if device == "cpu" else CUDA
+        found = [RESULTS / device / f"{name}.json" for name in names]
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
+        if records:
+            sections += [f"## On a {title}", machine(records[0]), *map(section, records)]
+        elif device == "cuda":
+            sections.append("## On a GPU\n\nNot measured yet: no GPU was at hand.")
+    if (PAGE.parent / "step-profile.svg").exists():
+        sections.append(PROFILES)
+    rows = [f"| {question(name)} | `python benchmarks/{name}.py` |" for name in OTHERS]
+    return "\n\n".join(part.strip() for part in [*sections, LONGER + "\n".join(rows)]) + "\n"
+
+
+def machine(record: dict[str, Any]) -> str:
+    found = record["machine"]
+    extensions = " and ".join(name.upper().replace("_", "-") for name in found["bf16"])
+    cpu = f"{found['cores']} cores of {found['processor']}" + (f" with {extensions}" if extensions else "")
+    versions = ", ".join(f"{name} {found[name]}" for name in ("python", "torch", "deepspeed", "transformers"))
+    return f"{found['gpu'] + ', ' if found['gpu'] else ''}{cpu}; {versions}."
+
+
+def section(record: dict[str, Any]) -> str:
+    tables = [Table(**table).markdown for table in record["tables"]]
+    taken = f"Taken {record['date']} in {record['seconds']} s, at a load of {record['load_before']} before it, by"
+    parts = [f"### {record['question']}", record["notes"], f"{taken} `{record['command']}`.", *tables]
+    return "\n\n".join([*parts, f"What limits it now: {record['limit']}"])
+
+
+def question(name: str) -> str:
+    """The first sentence of a benchmark's docstring."""
+    text = (ROOT / f"benchmarks/{name}.py").read_text(encoding="utf-8")
+    return " ".join(text.split('"""')[1].split("\n\n")[0].split())
+
+
+if __name__ == "__main__":
+    main()
