@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.models.layers import Linear, one_use
+from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
 
@@ -81,7 +82,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        bias: Tensor | None = None,
+        bias: Tensor | Pattern | None = None,
         cache: KeyValueCache | None = None,
         causal: bool = False,
         rotation: Rotation | None = None,
@@ -115,15 +116,33 @@ class Attention(nn.Module):
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | Pattern | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    In bf16 on a CPU, PyTorch's own kernels take up to three times as long as the two products written out. The softmax
-    is in fp32 in both forms.
+    On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. In bf16 on a CPU, PyTorch's own
+    kernels take up to three times as long as the two products written out. The softmax is in fp32 in all forms.
     """
+    if isinstance(bias, Pattern):
+        if queries.size(3) <= LONGEST_HEAD:
+            return flash(queries, keys, values, bias, scale, dropout)
+        bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
     form = written_out if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
+
+
+def flash(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, dropout: float) -> Tensor:
+    """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
+    from pretrain.kernels.attention import flash_attention  # imports Triton, which only GPUs need
+
+    diagonals, seen, causal = pattern.diagonals, pattern.labels, pattern.causal
+    return flash_attention(queries, keys, values, diagonals, seen, causal, scale, dropout)
 
 
 def fused(

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear, one_use
+from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import IGNORED, Losses, configured_losses
-from pretrain.models.masks import masked, visible
+from pretrain.models.masks import visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
@@ -39,7 +40,7 @@ class Sight:
     Self- and cross-attention have heads of different widths, hence two rotations.
     """
 
-    bias: Tensor | None
+    bias: Tensor | Pattern | None
     causal: bool
     rotation: Rotation | None = None
     cross_rotation: Rotation | None = None
@@ -292,7 +293,11 @@ class Autoregressive(Model):
         if self.position_embedding is not None:
             embeddings = embeddings + self.position_embedding(positions)
         embeddings = self.dropout(embeddings)
-        sight = self._sight(seen, positions, embeddings.dtype)
+        bias = None
+        if seen is not None:
+            keys = held + length
+            bias = logit_bias(embeddings, keys, causal=True, query_segments=own, key_segments=segments)
+        sight = self._sight(bias, positions, embeddings.dtype)
         encoder_out = one_use(embeddings)
         caches: Iterator[tuple[KeyValueCache, ...] | None] = iter(cache) if cache else repeat(None)
         for layer in self.encoder:
@@ -312,8 +317,8 @@ class Autoregressive(Model):
         if most is not None and length > most:
             raise ValueError(f"{length} tokens exceed the model's {most} learned positions")
 
-    def _sight(self, seen: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Sight:
-        bias, causal = masked(None, seen, dtype), seen is None
+    def _sight(self, bias: Tensor | Pattern | None, positions: Tensor, dtype: torch.dtype) -> Sight:
+        causal = bias is None
         if self.config.positions == "learned":
             return Sight(bias, causal)
         d_model = self.config.d_model

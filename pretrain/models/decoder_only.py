@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses, configured_losses
-from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
@@ -52,7 +52,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
-        self, x: Tensor, bias: Tensor | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
+        self, x: Tensor, bias: Tensor | Pattern | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
     ) -> Tensor:
         states = self.attention(self.attention_norm(x), bias=bias, causal=causal, rotation=turn, cache=cache)
         x = x + self.dropout(states)
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
 
     def _bias(
         self, x: Tensor, keys: int, attention_mask: Tensor | None, segments: Tensor | None
-    ) -> tuple[Tensor | None, bool]:
+    ) -> tuple[Tensor | Pattern | None, bool]:
         """Returns the bias of attention logits, and whether it would hide the future only."""
         queries = x.size(1)
         if self.linear_bias is None and attention_mask is None and segments is None:
@@ -116,17 +116,17 @@ class Decoder(nn.Module):
                 return None, False
             if queries == keys:
                 return None, True
-        seen = visible(
-            queries,
+        diagonals = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
+        bias = logit_bias(
+            x,
             keys,
-            x.device,
+            diagonals,
             causal=queries > 1,
             key_mask=attention_mask,
             query_segments=segments,
             key_segments=segments,
         )
-        bias = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
-        return masked(bias, seen, x.dtype), False
+        return bias, False
 
 
 class DecoderOnly(Model):

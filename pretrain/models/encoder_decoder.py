@@ -8,8 +8,8 @@ from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.vanilla import PostNormConfig
 from pretrain.models.layers import Embedding, Linear
+from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses, configured_losses, shift_right
-from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
@@ -17,12 +17,9 @@ Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-att
 
 def bias_of_cross_attention(
     x: Tensor, states: Tensor, key_mask: Tensor | None, segments: Tensor | None, encoder_segments: Tensor | None
-) -> Tensor | None:
+) -> Tensor | Pattern | None:
     """The bias that hides padding and other examples' states from `x` (batch, length, d_model)."""
-    seen = visible(
-        x.size(1), states.size(1), x.device, key_mask=key_mask, query_segments=segments, key_segments=encoder_segments
-    )
-    return masked(None, seen, x.dtype)
+    return logit_bias(x, states.size(1), key_mask=key_mask, query_segments=segments, key_segments=encoder_segments)
 
 
 class EncoderDecoder(Model):

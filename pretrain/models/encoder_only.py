@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
-from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
 
@@ -33,7 +33,7 @@ class Layer(nn.Module):
         self.feed_forward_norm = _norm(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | Pattern | None) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -66,10 +66,7 @@ class Encoder(nn.Module):
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             x = x + self.token_types(token_type_ids)
         x = self.dropout(self.embedding_norm(x))
-        seen = visible(
-            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
-        )
-        bias = masked(None, seen, x.dtype)
+        bias = logit_bias(x, length, key_mask=attention_mask, query_segments=segments, key_segments=segments)
         for layer in self.layers:
             x = layer(x, bias)
         return x
