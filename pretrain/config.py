@@ -165,8 +165,8 @@ class DeepSpeedSection(Section):
 class ComputeSection(Section):
     """How layers are computed."""
 
-    compile: bool = False
-    """Apply torch.compile to each layer."""
+    compile: bool | None = None
+    """Apply torch.compile to each layer. null: on GPUs."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""

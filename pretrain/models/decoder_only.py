@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import Embedding, FeedForward, LayerNorm
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.loss import Losses, configured_losses
+from pretrain.models.loss import Losses
+from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
@@ -140,7 +141,7 @@ class DecoderOnly(Model):
         rows = config.padded_vocab_size
         self.embedding = Embedding(rows, config.d_model, STD)
         self.decoder = Decoder(config)
-        self.lm_head = Linear(config.d_model, rows, STD)
+        self.lm_head = Head(config.d_model, rows, STD)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
     def forward(
@@ -152,16 +153,18 @@ class DecoderOnly(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs.
-        Segments keep the examples of a packed row apart. The z-loss applies in training only.
+        Segments keep the examples of a packed row apart. The z-loss applies in training only. `target_places` as in
+        `Head`.
         """
         x = self.decoder(
             self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
         )
-        return {"labels": configured_losses(self.lm_head(x), labels, self.config, self.training)}
+        return {"labels": self.lm_head(x, labels, self.config, target_places)}
 
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None

@@ -27,6 +27,11 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     return shifted
 
 
+def places_of_targets(labels: Tensor) -> Tensor:
+    """The numbers (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
+    return (labels.flatten() != IGNORED).nonzero().squeeze(1)
+
+
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
     """`token_losses`, with the z-loss and label smoothing of `config` in training."""
     return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))

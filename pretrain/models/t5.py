@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import FEED_FORWARDS, Embedding, Linear, RMSNorm
+from pretrain.models.layers import FEED_FORWARDS, Embedding, RMSNorm
 from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -207,9 +208,9 @@ class T5(EncoderDecoder):
             Embedding(rows, d_model, _embedding_std(config)),
             Encoder(config),
             Decoder(config),
-            Linear(d_model, rows, std=_output_std(config)),
+            Head(d_model, rows, std=_output_std(config)),
             config.tie_embeddings,
         )
 
-    def logits(self, x: Tensor) -> Tensor:
-        return super().logits(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
+    def before_head(self, x: Tensor) -> Tensor:
+        return x * self.config.d_model**-0.5 if self.config.scale_outputs else x

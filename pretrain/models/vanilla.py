@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import Embedding, FeedForward, LayerNorm
 from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
@@ -162,6 +163,6 @@ class Vanilla(EncoderDecoder):
 
     def __init__(self, config: VanillaConfig):
         rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.d_model**-0.5
-        embedding, lm_head = Embedding(rows, d_model, std), Linear(d_model, rows, std)
+        embedding, lm_head = Embedding(rows, d_model, std), Head(d_model, rows, std)
         encoder, decoder = (stack(config, SinusoidalInputs(config), std=None) for stack in (Encoder, Decoder))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -4,9 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.models.attention import attend
-from pretrain.models.layers import RMSNorm
+from pretrain.models import build, layers
+from pretrain.models.attention import Attention, attend
+from pretrain.models.layers import GatedFeedForward, RMSNorm, join_products
 from pretrain.models.masks import MASKED
+from pretrain.zero.layers import prepare_layers
+from tests.pretrain.small_runs import run_config
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -73,3 +76,49 @@ def test_attention_drops_weights_in_bf16():
     kept = result[..., 0].float() * 0.75  # the mean of 64 draws, each 4/3 or 0
     assert abs(kept.mean() - 0.75) < 0.01
     assert 0.03 < kept.std() < 0.08  # √(0.75 · 0.25 / 64) = 0.054
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
+    torch.manual_seed(0)
+    attention = Attention(24, 8, 3, bias=bias).double()
+    x, memory = draw(2, 5, 24), draw(2, 7, 24, seed=1)
+    given = (x, memory) if cross else (x,)
+    inputs = [*given, *attention.parameters()]
+    separate = gradients(attention(*given), *inputs)
+    join_products(attention)
+    assert_same(gradients(attention(*given), *inputs), separate, 0.0)  # on a CPU nothing changes
+    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    assert_same(gradients(attention(*given), *inputs), separate, 1e-12)
+
+
+def test_joined_gates_are_the_separate_ones(monkeypatch):
+    torch.manual_seed(0)
+    feed_forward = GatedFeedForward(24, 40).double()
+    x = draw(2, 5, 24)
+    separate = gradients(feed_forward(x), x, *feed_forward.parameters())
+    join_products(feed_forward)
+    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    calls = []
+    monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: calls.append(inputs) or plain(*inputs))
+    joined = feed_forward(x)
+    assert [weight.shape for _, weight, _ in calls] == [(80, 24), (24, 40)]
+    assert_same(gradients(joined, x, *feed_forward.parameters()), separate, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stage", "compiled", "joined"), [(1, False, True), (2, False, True), (3, False, False), (3, True, True)]
+)
+def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, joined):
+    """A product of matrices that are not gathered together would read some that aren't there."""
+    config = run_config(stage, compute={"compile": compiled})
+    model = build(config.model)
+    prepare_layers(model, config)
+    found = {module.joined for module in model.modules() if hasattr(module, "joined")}
+    assert found == {joined}
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=most, atol=most)
