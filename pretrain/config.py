@@ -81,6 +81,9 @@ class DataSection(Section):
     lanes: PositiveInt = 64
     """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
     loader process caches this many blocks."""
+    pack: PositiveInt = 1
+    """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
     workers: NonNegativeInt = 2
     """Loader processes of each rank. 0: the rank loads its rows itself."""
     prefetch: PositiveInt = 4

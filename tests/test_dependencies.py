@@ -11,7 +11,14 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
-OWN = {"data_pipeline", "pretrain", "launch", "tests", *(path.stem for path in (ROOT / "benchmarks").glob("*.py"))}
+OWN = {
+    "data_pipeline",
+    "pretrain",
+    "launch",
+    "tests",
+    "benchmarks",
+    *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
+}
 
 
 def normalized(name: str) -> str:

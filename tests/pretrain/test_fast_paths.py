@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from pretrain.models import build, layers
-from pretrain.models.attention import Attention, attend
+from pretrain.models.attention import Attention, attend, fused
 from pretrain.models.layers import GatedFeedForward, RMSNorm, join_products
+from pretrain.models.logit_bias import toeplitz
 from pretrain.models.masks import MASKED
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.small_runs import run_config
@@ -122,3 +123,12 @@ def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compil
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=most, atol=most)
+
+
+def test_flexattention_in_the_benchmark_computes_the_same():
+    from benchmarks.attention_with_bias import flexible
+
+    queries, keys, values = (draw(2, 3, 20, 16, dtype=torch.float32, seed=seed).detach() for seed in range(3))
+    diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()
+    expected = fused(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
+    torch.testing.assert_close(flexible(queries, keys, values, diagonals), expected, rtol=1e-5, atol=1e-5)
