@@ -7,7 +7,7 @@ from data_pipeline.packing.complete_documents import complete_documents
 from data_pipeline.packing.rows import Documents, Rows, Rules
 
 _OPEN = 512  # rows that may still take an example
-_MULTIPLE = 128
+_MULTIPLE = 64
 
 
 def examples(documents: Documents, rules: Rules) -> Rows:
@@ -34,25 +34,26 @@ def examples(documents: Documents, rules: Rules) -> Rows:
 def balanced(one_each: Examples, per_row: int) -> Examples:
     """The same examples, on average `per_row` of them in each row, in rows of about the same length.
 
-    The longest comes first, each into the row with the fewest tokens so far (Graham 1969). The widths are multiples of
-    128, so that batches come in few shapes. Rows that hold several examples already stay as they are.
+    The longest comes first, each into the row where it widens inputs and targets together the least; among equals, into
+    the row with the fewest tokens so far (Graham 1969). The widths are multiples of 64, so that batches come in few
+    shapes. Rows that hold several examples already stay as they are.
     """
     if one_each.input_segments is not None:
         return one_each
     if one_each.next_sentence is not None:
         raise ValueError("a row has one prediction of the next sentence, so it can't hold several examples")
-    lengths = one_each.inputs.lengths, one_each.targets.lengths
-    sizes = lengths[0] + lengths[1]
+    sizes = np.stack([one_each.inputs.lengths, one_each.targets.lengths], axis=1)
     row, segment = np.empty(len(sizes), dtype=np.int64), np.empty(len(sizes), dtype=np.int64)
-    tokens = np.zeros(-(-len(sizes) // per_row), dtype=np.int64)
-    held = np.zeros_like(tokens)
-    for example in np.argsort(-sizes, kind="stable"):
-        place = int(tokens.argmin())
+    tokens = np.zeros((-(-len(sizes) // per_row), 2), dtype=np.int64)
+    held = np.zeros(len(tokens), dtype=np.int64)
+    for example in np.argsort(-sizes.sum(axis=1), kind="stable"):
+        widths = np.maximum(tokens + sizes[example], tokens.max(axis=0)).sum(axis=1)
+        place = int(np.lexsort((tokens.sum(axis=1), widths))[0])
         tokens[place] += sizes[example]
         held[place] += 1
         row[example], segment[example] = place, held[place]
-    inputs, targets = (int(np.bincount(row, side).max(initial=1)) for side in lengths)
-    return _in_rows(one_each, row, segment, (-(-inputs // _MULTIPLE) * _MULTIPLE, -(-targets // _MULTIPLE) * _MULTIPLE))
+    inputs, targets = (max(1, -(-int(width) // _MULTIPLE)) * _MULTIPLE for width in tokens.max(axis=0))
+    return _in_rows(one_each, row, segment, (inputs, targets))
 
 
 def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, widths: tuple[int, int]) -> Examples:

@@ -176,7 +176,7 @@ def test_examples_are_shared_out_over_rows_of_like_length():
     packed = balanced(one_each((3, 2), (6, 3), (4, 4), (3, 1)), 2)
     first, second = [1] * 6 + [3] * 3, [2] * 4 + [0] * 3
     assert [row[:9].tolist() for row in packed.inputs.values] == [first, [*second, 0, 0]]
-    assert packed.inputs.values.shape == packed.targets.values.shape == (2, 128)
+    assert packed.inputs.values.shape == packed.targets.values.shape == (2, 64)
     assert packed.input_segments[:, :9].tolist() == [[1] * 6 + [2] * 3, [1] * 4 + [2] * 3 + [0, 0]]
     assert [row[row > 0].tolist() for row in packed.target_segments] == [[1, 1, 1, 2], [1, 1, 1, 1, 2, 2]]
 

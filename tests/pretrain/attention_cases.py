@@ -154,6 +154,34 @@ def repeats(device: str) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+def compiled_alike(device: str) -> dict[str, bool]:
+    """Whether torch.compile, in one graph, gives the same bits, with and without dropout. On a CPU no code is made."""
+    case = Case(70, 70, sight="packed", causal=True)
+    inputs, pattern, along = drawn(case, device)
+    pattern = pattern._replace(diagonals=inputs[3])
+    compiled = torch.compile(flash, backend="inductor" if device == "cuda" else "aot_eager", fullgraph=True)
+    alike = {}
+    for dropout in (0.0, 0.3):
+        found = []
+        for form in (flash, compiled):
+            torch.manual_seed(0)
+            output = form(*inputs[:3], pattern, 0.1, dropout)
+            found.append([output, *torch.autograd.grad(output, inputs, along)])
+        alike[str(dropout)] = all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    return alike
+
+
+def peak_memory(length: int) -> int:
+    """Bytes that attention of one row takes on a GPU at most, forward and backward."""
+    case = Case(length, length, 64, dtype=torch.bfloat16)
+    inputs, pattern, along = drawn(case, "cuda")
+    results(flash, inputs, pattern, along, case)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results(flash, inputs, pattern, along, case)
+    return torch.cuda.max_memory_allocated() - before
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "t5": {"num_heads": 2, "d_kv": 16, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "bart": {"num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64},

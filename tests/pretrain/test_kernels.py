@@ -53,6 +53,10 @@ def test_a_query_that_sees_nothing_gives_zero(run):
     assert run(attention_cases.of_queries_that_see_nothing, "cpu") == (0.0, True)
 
 
+def test_compiled_layers_call_the_kernel_in_one_graph(run):
+    assert run(attention_cases.compiled_alike, "cpu") == {"0.0": True, "0.3": True}
+
+
 def test_dropout_keeps_its_share_of_weights_and_drops_the_same_in_the_backward_pass(run):
     """2,560 draws a head: the standard deviation of a share of 0.75 is 0.0086."""
     found = run(attention_cases.dropped, "cpu")
