@@ -82,6 +82,9 @@ class DataSection(Section):
     lanes: PositiveInt = 64
     """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
     loader process caches this many blocks."""
+    pack: PositiveInt = 1
+    """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
     workers: NonNegativeInt = 2
     """Loader processes of each rank. 0: the rank loads its rows itself."""
     prefetch: PositiveInt = 4
@@ -166,8 +169,8 @@ class DeepSpeedSection(Section):
 class ComputeSection(Section):
     """How layers are computed."""
 
-    compile: bool = False
-    """Apply torch.compile to each layer."""
+    compile: bool | None = None
+    """Apply torch.compile to each layer. null: on GPUs."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""

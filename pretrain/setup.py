@@ -173,6 +173,7 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         data.objective,
         data.on_damage,
         int(data.cache.gigabytes * 1e9),
+        data.pack,
     )
 
 
@@ -321,6 +322,8 @@ def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> li
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
             found = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
             problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
+        elif config.data.pack > 1 and getattr(objective, "next_sentence", False):
+            problems.append(f"data.pack: {corpus.directory} has rows with next sentences, one for each row")
         elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
             found = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
             problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")

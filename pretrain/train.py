@@ -25,6 +25,7 @@ from pretrain.run.standing import Rewind, Standing, add_rewind, rewinds
 from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
 from pretrain.zero.construction import construct
+from pretrain.zero.layers import compiles
 from pretrain.zero.ranks import by_rank_0, communication_device, joined
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     faults = config.faults
     hang = faults.hang_seconds
-    if hang is None and config.compute.compile:  # in a collective, ranks wait for one that compiles
+    if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
         hang = _HANG_WHERE_RANKS_COMPILE
     arithmetic.settle(config.compute)
     if "RANK" not in os.environ:

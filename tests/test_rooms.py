@@ -93,6 +93,17 @@ def test_private_names_of_deepspeed_stand_in_one_module():
     assert found == {"pretrain.zero.internals", "launch.node_launcher"}  # the latter starts DeepSpeed's own launcher
 
 
+def test_triton_is_imported_by_the_kernels_alone():
+    """It takes time to import, and is there only where PyTorch has CUDA."""
+    importing = {
+        room(module)
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if re.match(r"(import|from) triton\b", ast.unparse(node))
+    }
+    assert importing == {"pretrain.kernels"}
+
+
 def test_the_bottom_room_imports_nothing_of_this_project_but_itself(graph):
     for module, others in graph.items():
         if room(module) == "data_pipeline.foundation":

@@ -14,6 +14,7 @@ from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives import Examples, Objective, together
+from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # a label without loss
@@ -115,7 +116,8 @@ class TrainingBatches(Dataset):
             for corpus, reader in enumerate(self._readers)
             if len(chosen := np.flatnonzero(corpora == corpus))
         ]
-        return as_batch(parts[0][1] if len(parts) == 1 else together(parts, self._pad), self._pad)
+        examples = parts[0][1] if len(parts) == 1 else together(parts, self._pad)
+        return as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
 
     def _order(self, corpus: int, epoch: int) -> EpochOrder:
         if (corpus, epoch) not in self._orders:

@@ -4,11 +4,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from data_pipeline.loading.batches import IGNORED
+
 Batches = list[dict[str, torch.Tensor]]
 
 
 def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
-    """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory during this step."""
+    """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory during this step.
+
+    There they also have `target_places` (n,): the numbers of the labels that count, among all labels. A model that
+    counted them itself would wait for the device.
+    """
     if device.type != "cuda":
         yield from steps
         return
@@ -16,7 +22,10 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     ahead: Batches | None = None
     for step in steps:
         with torch.cuda.stream(stream):
-            copied = [{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} for batch in step]
+            copied = [
+                {name: tensor.to(device, non_blocking=True) for name, tensor in with_places(batch).items()}
+                for batch in step
+            ]
         if ahead is not None:
             yield ahead
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -25,3 +34,10 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
         ahead = copied
     if ahead is not None:
         yield ahead
+
+
+def with_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with its `target_places`, pinned where its labels are."""
+    labels = batch["labels"]
+    places = (labels.flatten() != IGNORED).nonzero().squeeze(1)
+    return {**batch, "target_places": places.pin_memory() if labels.is_pinned() else places}

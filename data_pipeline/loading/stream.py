@@ -26,7 +26,7 @@ class Stream:
 
     Each epoch is read from `lanes` ranges in turn. `objective` overrides the corpora's if noise is applied at load.
     `on_damage` chooses whether to stop at a damaged block or give its rows weight 0. `cache_bytes` limits the blocks of
-    remote corpora that are kept on this machine's disk.
+    remote corpora that are kept on this machine's disk. `pack` examples of a micro-batch share a row.
     """
 
     corpora: list[Corpus]
@@ -36,10 +36,11 @@ class Stream:
     objective: Objective | None = None
     on_damage: Literal["stop", "skip"] = "stop"
     cache_bytes: int = CACHE_BYTES
+    pack: int = 1
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that may not change during a run. Batch size, ranks, workers and prefetching may change."""
+        """The settings that may not change during a run; sizes of batches, ranks, workers and packing may."""
         return {
             "corpora": [
                 {"fingerprint": corpus.fingerprint, "weight": weight}

@@ -1,4 +1,4 @@
-"""Packs several text-to-text pairs into one row by best fit; segment numbers separate them."""
+"""Packs several examples into one row by best fit; segment numbers separate them."""
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from data_pipeline.packing.complete_documents import complete_documents
 from data_pipeline.packing.rows import Documents, Rows, Rules
 
 _OPEN = 512  # rows that may still take an example
+_MULTIPLE = 64
 
 
 def examples(documents: Documents, rules: Rules) -> Rows:
@@ -25,12 +26,46 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
     tokens = _padded(pairs)
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
-    count = int(row.max(initial=-1)) + 1
-    inputs, input_segments = _side(one_each.inputs, row, segment, count, objective.inputs_length)
-    targets, target_segments = _side(one_each.targets, row, segment, count, objective.targets_length)
-    packed = Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments)
-    offsets = np.append(0, np.cumsum(inputs.lengths + targets.lengths))
+    packed = _in_rows(one_each, row, segment, (objective.inputs_length, objective.targets_length))
+    offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
     return Rows(pairs.tokens, offsets, pairs.documents, pairs.dropped, examples=packed)
+
+
+def balanced(one_each: Examples, per_row: int) -> Examples:
+    """The same examples, on average `per_row` of them in each row, in rows of about the same length.
+
+    The longest comes first, each into the row where it widens inputs and targets together the least; among equals, into
+    the row with the fewest tokens so far (Graham 1969). The widths are multiples of 64, so that batches come in few
+    shapes. Rows that hold several examples already stay as they are.
+    """
+    if one_each.input_segments is not None:
+        return one_each
+    if one_each.next_sentence is not None:
+        raise ValueError("a row has one prediction of the next sentence, so it can't hold several examples")
+    sizes = np.stack([one_each.inputs.lengths, one_each.targets.lengths], axis=1)
+    row, segment = np.empty(len(sizes), dtype=np.int64), np.empty(len(sizes), dtype=np.int64)
+    tokens = np.zeros((-(-len(sizes) // per_row), 2), dtype=np.int64)
+    held = np.zeros(len(tokens), dtype=np.int64)
+    for example in np.argsort(-sizes.sum(axis=1), kind="stable"):
+        widths = np.maximum(tokens + sizes[example], tokens.max(axis=0)).sum(axis=1)
+        place = int(np.lexsort((tokens.sum(axis=1), widths))[0])
+        tokens[place] += sizes[example]
+        held[place] += 1
+        row[example], segment[example] = place, held[place]
+    inputs, targets = (max(1, -(-int(width) // _MULTIPLE)) * _MULTIPLE for width in tokens.max(axis=0))
+    return _in_rows(one_each, row, segment, (inputs, targets))
+
+
+def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, widths: tuple[int, int]) -> Examples:
+    """The examples in their rows, and as the numbers of their segments say."""
+    count = int(row.max(initial=-1)) + 1
+    inputs, input_segments = _side(one_each.inputs, row, segment, count, widths[0])
+    targets, target_segments = _side(one_each.targets, row, segment, count, widths[1])
+    along = {}
+    for name, like, width in (("token_types", one_each.inputs, widths[0]), ("predicted", one_each.targets, widths[1])):
+        if (values := one_each.optional.get(name)) is not None:
+            along[name] = _side(Padded(values, like.lengths), row, segment, count, width)[0].values
+    return Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments, **along)
 
 
 def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain.models.layers import Linear, drop, one_use
+from pretrain.models.layers import Linear, drop, one_use, products
+from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
 
@@ -57,7 +58,7 @@ class Attention(nn.Module):
     `scaled=False` is T5's form: logits are not divided by √d_kv; the initialisation of `q` carries that factor instead.
     `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
     The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
-    parameter's RMS (Adafactor, AdamWScale) must see it.
+    parameter's RMS (Adafactor, AdamWScale) must see it. `joined`: `products` may multiply by them at once.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Attention(nn.Module):
         super().__init__()
         inner = num_heads * d_kv
         self.d_kv = d_kv
+        self.joined = False
         self.dropout_rate = dropout_rate
         self.scale = d_kv**-0.5 if scaled else 1.0
         self.q = Linear(d_model, inner, std or (d_model**-0.5 if scaled else (d_model * d_kv) ** -0.5), bias)
@@ -86,7 +88,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        bias: Tensor | None = None,
+        bias: Tensor | Pattern | None = None,
         cache: KeyValueCache | None = None,
         causal: bool = False,
         rotation: Rotation | None = None,
@@ -99,24 +101,33 @@ class Attention(nn.Module):
         `rotation` is for the positions of `x`, `memory_rotation` for those of `memory`.
         """
         x = one_use(x)
-        queries = self._heads(self.q(x))
+        dropout = self.dropout_rate if self.training else 0.0
+        if memory is None and cache is None:
+            queries, keys, values = self._projected(x, self.q, self.k, self.v)
+            if rotation is not None:
+                queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+            return self._merged(attend(queries, keys, values, bias, causal, self.scale, dropout))
+        (queries,) = self._projected(x, self.q)
         if rotation is not None:
             queries = rotate(queries, rotation)
 
         def project() -> KeysAndValues:
             source = x if memory is None else one_use(memory)
-            keys, values = self._heads(self.k(source)), self._heads(self.v(source))
+            keys, values = self._projected(source, self.k, self.v)
             turned = rotation if memory is None else memory_rotation
             return (keys if turned is None else rotate(keys, turned)), values
 
         keys, values = project() if cache is None else cache.update(project)
-        dropout = self.dropout_rate if self.training else 0.0
-        context = attend(queries, keys, values, bias, causal, self.scale, dropout)
-        return self.o(context.transpose(1, 2).flatten(2))
+        return self._merged(attend(queries, keys, values, bias, causal, self.scale, dropout))
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(batch, length, heads · d_kv) to (batch, heads, length, d_kv)."""
-        return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
+    def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
+        """What each of `matrices` makes of (batch, length, d_model): (batch, heads, length, d_kv)."""
+        found = products(x, *matrices, joined=self.joined)
+        return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
+
+    def _merged(self, context: Tensor) -> Tensor:
+        """(batch, heads, length, d_kv) to (batch, length, d_model)."""
+        return self.o(context.transpose(1, 2).flatten(2))
 
 
 _weights: ContextVar[list[Tensor] | None] = ContextVar("weights", default=None)
@@ -137,19 +148,38 @@ def noting_weights() -> Iterator[list[Tensor]]:
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | Pattern | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    On a CPU, PyTorch's own kernels take up to three times as long as the two products written out in bf16, and longer
-    in fp32 with dropout or a bias that learns. The softmax is in fp32 in both forms.
+    On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. On a CPU, PyTorch's own kernels take up
+    to three times as long as the two products written out in bf16, and longer in fp32 with dropout or a bias that
+    learns. The softmax is in fp32 in all forms.
     """
+    if isinstance(bias, Pattern):
+        if queries.size(3) <= LONGEST_HEAD and _weights.get() is None:
+            return flash(queries, keys, values, bias, scale, dropout)
+        bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
     if (noted := _weights.get()) is not None:
         noted.append(_softmax(queries, keys, bias, causal, scale).detach())
     learned = bias is not None and bias.requires_grad
     slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
     form = written_out if slow else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
+
+
+def flash(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, dropout: float) -> Tensor:
+    """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
+    from pretrain.kernels.attention import flash_attention  # imports Triton, which only GPUs need
+
+    diagonals, seen, causal = pattern.diagonals, pattern.labels, pattern.causal
+    return flash_attention(queries, keys, values, diagonals, seen, causal, scale, dropout)
 
 
 def fused(

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear, one_use
-from pretrain.models.loss import IGNORED, Losses, configured_losses
-from pretrain.models.masks import masked, visible
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss import IGNORED, Losses
+from pretrain.models.loss_head import Head
+from pretrain.models.masks import visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
@@ -39,7 +41,7 @@ class Sight:
     Self- and cross-attention have heads of different widths, hence two rotations.
     """
 
-    bias: Tensor | None
+    bias: Tensor | Pattern | None
     causal: bool
     rotation: Rotation | None = None
     cross_rotation: Rotation | None = None
@@ -229,7 +231,7 @@ class Autoregressive(Model):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.final_norm = _norm(config)
         self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
-        self.lm_head = Linear(d_model, rows, STD)
+        self.lm_head = Head(d_model, rows, STD)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
         self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None
@@ -243,17 +245,18 @@ class Autoregressive(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label, "embedding_loss": in training, times its coefficient}.
 
         Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
         shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
         `encoder_attention_mask`, nonzero at real tokens (None: all), and segments apply everywhere, also to the mean of
-        the embeddings.
+        the embeddings. `target_places` as in `Head`.
         """
         segments = encoder_attention_mask if encoder_segment_ids is None else encoder_segment_ids
-        embeddings, encoder_out, logits = self._run(encoder_input_ids, segments, encoder_positions, None)
-        losses = {"labels": configured_losses(logits, labels, self.config, self.training)}
+        embeddings, encoder_out, x = self._run(encoder_input_ids, segments, encoder_positions, None)
+        losses = {"labels": self.lm_head(x, labels, self.config, target_places)}
         if self.embedding_loss is not None and self.training:
             distances = self.embedding_loss(embeddings, encoder_out, segments)
             scaled = self.embedding_loss.config.coefficient * distances
@@ -266,7 +269,7 @@ class Autoregressive(Model):
         With a cache, the ids follow those it has seen, and `attention_mask` (batch, seen + length) covers both. Prompts
         of different lengths are padded on the left. Positions count from the first real token.
         """
-        return self._run(input_ids, attention_mask, None, cache)[2]
+        return self.lm_head(self._run(input_ids, attention_mask, None, cache)[2])
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""
@@ -276,7 +279,10 @@ class Autoregressive(Model):
     def _run(
         self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns embeddings after dropout, the encoder's output and logits; `segments` (batch, keys): 0 at padding."""
+        """Returns embeddings after dropout, the encoder's output and what the head takes.
+
+        `segments` (batch, keys) are 0 at padding.
+        """
         length, device = input_ids.size(1), input_ids.device
         held = cache[0][0].length if cache else 0
         own = None if segments is None else segments[:, held:]
@@ -292,7 +298,11 @@ class Autoregressive(Model):
         if self.position_embedding is not None:
             embeddings = embeddings + self.position_embedding(positions)
         embeddings = self.dropout(embeddings)
-        sight = self._sight(seen, positions, embeddings.dtype)
+        bias = None
+        if seen is not None:
+            keys = held + length
+            bias = logit_bias(embeddings, keys, causal=True, query_segments=own, key_segments=segments)
+        sight = self._sight(bias, positions, embeddings.dtype)
         encoder_out = one_use(embeddings)
         caches: Iterator[tuple[KeyValueCache, ...] | None] = iter(cache) if cache else repeat(None)
         for layer in self.encoder:
@@ -305,15 +315,15 @@ class Autoregressive(Model):
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             x = self.subtracted_norm(x - self._next_positions(positions))
-        return embeddings, encoder_out, self.lm_head(x)
+        return embeddings, encoder_out, x
 
     def _check_length(self, length: int) -> None:
         most = self.config.max_positions
         if most is not None and length > most:
             raise ValueError(f"{length} tokens exceed the model's {most} learned positions")
 
-    def _sight(self, seen: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Sight:
-        bias, causal = masked(None, seen, dtype), seen is None
+    def _sight(self, bias: Tensor | Pattern | None, positions: Tensor, dtype: torch.dtype) -> Sight:
+        causal = bias is None
         if self.config.positions == "learned":
             return Sight(bias, causal)
         d_model = self.config.d_model

@@ -7,12 +7,12 @@ drawn from N(0, 0.02²) (section 2.1). Where the paper leaves something open, th
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.models.config.bart import BartConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear
+from pretrain.models.layers import Dropout, Embedding, LayerNorm
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.vanilla import Decoder, Encoder
 
@@ -34,7 +34,7 @@ class NormedInputs(nn.Module):
         return self.dropout(self.norm(x * self.scale + self.positions(positions)))
 
 
-class LogitsHead(Linear):
+class LogitsHead(Head):
     """The output matrix, with a bias that is not trained: all zeros unless a file holds another one."""
 
     final_logits_bias: Tensor
@@ -43,8 +43,8 @@ class LogitsHead(Linear):
         super().__init__(d_model, rows, STD)
         self.register_buffer("final_logits_bias", torch.zeros(rows))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.final_logits_bias.to(x.dtype))  # DeepSpeed leaves buffers in fp32
+    def offsets(self, x: Tensor) -> Tensor:
+        return self.final_logits_bias.to(x.dtype)  # DeepSpeed leaves buffers in fp32
 
 
 class Bart(EncoderDecoder):

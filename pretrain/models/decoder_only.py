@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear
-from pretrain.models.loss import Losses, configured_losses
-from pretrain.models.masks import masked, visible
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss import Losses
+from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
@@ -52,7 +53,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(
-        self, x: Tensor, bias: Tensor | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
+        self, x: Tensor, bias: Tensor | Pattern | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
     ) -> Tensor:
         states = self.attention(self.attention_norm(x), bias=bias, causal=causal, rotation=turn, cache=cache)
         x = x + self.dropout(states)
@@ -108,7 +109,7 @@ class Decoder(nn.Module):
 
     def _bias(
         self, x: Tensor, keys: int, attention_mask: Tensor | None, segments: Tensor | None
-    ) -> tuple[Tensor | None, bool]:
+    ) -> tuple[Tensor | Pattern | None, bool]:
         """Returns the bias of attention logits, and whether it would hide the future only."""
         queries = x.size(1)
         if self.linear_bias is None and attention_mask is None and segments is None:
@@ -116,17 +117,17 @@ class Decoder(nn.Module):
                 return None, False
             if queries == keys:
                 return None, True
-        seen = visible(
-            queries,
+        diagonals = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
+        bias = logit_bias(
+            x,
             keys,
-            x.device,
+            diagonals,
             causal=queries > 1,
             key_mask=attention_mask,
             query_segments=segments,
             key_segments=segments,
         )
-        bias = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
-        return masked(bias, seen, x.dtype), False
+        return bias, False
 
 
 class DecoderOnly(Model):
@@ -140,7 +141,7 @@ class DecoderOnly(Model):
         rows = config.padded_vocab_size
         self.embedding = Embedding(rows, config.d_model, STD)
         self.decoder = Decoder(config)
-        self.lm_head = Linear(config.d_model, rows, STD)
+        self.lm_head = Head(config.d_model, rows, STD)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
     def forward(
@@ -152,16 +153,18 @@ class DecoderOnly(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs.
-        Segments keep the examples of a packed row apart. The z-loss applies in training only.
+        Segments keep the examples of a packed row apart. The z-loss applies in training only. `target_places` as in
+        `Head`.
         """
         x = self.decoder(
             self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
         )
-        return {"labels": configured_losses(self.lm_head(x), labels, self.config, self.training)}
+        return {"labels": self.lm_head(x, labels, self.config, target_places)}
 
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.config.vanilla import PostNormConfig
-from pretrain.models.layers import Embedding, Linear
-from pretrain.models.loss import Losses, configured_losses, shift_right
-from pretrain.models.masks import masked, visible
+from pretrain.models.layers import Embedding
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss import Losses, shift_right
+from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
@@ -18,12 +19,9 @@ Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-att
 
 def bias_of_cross_attention(
     x: Tensor, states: Tensor, key_mask: Tensor | None, segments: Tensor | None, encoder_segments: Tensor | None
-) -> Tensor | None:
+) -> Tensor | Pattern | None:
     """The bias that hides padding and other examples' states from `x` (batch, length, d_model)."""
-    seen = visible(
-        x.size(1), states.size(1), x.device, key_mask=key_mask, query_segments=segments, key_segments=encoder_segments
-    )
-    return masked(None, seen, x.dtype)
+    return logit_bias(x, states.size(1), key_mask=key_mask, query_segments=segments, key_segments=encoder_segments)
 
 
 class EncoderDecoder(Model):
@@ -42,7 +40,7 @@ class EncoderDecoder(Model):
         embedding: Embedding,
         encoder: nn.Module,
         decoder: nn.Module,
-        lm_head: Linear,
+        lm_head: Head,
         tied: bool,
     ):
         super().__init__()
@@ -65,6 +63,7 @@ class EncoderDecoder(Model):
         decoder_segment_ids: Tensor | None = None,
         encoder_positions: Tensor | None = None,
         decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
@@ -72,7 +71,7 @@ class EncoderDecoder(Model):
         tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
         targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
         within an example; relative positions don't need them, since packing keeps distances inside an example. Label
-        smoothing and z-loss apply in training only.
+        smoothing and z-loss apply in training only. `target_places` as in `Head`.
         """
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
@@ -87,7 +86,7 @@ class EncoderDecoder(Model):
             encoder_segments=encoder_segment_ids,
             positions=decoder_positions,
         )
-        return {"labels": configured_losses(self.logits(x), labels, self.config, self.training)}
+        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_places)}
 
     def _embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of both kinds of ids. A look-up of its own for each would make one more gradient of the size of
@@ -125,7 +124,11 @@ class EncoderDecoder(Model):
 
     def logits(self, x: Tensor) -> Tensor:
         """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
-        return self.lm_head(x)
+        return self.lm_head(self.before_head(x))
+
+    def before_head(self, x: Tensor) -> Tensor:
+        """What the output matrix is multiplied by, for the decoder's states `x`."""
+        return x
 
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""

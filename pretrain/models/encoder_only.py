@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
-from pretrain.models.loss import IGNORED, Losses, configured_losses, token_losses
-from pretrain.models.masks import masked, visible
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss import IGNORED, Losses, places_of_targets, token_losses
+from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
 
@@ -33,7 +34,7 @@ class Layer(nn.Module):
         self.feed_forward_norm = _norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | Pattern | None) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -66,10 +67,7 @@ class Encoder(nn.Module):
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             x = x + self.token_types(token_type_ids)
         x = self.dropout(self.embedding_norm(x))
-        seen = visible(
-            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
-        )
-        bias = masked(None, seen, x.dtype)
+        bias = logit_bias(x, length, key_mask=attention_mask, query_segments=segments, key_segments=segments)
         for layer in self.layers:
             x = layer(x, bias)
         return x
@@ -114,7 +112,7 @@ class EncoderOnly(Model):
         self.embedding = Embedding(rows, config.d_model, STD)
         self.encoder = Encoder(config)
         self.masked_lm = MaskedLMHead(config)
-        self.lm_head = Linear(config.d_model, rows, STD, bias=True)
+        self.lm_head = Head(config.d_model, rows, STD, bias=True)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
 
@@ -129,21 +127,23 @@ class EncoderOnly(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
     ) -> Losses:
         """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
 
         `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
         second text follows. Labels share segments and positions with the inputs. Segments keep the examples of a packed
         row apart. Only tokens whose label counts go through the output matrix. The z-loss applies in training only.
+        `target_places` as in `Head`.
         """
         states = self.encode(
             encoder_input_ids, encoder_attention_mask, token_type_ids, encoder_segment_ids, encoder_positions
         )
-        counted = labels != IGNORED
-        predicted = configured_losses(
-            self.masked_lm_logits(states[counted]), labels[counted], self.config, self.training
-        )
-        losses = {"labels": predicted.new_zeros(labels.shape).masked_scatter(counted, predicted)}
+        places = places_of_targets(labels) if target_places is None else target_places
+        targets = labels.flatten().index_select(0, places)
+        predicted = self.masked_lm(states.flatten(0, 1).index_select(0, places))
+        found = self.lm_head(predicted, targets, self.config, torch.arange(len(places), device=places.device))
+        losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, places, found).view(labels.shape)}
         if self.next_sentence is not None:
             if next_sentence_labels is None:  # only damaged rows; other ranks still wait for the head's gradients
                 next_sentence_labels = labels.new_full((labels.size(0),), IGNORED)

@@ -48,6 +48,16 @@ def noting_hits() -> Iterator[list[Tensor]]:
         _hits.reset(before)
 
 
+def hits_are_noted() -> bool:
+    """Whether the block of `noting_hits` runs."""
+    return _hits.get() is not None
+
+
+def places_of_targets(labels: Tensor) -> Tensor:
+    """The numbers (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
+    return (labels.flatten() != IGNORED).nonzero().squeeze(1)
+
+
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
     """`token_losses`, with the z-loss and label smoothing of `config` in training."""
     if (hits := _hits.get()) is not None:

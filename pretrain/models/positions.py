@@ -45,15 +45,14 @@ class RelativePositionBias(nn.Module):
         draw_normal(self.weight, std)
 
     def forward(self, queries: int, keys: int) -> Tensor:
-        """Returns (1, heads, queries, keys). The last query is aligned with the last key, as in a growing decoder.
+        """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j.
 
-        The bias depends only on the distance: each of the queries + keys − 1 diagonals is looked up once, and
-        the row of a query is a window over them.
+        The last query is aligned with the last key, as in a growing decoder. The bias depends only on the distance, so
+        each diagonal is looked up once.
         """
         distances = torch.arange(1 - keys, queries, device=self.weight.device)
         buckets = relative_position_bucket(distances, self.bidirectional, self.num_buckets, self.max_distance)
-        diagonals = F.embedding(buckets, self.weight).t()
-        return diagonals.unfold(1, keys, 1).flip(1)[None]
+        return F.embedding(buckets, self.weight).t()
 
 
 class LinearBias(nn.Module):
@@ -68,11 +67,11 @@ class LinearBias(nn.Module):
         self.num_heads, self.bidirectional = num_heads, bidirectional
 
     def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Returns (1, heads, queries, keys); the last query is aligned with the last key."""
-        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)[:, None, None]
-        at = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+        """Returns the diagonals (heads, queries + keys − 1), as `RelativePositionBias` does."""
+        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)[:, None]
+        distances = torch.arange(1 - keys, queries, device=device)
         after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
-        return (-slopes * torch.where(at < 0, -after * at, at))[None].to(dtype)
+        return (-slopes * torch.where(distances > 0, after * distances, -distances)).to(dtype)
 
 
 def linear_bias_slopes(num_heads: int) -> list[float]:

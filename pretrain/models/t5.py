@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.t5 import T5Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import FEED_FORWARDS, Dropout, Embedding, Linear, RMSNorm
-from pretrain.models.masks import masked, visible
+from pretrain.models.layers import FEED_FORWARDS, Dropout, Embedding, RMSNorm
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -68,7 +69,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = _feed_forward(config)
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | Pattern | None, rotation: Rotation | None = None) -> Tensor:
         x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, rotation=rotation))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -88,8 +89,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        bias: Tensor | None,
-        cross_bias: Tensor | None,
+        bias: Tensor | Pattern | None,
+        cross_bias: Tensor | Pattern | None,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
@@ -123,8 +124,8 @@ class Stack(nn.Module):
         self.final_norm = _norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
-    def bias(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """The positions' bias of self-attention logits, for the last `queries` of `keys`."""
+    def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
+        """The positions' bias of self-attention logits, for the last `queries` of `keys`, as in `Pattern`."""
         if self.positions == "relative":
             return self.relative_attention_bias(queries, keys)
         return self.linear_bias(queries, keys, x.device, x.dtype) if self.positions == "alibi" else None
@@ -154,10 +155,8 @@ class Encoder(Stack):
         """Maps embeddings (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
         positions = positions_from(0, length, x.device, positions)
-        seen = visible(
-            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
-        )
-        bias = masked(self.bias(length, length, x), seen, x.dtype)
+        diagonals = self.diagonals(length, length, x)
+        bias = logit_bias(x, length, diagonals, key_mask=attention_mask, query_segments=segments, key_segments=segments)
         turned = self.rotation(positions, x)
         x = self.dropout(self.placed(x, positions))
         for layer in self.layers:
@@ -187,8 +186,8 @@ class Decoder(Stack):
         held = cache[0][0].length if cache else 0
         keys = held + queries
         positions = positions_from(held, queries, x.device, positions)
-        seen = visible(queries, keys, x.device, causal=True, query_segments=segments, key_segments=segments)
-        bias = masked(self.bias(queries, keys, x), seen, x.dtype)
+        diagonals = self.diagonals(queries, keys, x)
+        bias = logit_bias(x, keys, diagonals, causal=True, query_segments=segments, key_segments=segments)
         cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         turned = self.rotation(positions, x)
         x = self.dropout(self.placed(x, positions))
@@ -209,9 +208,9 @@ class T5(EncoderDecoder):
             Embedding(rows, d_model, _embedding_std(config)),
             Encoder(config),
             Decoder(config),
-            Linear(d_model, rows, std=_output_std(config)),
+            Head(d_model, rows, std=_output_std(config)),
             config.tie_embeddings,
         )
 
-    def logits(self, x: Tensor) -> Tensor:
-        return super().logits(x * self.config.d_model**-0.5 if self.config.scale_outputs else x)
+    def before_head(self, x: Tensor) -> Tensor:
+        return x * self.config.d_model**-0.5 if self.config.scale_outputs else x

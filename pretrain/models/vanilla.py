@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear
-from pretrain.models.masks import masked, visible
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import positions_from, sinusoids
 
 # The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
@@ -54,7 +55,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | Pattern | None) -> Tensor:
         x = self.self_attention_norm(x + self.dropout(self.self_attention(x, bias=bias)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -76,9 +77,9 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        bias: Tensor | None,
+        bias: Tensor | Pattern | None,
         causal: bool,
-        cross_bias: Tensor | None,
+        cross_bias: Tensor | Pattern | None,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
@@ -106,10 +107,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Maps token vectors (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
-        seen = visible(
-            length, length, x.device, key_mask=attention_mask, query_segments=segments, key_segments=segments
-        )
-        bias = masked(None, seen, x.dtype)
+        bias = logit_bias(x, length, key_mask=attention_mask, query_segments=segments, key_segments=segments)
         x = self.inputs(x, positions_from(0, length, x.device, positions))
         for layer in self.layers:
             x = layer(x, bias)
@@ -140,15 +138,7 @@ class Decoder(nn.Module):
         """
         held, queries = cache[0][0].length if cache else 0, x.size(1)
         causal = not held and segments is None
-        seen = visible(
-            queries,
-            held + queries,
-            x.device,
-            causal=not causal,
-            query_segments=segments,
-            key_segments=segments,
-        )
-        bias = masked(None, seen, x.dtype)
+        bias = logit_bias(x, held + queries, causal=not causal, query_segments=segments, key_segments=segments)
         cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
         x = self.inputs(x, positions_from(held, queries, x.device, positions))
         for i, layer in enumerate(self.layers):
@@ -173,6 +163,6 @@ class Vanilla(EncoderDecoder):
 
     def __init__(self, config: VanillaConfig):
         rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.d_model**-0.5
-        embedding, lm_head = Embedding(rows, d_model, std), Linear(d_model, rows, std)
+        embedding, lm_head = Embedding(rows, d_model, std), Head(d_model, rows, std)
         encoder, decoder = (stack(config, SinusoidalInputs(config), std=None) for stack in (Encoder, Decoder))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

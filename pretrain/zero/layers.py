@@ -1,5 +1,6 @@
 """Activation checkpointing and compilation of each layer of a model in training."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.config import RunConfig
+from pretrain.config import ComputeSection, RunConfig
+from pretrain.models.layers import join_products
 from pretrain.run import watchdog
 
 Forward = Callable[..., Tensor]
@@ -24,20 +26,28 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
-    compute = config.compute
-    if compute.compile:
+    compute, compiled = config.compute, compiles(config.compute)
+    if compiled:
         torch._dynamo.config.recompile_limit = _GRAPHS
         _watch_compilation()
     for layer in layers(model):
         forward: Forward = layer.forward
-        if compute.compile:
+        if compiled or config.zero_stage < 3:
+            join_products(layer)
+        if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if config.zero_stage == 3:
                 _gather_as_one(layer)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
-        if compute.compile or compute.activation_checkpointing:
+        if compiled or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def compiles(compute: ComputeSection) -> bool:
+    """Whether layers are compiled: as configured, else on GPUs."""
+    on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    return on_gpu if compute.compile is None else compute.compile
 
 
 def recomputed(forward: Forward) -> Forward:

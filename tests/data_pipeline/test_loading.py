@@ -190,3 +190,18 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     assert batch["encoder_attention_mask"][:-1].all()
     built = next(validation_batches(open_corpus(corpus_built_with_noise), Cut(0, 1, rows, 1)))
     assert all(torch.equal(built[name], batch[name]) for name in batch)
+
+
+def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_ranks(small_corpus):
+    def targets(pack: int, ranks: int) -> list[list[int]]:
+        stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8, pack=pack)
+        found: list[list[int]] = []
+        for rank in range(ranks):
+            for step, (batch,) in enumerate(TrainingBatches(stream, Cut(rank, ranks, 24 // ranks, 1)).loader(2, 0)):
+                found += [[]] * (step == len(found))
+                labels = batch["labels"]
+                assert len(labels) == -(-24 // ranks // pack)
+                found[step] = sorted([*found[step], *labels[labels != IGNORED].tolist()])
+        return found
+
+    assert targets(1, 1) == targets(5, 1) == targets(5, 2) == targets(24, 1)

@@ -1,5 +1,7 @@
 """How documents become rows: hand-worked cases, and properties that hold for all documents."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from data_pipeline.objectives import UL2, Examples, Padded, SpanCorruption, Text
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.packing import PACKINGS, Documents, Rules
-from data_pipeline.packing.examples import best_fit
+from data_pipeline.packing.examples import balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary
 
 EOS, STOP = 1, 9  # the token 9 ends a sentence
@@ -157,3 +159,60 @@ def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
 def test_no_documents_make_no_rows(packing):
     rows = pack(packing, Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64)), SpanCorruption())
     assert len(rows) == 0
+
+
+def one_each(*sizes: tuple[int, int]) -> Examples:
+    """Examples whose inputs and targets have these `sizes`; each consists of a number of its own."""
+    sides = []
+    for lengths in zip(*sizes, strict=True):
+        side = Padded(np.zeros((len(sizes), max(lengths)), dtype=np.uint16), np.array(lengths))
+        side.values[side.filled] = np.repeat(np.arange(len(sizes)), lengths)
+        sides.append(side)
+    return Examples(*sides)
+
+
+def test_examples_are_shared_out_over_rows_of_like_length():
+    """The longest first, each into the shortest row: 9 | 8, then 8 + 5, 9 + 4."""
+    packed = balanced(one_each((3, 2), (6, 3), (4, 4), (3, 1)), 2)
+    first, second = [1] * 6 + [3] * 3, [2] * 4 + [0] * 3
+    assert [row[:9].tolist() for row in packed.inputs.values] == [first, [*second, 0, 0]]
+    assert packed.inputs.values.shape == packed.targets.values.shape == (2, 64)
+    assert packed.input_segments[:, :9].tolist() == [[1] * 6 + [2] * 3, [1] * 4 + [2] * 3 + [0, 0]]
+    assert [row[row > 0].tolist() for row in packed.target_segments] == [[1, 1, 1, 2], [1, 1, 1, 1, 2, 2]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=40), st.integers(1, 9))
+def test_shared_rows_hold_every_example_whole(sizes, per_row):
+    packed = balanced(one_each(*sizes), per_row)
+    assert len(packed.inputs.lengths) == -(-len(sizes) // per_row)
+    for side, segments, lengths in (
+        (packed.inputs, packed.input_segments, [one for one, _ in sizes]),
+        (packed.targets, packed.target_segments, [one for _, one in sizes]),
+    ):
+        found = {}
+        for row, of_row in zip(side.values, segments, strict=True):
+            for segment in set(of_row[of_row > 0].tolist()):
+                numbers = row[of_row == segment]
+                assert len(set(numbers.tolist())) == 1
+                found[int(numbers[0])] = len(numbers)
+        assert found == {number: length for number, length in enumerate(lengths) if length}
+    for number, (inputs, targets) in enumerate(sizes):
+        if inputs and targets:  # both sides stand in the same segment of the same row
+            of_inputs = place(number, packed.inputs, packed.input_segments)
+            assert of_inputs == place(number, packed.targets, packed.target_segments)
+
+
+def place(number: int, side: Padded, segments: np.ndarray) -> tuple[int, int]:
+    """The row and the segment of an example's tokens on one side."""
+    ((row, segment),) = {
+        (row, int(segments[row, at])) for row, at in np.argwhere((side.values == number) & side.filled)
+    }
+    return row, segment
+
+
+def test_what_cannot_share_a_row_is_left_or_refused():
+    shared = balanced(one_each((3, 2), (4, 1)), 2)
+    assert balanced(shared, 2) is shared
+    with pytest.raises(ValueError, match="next sentence"):
+        balanced(replace(one_each((3, 2), (4, 1)), next_sentence=np.array([0, 1])), 2)

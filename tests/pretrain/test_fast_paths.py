@@ -4,9 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.models.attention import attend, fused
-from pretrain.models.layers import Dropout, RMSNorm, drop
+from pretrain.models import build, layers
+from pretrain.models.attention import Attention, attend, fused
+from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, join_products
+from pretrain.models.logit_bias import toeplitz
 from pretrain.models.masks import MASKED
+from pretrain.zero.layers import prepare_layers
+from tests.pretrain.small_runs import run_config
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -111,3 +115,58 @@ def test_dropout_repeats_with_the_seed_and_is_of_training():
     assert torch.equal(layer(x), first)
     assert not torch.equal(first, second)
     assert layer.eval()(x) is x
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
+    torch.manual_seed(0)
+    attention = Attention(24, 8, 3, bias=bias).double()
+    x, memory = draw(2, 5, 24), draw(2, 7, 24, seed=1)
+    given = (x, memory) if cross else (x,)
+    inputs = [*given, *attention.parameters()]
+    separate = gradients(attention(*given), *inputs)
+    join_products(attention)
+    assert_same(gradients(attention(*given), *inputs), separate, 0.0)  # on a CPU nothing changes
+    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    assert_same(gradients(attention(*given), *inputs), separate, 1e-12)
+
+
+def test_joined_gates_are_the_separate_ones(monkeypatch):
+    torch.manual_seed(0)
+    feed_forward = GatedFeedForward(24, 40).double()
+    x = draw(2, 5, 24)
+    separate = gradients(feed_forward(x), x, *feed_forward.parameters())
+    join_products(feed_forward)
+    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    calls = []
+    monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: calls.append(inputs) or plain(*inputs))
+    joined = feed_forward(x)
+    assert [weight.shape for _, weight, _ in calls] == [(80, 24), (24, 40)]
+    assert_same(gradients(joined, x, *feed_forward.parameters()), separate, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stage", "compiled", "joined"), [(1, False, True), (2, False, True), (3, False, False), (3, True, True)]
+)
+def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, joined):
+    """A product of matrices that are not gathered together would read some that aren't there."""
+    config = run_config(stage, compute={"compile": compiled})
+    model = build(config.model)
+    prepare_layers(model, config)
+    found = {module.joined for module in model.modules() if hasattr(module, "joined")}
+    assert found == {joined}
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=most, atol=most)
+
+
+def test_flexattention_in_the_benchmark_computes_the_same():
+    from benchmarks.attention_with_bias import flexible
+
+    queries, keys, values = (draw(2, 3, 20, 16, dtype=torch.float32, seed=seed).detach() for seed in range(3))
+    diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()
+    expected = fused(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
+    torch.testing.assert_close(flexible(queries, keys, values, diagonals), expected, rtol=1e-5, atol=1e-5)

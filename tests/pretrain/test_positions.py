@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pretrain.models.logit_bias import toeplitz
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -76,7 +77,7 @@ def test_slopes_of_linear_biases():
 
 
 def test_linear_bias_is_the_slope_times_the_distance():
-    bias = LinearBias(4)(3, 5, torch.device("cpu"), torch.float32)
+    bias = toeplitz(LinearBias(4)(3, 5, torch.device("cpu"), torch.float32), 5)
     assert bias.shape == (1, 4, 3, 5)
     for query in range(3):  # the last query is at the last key
         for key in range(5):
@@ -87,7 +88,7 @@ def test_linear_bias_is_the_slope_times_the_distance():
 def test_an_encoders_heads_look_less_far_ahead_than_back():
     """Of the slopes of 8 heads, 4 heads have every other one for keys before the query, and the ones between for keys
     after."""
-    bias = LinearBias(4, bidirectional=True)(3, 3, torch.device("cpu"), torch.float32)
+    bias = toeplitz(LinearBias(4, bidirectional=True)(3, 3, torch.device("cpu"), torch.float32), 3)
     assert bias[0, :, 2, 0].tolist() == [-2 * slope for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
     assert bias[0, :, 0, 2].tolist() == [-2 * slope for slope in (1 / 2, 1 / 8, 1 / 32, 1 / 128)]
     assert bias.diagonal(dim1=2, dim2=3).count_nonzero() == 0

@@ -75,6 +75,13 @@ def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(p
         prepared({**ENCODER, "next_sentence": False}, masked)
 
 
+def test_rows_with_next_sentences_cannot_be_shared(prepared, small_corpus, raw_length):
+    objective = {"name": "masked_lm", "length": raw_length + 3, "next_sentence": True}
+    data = {"train": [{"corpus": str(small_corpus)}], "objective": objective, "pack": 2}
+    with pytest.raises(UserError, match=r"data\.pack: .*/corpus has rows with next sentences, one for each row"):
+        prepared(ENCODER, sections={"data": data})
+
+
 def test_all_problems_are_told_at_once(prepared, raw_length):
     """The corpus has no mask token, a different vocabulary, and rows too long for the positions."""
     masked = {"name": "masked_lm", "length": raw_length + 2}

@@ -1,0 +1,68 @@
+"""Cross-entropy of rows of logits: one read for the losses, one read and one write in place for the gradients."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+_WARPS = 8
+
+
+def losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
+    """(losses, log Z), each (n,) and fp32, of contiguous logits (n, vocabulary) and targets (n,) without ignored ones.
+
+    A loss is z · (log Z)² + log Z − (1 − s) · logit of the target − s · mean of the logits.
+    """
+    found = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        forward_rows[(len(logits),)](
+            logits, targets, found[0], found[1], logits.size(1), z_loss, smoothing, BLOCK=_BLOCK, num_warps=_WARPS
+        )
+    return found[0], found[1]
+
+
+def become_gradients(
+    logits: Tensor, targets: Tensor, log_z: Tensor, of_shares: Tensor, of_targets: Tensor, smoothing: float
+) -> None:
+    """Overwrites the logits by `of_shares` · softmax − `of_targets` · ((1 − s) [target] + s / vocabulary)."""
+    if len(logits):
+        backward_rows[(len(logits), triton.cdiv(logits.size(1), _BLOCK))](
+            logits, targets, log_z, of_shares, of_targets, logits.size(1), smoothing, BLOCK=_BLOCK, num_warps=_WARPS
+        )
+
+
+@triton.jit
+def forward_rows(LOGITS, TARGETS, LOSSES, LOG_Z, vocabulary, z_loss, smoothing, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    base = LOGITS + row * vocabulary
+    # each lane has a running maximum and sum of its own, so that the loop over the vocabulary reduces nothing
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in tl.range(0, vocabulary, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = tl.load(base + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, values)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = weight * tl.exp(top - shift) + tl.exp(values - shift)
+        total += tl.where(at < vocabulary, values, 0.0)
+        top = higher
+    highest = tl.max(top, 0)
+    log_z = highest + tl.log(tl.sum(weight * tl.exp(top - highest), 0))
+    target = tl.load(base + tl.load(TARGETS + row)).to(tl.float32)
+    expected = (1.0 - smoothing) * target + smoothing * (tl.sum(total, 0) / vocabulary)
+    tl.store(LOSSES + row, z_loss * log_z * log_z + log_z - expected)
+    tl.store(LOG_Z + row, log_z)
+
+
+@triton.jit
+def backward_rows(LOGITS, TARGETS, LOG_Z, OF_SHARES, OF_TARGETS, vocabulary, smoothing, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = LOGITS + row * vocabulary + at
+    of_target = tl.load(OF_TARGETS + row)
+    values = tl.load(place, mask=at < vocabulary, other=0.0).to(tl.float32)
+    gradient = tl.exp(values - tl.load(LOG_Z + row)) * tl.load(OF_SHARES + row) - smoothing / vocabulary * of_target
+    gradient = tl.where(at == tl.load(TARGETS + row), gradient - (1.0 - smoothing) * of_target, gradient)
+    tl.store(place, gradient.to(LOGITS.dtype.element_ty), mask=at < vocabulary)

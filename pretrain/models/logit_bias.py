@@ -1,0 +1,75 @@
+"""What is added to attention logits: the bias of positions, and masks; as a matrix, or as a GPU kernel reads it."""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain.kernels.labels import Labels, labels
+from pretrain.models.masks import masked, visible
+
+LONGEST_HEAD = 128  # d_kv; the tiles of wider heads don't fit a GPU's registers
+
+
+class Pattern(NamedTuple):
+    """A bias and masks without a matrix of queries × keys.
+
+    - `diagonals` (heads, queries + keys − 1): the bias; that of query i and key j stands at queries − 1 − i + j.
+    - `labels`: who sees whom; None: every query every key.
+    - `causal`: no query sees a later key; the last of each are aligned.
+    """
+
+    diagonals: Tensor | None
+    labels: Labels | None
+    causal: bool
+
+    def matrix(self, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """The bias that means the same, broadcasting to (batch, heads, queries, keys)."""
+        bias = None if self.diagonals is None else toeplitz(self.diagonals, keys)
+        if self.labels is not None:
+            seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
+            bias = masked(bias, seen, dtype)
+        if self.causal:
+            past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+            bias = masked(bias, past, dtype)
+        return bias
+
+
+def toeplitz(diagonals: Tensor, keys: int) -> Tensor:
+    """(1, heads, queries, keys) from (heads, queries + keys − 1): the row of a query is a window over its diagonals."""
+    return diagonals.unfold(1, keys, 1).flip(1)[None]
+
+
+def logit_bias(
+    x: Tensor,
+    keys: int,
+    diagonals: Tensor | None = None,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+) -> Tensor | Pattern | None:
+    """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
+
+    `diagonals` as in `Pattern`, the rest as in `visible`. Made once for all layers of a stack.
+    """
+    queries = x.size(1)
+    if queries > 1 and by_kernel(x):
+        seen = labels(queries, key_mask, query_segments, key_segments)
+        return None if diagonals is None and seen is None and not causal else Pattern(diagonals, seen, causal)
+    segments = {"query_segments": query_segments, "key_segments": key_segments}
+    mask = visible(queries, keys, x.device, causal=causal, key_mask=key_mask, **segments)
+    return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
+
+
+def by_kernel(x: Tensor) -> bool:
+    """Whether attention in the dtype and on the device of `x` has a kernel for a `Pattern`."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

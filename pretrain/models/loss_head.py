@@ -1,0 +1,133 @@
+"""The output matrix and the loss of its logits, without ever holding the logits of all states."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.layers import Linear
+from pretrain.models.logit_bias import by_kernel
+from pretrain.models.loss import configured_losses, hits_are_noted, places_of_targets
+
+_LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 256 MB in bf16
+
+
+class Head(Linear):
+    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it."""
+
+    def forward(
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        config: ModelConfig | None = None,
+        target_places: Tensor | None = None,
+    ) -> Tensor:
+        """Maps (…, d_model) to logits (…, vocabulary); or with `labels` (…) to what `configured_losses` makes of them.
+
+        On a GPU positions without a target are left out. The others go through the matrix in chunks, whose logits the
+        backward pass computes again: a third more arithmetic in this product, for no memory. `target_places` are the
+        numbers of the labels that count, among all labels; without them the GPU is waited for.
+        """
+        if labels is None:
+            return F.linear(x, self.weight, self.offsets(x))
+        assert config is not None
+        if not x.is_cuda or hits_are_noted():
+            return configured_losses(F.linear(x, self.weight, self.offsets(x)), labels, config, self.training)
+        settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
+        return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places)
+
+    def offsets(self, x: Tensor) -> Tensor | None:
+        """(vocabulary,) What is added to the logits of states like `x`."""
+        return self.bias
+
+
+def chunked_losses(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
+    places: Tensor | None = None,
+) -> Tensor:
+    """`token_losses` of the logits x · weightᵀ + bias, as a GPU computes them; `places` as in `Head`."""
+    targets = labels.flatten()
+    if places is None:
+        places = places_of_targets(labels)
+    states = x.flatten(0, -2).index_select(0, places)
+    losses = _HeadLosses.apply(states, weight, bias, targets.index_select(0, places), z_loss, smoothing)
+    return losses.new_zeros(targets.shape).index_copy(0, places, losses).view(labels.shape)
+
+
+class _HeadLosses(torch.autograd.Function):
+    """Losses of states (n, d_model), each of which has a target."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float, smoothing: float
+    ) -> Tensor:
+        losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
+        normalisers = torch.empty_like(losses)
+        for part in _parts(len(x), len(weight)):
+            logits = F.linear(x[part], weight, bias)
+            losses[part], normalisers[part] = _losses(logits, targets[part], z_loss, smoothing)
+        ctx.save_for_backward(x, weight, bias, targets, normalisers)
+        ctx.z_loss, ctx.smoothing = z_loss, smoothing
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient."""
+        x, weight, bias, targets, normalisers = ctx.saved_tensors
+        of_shares = gradient * (1 + 2 * ctx.z_loss * normalisers)
+        of_x = torch.empty_like(x)
+        # in fp32: a bf16 sum would lose the share of a chunk
+        of_weight = torch.zeros_like(weight, dtype=normalisers.dtype)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
+        for part in _parts(len(x), len(weight)):
+            logits = F.linear(x[part], weight, bias)
+            _become_gradients(logits, targets[part], normalisers[part], of_shares[part], gradient[part], ctx.smoothing)
+            of_x[part] = logits @ weight
+            of_weight += logits.t() @ x[part]
+            if of_bias is not None:
+                of_bias += logits.sum(dim=0, dtype=of_bias.dtype)
+        return of_x, of_weight.to(weight.dtype), None if of_bias is None else of_bias.to(bias.dtype), None, None, None
+
+
+def _parts(rows: int, vocabulary: int) -> Iterator[slice]:
+    step = max(1, _LOGITS // vocabulary)
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The losses (n,) of logits (n, vocabulary), and log Z (n,), at least in fp32."""
+    if by_kernel(logits):
+        from pretrain.kernels import cross_entropy
+
+        return cross_entropy.losses(logits, targets, z_loss, smoothing)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_z = logits.logsumexp(dim=-1)
+    expected = logits.gather(-1, targets[:, None]).squeeze(-1)
+    if smoothing:
+        expected = (1 - smoothing) * expected + smoothing * logits.mean(dim=-1)
+    return z_loss * log_z.square() + log_z - expected, log_z
+
+
+def _become_gradients(
+    logits: Tensor, targets: Tensor, log_z: Tensor, of_shares: Tensor, of_targets: Tensor, smoothing: float
+) -> None:
+    """Overwrites logits (n, vocabulary) by their gradients; the rest is (n,)."""
+    if by_kernel(logits):
+        from pretrain.kernels import cross_entropy
+
+        cross_entropy.become_gradients(logits, targets, log_z, of_shares, of_targets, smoothing)
+        return
+    shares = (logits.to(log_z.dtype) - log_z[:, None]).exp_().mul_(of_shares[:, None])
+    if smoothing:
+        shares -= (smoothing / logits.size(-1) * of_targets)[:, None]
+    shares.scatter_add_(-1, targets[:, None], ((smoothing - 1) * of_targets)[:, None])
+    logits.copy_(shares)

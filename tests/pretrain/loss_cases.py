@@ -1,0 +1,52 @@
+"""The loss of states in chunks against the loss of all their logits, in fp64: on a GPU, or interpreted on a CPU."""
+
+import pytest
+import torch
+
+from pretrain.models import loss_head
+from pretrain.models.loss import IGNORED, token_losses
+
+
+def errors(device: str, dtype: torch.dtype, z_loss: float, smoothing: float, kernel: bool) -> list[float]:
+    """Relative errors of the losses and of the gradients of states, matrix and bias; 9 targets in chunks of 4."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_()
+
+    x, weight, bias = draw(3, 5, 24), draw(5000, 24), draw(5000)
+    labels = torch.randint(0, 5000, (3, 5), generator=generator)
+    labels[0, 2:] = labels[2, :3] = IGNORED
+    labels = labels.to(device)
+    along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_head, "_LOGITS", 4 * 5000)
+        patch.setattr(loss_head, "by_kernel", lambda _: kernel)
+        found = loss_head.chunked_losses(x, weight, bias, labels, z_loss, smoothing)
+        gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
+    exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
+    defined = token_losses(torch.nn.functional.linear(*exact), labels, z_loss, smoothing)
+    expected = torch.autograd.grad((defined * along).sum(), exact)
+    assert not found[labels == IGNORED].any()
+    pairs = zip([found, *gradients], [defined, *expected], strict=True)
+    return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
+
+
+def largest_tensor(device: str) -> int:
+    """Numbers in the largest tensor that forward and backward make for 64 targets, in chunks of 8, of 1,000 tokens."""
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if torch.is_tensor(result):
+                largest = max(largest, result.numel())
+            return result
+
+    x = torch.randn(64, 4, device=device, requires_grad=True)
+    weight = torch.randn(1000, 4, device=device, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch, Watch():
+        patch.setattr(loss_head, "_LOGITS", 8 * 1000)
+        loss_head.chunked_losses(x, weight, None, torch.arange(64, device=device)).sum().backward()
+    return largest

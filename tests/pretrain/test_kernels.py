@@ -1,0 +1,105 @@
+"""The attention kernel: against fp64 in Triton's interpreter, and compiled for two GPUs without one.
+
+The interpreter has no bf16 products, so fp16 stands for it here; tests/gpu runs the same cases in bf16.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.kernels.labels import GRANULE, labels
+from tests.pretrain import attention_cases, compiled_kernels
+from tests.pretrain.attention_cases import Case, interpreted
+
+pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+
+GRID = [
+    *(Case(*lengths) for lengths in [(2, 3), (64, 128), (100, 70)]),
+    *(Case(*lengths, causal=True) for lengths in [(33, 33), (100, 70), (70, 100)]),
+    *(Case(100, 100, sight=sight, causal=causal) for sight in ("padding", "packed") for causal in (False, True)),
+    Case(70, 130, bias=False, sight="packed"),
+    Case(70, 130, sight="nothing"),
+    Case(40, 40, bias=False, causal=True),
+    *(Case(40, 40, d_kv=d_kv) for d_kv in (24, 64, 128)),
+    Case(200, 150, d_kv=64, sight="padding", dtype=torch.float16),
+    Case(150, 200, d_kv=80, causal=True, dtype=torch.float16),
+]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[..., Any]]:
+    with interpreted() as call:
+        yield call
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_outputs_and_gradients_are_those_of_the_definition(run, case):
+    errors = run(attention_cases.errors, case, "cpu")
+    assert len(errors) == 4 + case.bias
+    assert max(errors.values()) < TOLERANCE[case.dtype], errors
+
+
+@pytest.mark.parametrize("family", attention_cases.MODELS)
+def test_models_have_the_same_gradients_with_the_kernel_and_without(run, family):
+    differences = run(attention_cases.of_model, family, "cpu")
+    assert len(differences) > 5
+    assert max(differences.values()) < 1e-4, differences
+
+
+def test_a_query_that_sees_nothing_gives_zero(run):
+    assert run(attention_cases.of_queries_that_see_nothing, "cpu") == (0.0, True)
+
+
+def test_compiled_layers_call_the_kernel_in_one_graph(run):
+    assert run(attention_cases.compiled_alike, "cpu") == {"0.0": True, "0.3": True}
+
+
+def test_dropout_keeps_its_share_of_weights_and_drops_the_same_in_the_backward_pass(run):
+    """2,560 draws a head: the standard deviation of a share of 0.75 is 0.0086."""
+    found = run(attention_cases.dropped, "cpu")
+    assert found["kept"] == pytest.approx([0.75] * 4, abs=0.035)
+    assert len(set(found["kept"])) > 1
+    assert found["alike"] == pytest.approx(0.75**2 + 0.25**2, abs=0.04)  # each head draws its own
+    assert max(found["errors"]) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (64, 64), (130, 200)])
+def test_ranges_hold_every_pair_that_meets(queries, keys):
+    generator = torch.Generator().manual_seed(0)
+    query_segments, key_segments = (
+        torch.randint(0, 90, (3, n), generator=generator).sort()[0] for n in (queries, keys)
+    )
+    mask = torch.rand(3, keys, generator=generator) < 0.8
+    found = labels(queries, mask, query_segments, key_segments)
+    meet = (query_segments[:, :, None] == key_segments[:, None, :]) & mask[:, None]
+    assert torch.equal(found.queries[:, :, None] == found.keys[:, None, :], meet)
+    for batch, i, j in meet.nonzero().tolist():
+        assert found.of_queries[batch, 0, i // GRANULE] <= j < found.of_queries[batch, 1, i // GRANULE]
+        assert found.of_keys[batch, 0, j // GRANULE] <= i < found.of_keys[batch, 1, j // GRANULE]
+
+
+def test_ranges_spare_padding_and_other_examples():
+    mask = torch.arange(256) < torch.tensor([256, 100, 0])[:, None]
+    found = labels(64, mask, None, None)
+    assert found.of_queries[:, :, 0].tolist() == [[0, 256], [0, 128], [256, 0]]
+    segments = torch.tensor([[1] * 64 + [2] * 128 + [0] * 64])
+    found = labels(256, segments > 0, segments, segments)
+    assert found.of_queries[0].tolist() == [[0, 64, 64, 256], [64, 192, 192, 0]]
+    assert torch.equal(found.of_queries, found.of_keys)
+
+
+def test_everything_visible_needs_no_labels():
+    assert labels(8, None, None, None) is None
+
+
+@pytest.mark.parametrize(("architecture", "shared", "product"), [(80, 166_912, "mma.sync"), (90, 232_448, "wgmma")])
+@pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
+def test_kernels_compile_for_a100_and_h100(kernel, architecture, shared, product, monkeypatch, tmp_path):
+    """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = compiled_kernels.compiled(kernel, architecture, torch.bfloat16, d_kv=64)
+    assert product in compiled.asm["ptx"]
+    assert compiled.metadata.shared <= shared

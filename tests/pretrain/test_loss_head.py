@@ -1,0 +1,39 @@
+"""The loss of states in chunks, as GPUs compute it: the kernel in Triton's interpreter, and the plain form."""
+
+import pytest
+import torch
+
+from data_pipeline.loading.device import with_places
+from pretrain.models.loss import IGNORED, places_of_targets
+from tests.pretrain import loss_cases
+from tests.pretrain.attention_cases import interpreted
+
+SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
+
+
+@pytest.fixture(scope="module")
+def run():
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    with interpreted() as call:
+        yield call
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2.5e-2)])
+def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, most, z_loss, smoothing):
+    assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, False)) < most
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+def test_the_kernel_gives_the_losses_and_gradients_of_all_logits(run, z_loss, smoothing):
+    assert max(run(loss_cases.errors, "cpu", torch.float32, z_loss, smoothing, True)) < 1e-5
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
+    assert loss_cases.largest_tensor("cpu") == 8 * 1000
+
+
+def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
+    labels = torch.tensor([[5, IGNORED, 6], [IGNORED, IGNORED, 7]])
+    assert with_places({"labels": labels})["target_places"].tolist() == [0, 2, 5]
+    assert places_of_targets(labels).tolist() == [0, 2, 5]
