@@ -1,0 +1,145 @@
+"""Models of this project and of transformers with the same weights, and training steps of both on the same tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from harness import PRECISIONS, ROOT, Side
+from torch import Tensor, nn
+
+from pretrain.huggingface import interchange_of
+from pretrain.models import build, parse
+from pretrain.models.loss import IGNORED
+from pretrain.models.model import Model, Sizes
+from pretrain.zero.layers import layers
+
+FORMS = ("sdpa", "eager")  # of attention in transformers
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model in configs/models, and the tokens of a step: `rows` of `inputs` and `targets`."""
+
+    name: str
+    config: str
+    rows: int
+    inputs: int
+    targets: int
+
+    def __str__(self) -> str:
+        lengths = f"{self.inputs}/{self.targets}" if self.inputs else str(self.targets)
+        return f"{self.name}, {self.rows} × {lengths}"
+
+    @property
+    def sizes(self) -> Sizes:
+        rows, inputs, targets = self.rows, self.inputs, self.targets
+        pairs = (rows * inputs * inputs, rows * targets * targets, rows * inputs * targets)
+        return Sizes(rows, rows * inputs, rows * targets, *pairs)
+
+
+CPU_WORK = (
+    Work("T5-v1.1-small", "t5-v1.1-small", 4, 512, 114),
+    Work("BART-base", "bart-base", 2, 256, 256),
+    Work("GPT-2 small", "gpt2-small", 1, 0, 512),
+)
+
+
+def our_model(config: str, **settings: Any) -> Model:
+    """A model of configs/models with random weights, in fp32."""
+    values = yaml.safe_load((ROOT / f"configs/models/{config}.yaml").read_text(encoding="utf-8"))["model"]
+    torch.manual_seed(0)
+    return build(parse({**values, **settings}))
+
+
+def their_model(model: Model, form: str) -> nn.Module:
+    """transformers' model with the weights of `model` and attention in `form`, sdpa or eager."""
+    interchange = interchange_of(model.config.family)
+    exported = interchange.to_hugging_face(model.state_dict(), model.config)
+    class_ = getattr(transformers, interchange.class_name)
+    settings = {key: value for key, value in exported.config.items() if key != "architectures"}
+    peer = class_(class_.config_class(**settings, use_cache=False, attn_implementation=form))
+    missing, unexpected = peer.load_state_dict(exported.tensors, strict=False)
+    tied = set(peer.all_tied_weights_keys) | {"final_logits_bias"}
+    if unexpected or set(missing) - tied:
+        raise SystemExit(f"the weights don't fit transformers' model: {missing}, {unexpected}")
+    peer.tie_weights()
+    return peer
+
+
+def tokens(model: Model, work: Work, device: str) -> dict[str, Tensor]:
+    """A batch for `model`, without padding: every position has a target."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(length: int) -> Tensor:
+        return torch.randint(10, 30_000, (work.rows, length), generator=generator).to(device)
+
+    if work.inputs:
+        return {"encoder_input_ids": ids(work.inputs), "labels": ids(work.targets)}
+    labels = ids(work.targets)
+    last = labels.new_full((work.rows, 1), IGNORED)
+    return {"encoder_input_ids": labels, "labels": torch.cat([labels[:, 1:], last], dim=1)}
+
+
+def our_step(model: Model, batch: dict[str, Tensor]) -> Side:
+    """Forward and backward of the mean loss."""
+    count = (batch["labels"] != IGNORED).sum()
+
+    def step() -> Tensor:
+        loss = model(**batch)["labels"].sum() / count
+        loss.backward()
+        model.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def their_step(peer: nn.Module, batch: dict[str, Tensor]) -> Side:
+    """Forward and backward of the mean loss of transformers' model, on a batch of ours."""
+    ids, labels = batch["encoder_input_ids"], batch["labels"]
+    if not peer.config.is_encoder_decoder:  # it shifts the labels itself
+        labels = ids
+
+    def step() -> Tensor:
+        loss = peer(input_ids=ids, labels=labels).loss
+        loss.backward()
+        peer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def pair(work: Work, precision: str, device: str, **settings: Any) -> tuple[dict[str, Side], Model]:
+    """Training steps of our model and of transformers' in each form, by side; and our model."""
+    ours = our_model(work.config, **settings)
+    peers = {f"transformers, {form}": their_model(ours, form) for form in FORMS}
+    dtype = PRECISIONS[precision]
+    ours.to(device, dtype).train()
+    batch = tokens(ours, work, device)
+    sides = {"ours": our_step(ours, batch)}
+    for name, peer in peers.items():
+        sides[name] = their_step(peer.to(device, dtype).train(), batch)
+    return sides, ours
+
+
+def compiled_pair(work: Work, precision: str, device: str) -> dict[str, Side]:
+    """Training steps compiled by torch: our layers as `compute.compile` does it, and transformers' whole model."""
+    ours = our_model(work.config)
+    peer = their_model(ours, "sdpa")
+    dtype = PRECISIONS[precision]
+    ours.to(device, dtype).train()
+    batch = tokens(ours, work, device)
+    for layer in layers(ours):
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+    whole: Callable[..., Any] = torch.compile(peer.to(device, dtype).train())
+    ids, labels = batch["encoder_input_ids"], batch["labels"] if work.inputs else batch["encoder_input_ids"]
+
+    def their_compiled() -> Tensor:
+        loss = whole(input_ids=ids, labels=labels).loss
+        loss.backward()
+        peer.zero_grad()
+        return loss.detach()
+
+    return {"ours": our_step(ours, batch), "transformers": their_compiled}
