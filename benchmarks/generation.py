@@ -3,10 +3,10 @@
     python benchmarks/generation.py [--device cuda] [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
 
 The same prompts go through `generate` of both, with the same weights, in the same process, in turns. Prompts have a
-quarter of `--length` to all of it, padded to one batch; no text ends before `--new` tokens. Greedy decoding, and beam
-search with 4 beams. Weights are laid out for decoding before, once for all calls; the table says what that takes. The
-floor is the time of all products of a step with the weights, for every step, as a share of our time; it lacks the
-encoder, attention, norms and the choice of tokens.
+quarter of `--length` to all of it, padded to one batch; random weights hardly ever end a text before `--new` tokens.
+Weights are laid out for decoding before, once for all calls; the table says what that takes. The floor is the time of
+all products of a step with the weights, for every step, as a share of our time; it lacks the encoder, attention, norms
+and the choice of tokens.
 
 Weights are random, twice as large as at the start of training. In fp32 the texts must be equal; in bf16 rounding
 chooses between tokens of almost the same probability, on both sides.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from agreement import in_transformers
+from agreement import in_transformers, until_end
 from harness import PRECISIONS, Options, Table, clock, compare, main
 from peers import our_model
 from torch import Tensor
@@ -30,8 +30,8 @@ from pretrain.models import build, parse
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
-LIMIT = """In bf16 reading the weights, once a token; in fp32 with several rows the arithmetic of the same products, which
-both sides share, and the encoder. At the quickstart's size the calls of operations, a few microseconds each."""
+LIMIT = """In bf16 reading the weights, once a token; in fp32 with several rows the arithmetic of the same products,
+which both sides share, and the encoder. At the quickstart's size the calls of operations, a few microseconds each."""
 
 QUICKSTART = {"family": "t5", "vocab_size": 8192, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_heads": 4}
 STACKS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -68,12 +68,6 @@ class Pair:
             self.peer = in_transformers(model, Path(folder) / "model").to(options.device, dtype)
         self.model, self.new = model.to(options.device, dtype), given.new
         self.ids, self.mask = (x.to(options.device) for x in prompts(model, given.batch, given.length))
-        self.start = model.config.decoder_start_id if isinstance(model, EncoderDecoder) else None
-        # an id outside of the vocabulary: no text ends
-        never = {"eos_id": model.config.vocab_size}
-        start = {"decoder_start_id": property(lambda _: self.start)} if self.start is not None else {}
-        config = type(model.config)
-        model.config = type(config.__name__, (config,), start).model_construct(**{**dict(model.config), **never})
         torch.set_num_threads(1)
         started = clock(options.device, 1)
         weights = Weights.of(model)
@@ -86,17 +80,24 @@ class Pair:
         return generate(self.model, self.ids, self.mask, settings, weights=self.weights)
 
     def theirs(self, beams: int) -> Tensor:
+        config = self.model.config
         options = {"max_new_tokens": self.new, "num_beams": beams, "do_sample": False, "use_cache": True}
-        ids = {"pad_token_id": self.model.config.pad_id, "eos_token_id": None, "forced_eos_token_id": None}
-        start = {} if self.start is None else {"decoder_start_token_id": self.start}
+        ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "forced_eos_token_id": None}
+        reads = isinstance(self.model, EncoderDecoder)
+        start = {"decoder_start_token_id": config.decoder_start_id} if reads else {}
         found = self.peer.generate(self.ids, attention_mask=self.mask, **options, **ids, **start)
-        return found[:, -self.new :]
+        return found[:, 1 if reads else self.ids.size(1) :]
+
+    def equal_rows(self, beams: int) -> int:
+        """The number of rows that get the same tokens up to the end mark."""
+        end, rows = self.model.config.eos_id, zip(self.ours(beams).tolist(), self.theirs(beams).tolist(), strict=True)
+        return sum(until_end(ours, end) == until_end(theirs, end) for ours, theirs in rows)
 
     @torch.no_grad()
     def products(self, beams: int) -> None:
         """All products of our decoder with its weights, for every step."""
         rows, weights = len(self.ids) * beams, self.weights
-        like = self.model.embedding.weight
+        like = weights.model.embedding.weight
         x = like.new_zeros(rows, like.size(1))
         inner = like.new_zeros(rows, weights.layers[0].attention.o.in_features)
         for _ in range(self.new):
@@ -118,7 +119,7 @@ def measure(options: Options) -> Iterator[Table]:
         for precision in options.precisions:
             pair = Pair(name, options, precision)
             for beams in given.beams:
-                equal = int((pair.ours(beams) == pair.theirs(beams)).all(dim=1).sum())
+                equal = pair.equal_rows(beams)
                 for threads in options.threads:
                     sides = {
                         "ours": lambda pair=pair, beams=beams: pair.ours(beams),
