@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 Product = Callable[[Tensor], Tensor]  # (rows, inputs) → (rows, outputs)
 
-_ROWS = 8  # the layout that oneDNN chooses for this number of rows is the fastest or close to it from 2 to 32
+_ROWS = 8  # the layout that oneDNN chooses for this number of rows is the fastest or close to it from 4 to 32
+_FEW = 4  # below this number of rows, `F.linear` is the fastest in fp32
 _SMALL = 2**20  # fp32 matrices of up to this number of weights are multiplied fastest as they are, transposed
 
 
@@ -35,15 +36,23 @@ def product(weight: Tensor, bias: Tensor | None) -> Product:
 
     if weight.device.type != "cpu":
         return plain
+    fast = _laid_out(weight, bias)
+    if fast is None:
+        return plain
+    if weight.dtype == torch.float32:
+        return lambda x: plain(x) if x.size(0) < _FEW else fast(x)
+    return fast
+
+
+def _laid_out(weight: Tensor, bias: Tensor | None) -> Product | None:
+    """The product with a copy of `weight` in the best order; None if the order doesn't matter or isn't known."""
     if weight.dtype == torch.float32 and weight.numel() <= _SMALL:
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else torch.addmm(bias, x, transposed)
     if not _packs(weight.dtype):
-        return plain
+        return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    if weight.dtype == torch.float32:  # a single row reads each weight once, in any order
-        return lambda x: plain(x) if x.size(0) == 1 else multiply(x, packed, bias, "none", [], "")
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
