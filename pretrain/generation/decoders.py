@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.generation.incremental import Incremental, Weights
 from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
@@ -30,64 +31,116 @@ class CausalModel(Protocol):
 
 
 class Decoder(Protocol):
-    """The decoding state of a batch of rows.
+    """The decoding state of a batch of examples, each with the same number of hypotheses, at first one.
 
-    `prompt` (rows, length): the tokens to start from, padded to one length. `history`: the same, NO_TOKEN at padding.
+    Hypotheses are rows in the order of their examples. `prompt` (examples, length): the tokens to start from, padded to
+    one length. `history`: the same, NO_TOKEN at padding.
     """
 
     prompt: Tensor
     history: Tensor
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` (rows, new) and returns the logits (rows, vocabulary) of the next token."""
+        """Appends `tokens` (hypotheses, new) and returns the logits (hypotheses, vocabulary) of the next token."""
         ...
 
-    def select(self, rows: Tensor) -> None:
-        """Keeps only these `rows` (n,), in this order; a row may be repeated."""
+    def branch(self, origin: Tensor) -> None:
+        """Hypothesis j of an example goes on from hypothesis `origin[example, j]` of it, (examples, hypotheses)."""
+        ...
+
+    def keep(self, examples: Tensor) -> None:
+        """Drops all examples but these (n,)."""
         ...
 
 
-def start(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> Decoder:
-    """Starts decoding inputs (rows, length); a causal model's inputs are prompts, padded on the left.
+def start(
+    model: Model, input_ids: Tensor, attention_mask: Tensor | None, weights: Weights | None = None, plain: bool = False
+) -> Decoder:
+    """Starts decoding inputs (examples, length); a causal model's inputs are prompts, padded on the left.
 
-    `attention_mask`, of the same shape, is nonzero at real tokens (None: all). Raises UserError for a family that
-    doesn't generate.
+    `attention_mask`, of the same shape, is nonzero at real tokens (None: all). `weights`: those of the model, if they
+    are laid out already. `plain`: by the model's own code, which also serves families that have no faster form. Raises
+    UserError for a family that doesn't generate.
     """
+    weights = None if plain else weights or Weights.of(model)
     if isinstance(model, EncoderDecoder):
+        if weights:
+            return _FastEncoderDecoder(model, weights, input_ids, attention_mask)
         return _EncoderDecoder(model, input_ids, attention_mask)
     if isinstance(model, CausalModel):
+        if weights:
+            return _FastCausal(weights, input_ids, attention_mask)
         return _Causal(model, input_ids, attention_mask)
     raise UserError(f"models of the family {model.config.family} don't generate text")
+
+
+class _FastEncoderDecoder(Incremental):
+    def __init__(self, model: EncoderDecoder, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
+        super().__init__(weights, len(input_ids), encode(model, input_ids, attention_mask), attention_mask)
+        self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
+
+
+class _FastCausal(Incremental):
+    def __init__(self, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
+        super().__init__(weights, len(input_ids))
+        self.prompt, self.history, self.mask = input_ids, _history(input_ids, attention_mask), attention_mask
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return super().step(tokens) if self.position else self.read(tokens, self.mask)
+
+
+def encode(model: EncoderDecoder, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """`model.encode` on a CPU without most of the padding: rows of similar lengths are encoded together.
+
+    The states of padding are zeros instead.
+    """
+    if mask is None or input_ids.device.type != "cpu" or (mask[:, 1:] > mask[:, :-1]).any():
+        return model.encode(input_ids, mask)
+    states = None
+    lengths = mask.bool().sum(dim=1)
+    for step in (sixteenths := (lengths + 15) // 16).unique():
+        rows = (sixteenths == step).nonzero().squeeze(1)
+        length = int(lengths[rows].max())
+        part = model.encode(input_ids[rows, :length], mask[rows, :length])
+        if states is None:
+            states = part.new_zeros(*input_ids.shape, part.size(-1))
+        states[rows, :length] = part
+    assert states is not None
+    return states
 
 
 class _EncoderDecoder:
     def __init__(self, model: EncoderDecoder, input_ids: Tensor, attention_mask: Tensor | None):
         self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
         self.states = model.encode(input_ids, attention_mask)
-        self.examples = torch.arange(input_ids.size(0), device=input_ids.device)
+        self.examples = len(input_ids)
         self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
 
     def step(self, tokens: Tensor) -> Tensor:
         return self.model.decode(tokens, self.states, self.mask, self.cache)[:, -1]
 
-    def select(self, rows: Tensor) -> None:
-        """Moves the encoded input only if a row changes to another example: beams of one example share it."""
-        examples = self.examples[rows]
-        moved = not torch.equal(examples, self.examples)
+    def branch(self, origin: Tensor) -> None:
+        """The hypotheses of an example share its input, so that moves only if their number changes."""
+        self._select(rows := _rows(origin, len(self.states)), moved=len(rows) != len(self.states))
+
+    def keep(self, examples: Tensor) -> None:
+        self._select(_rows_of(examples, len(self.states) // self.examples), moved=True)
+        self.examples = len(examples)
+
+    def _select(self, rows: Tensor, moved: bool) -> None:
         for cache in _caches(self.cache):
             if moved or not isinstance(cache, MemoryCache):
                 cache.select(rows)
         if moved:
-            self.examples, self.states = examples, self.states[rows]
+            self.states = self.states[rows]
             self.mask = None if self.mask is None else self.mask[rows]
 
 
 class _Causal:
     def __init__(self, model: CausalModel, input_ids: Tensor, attention_mask: Tensor | None):
         self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
-        self.prompt = self.history = input_ids
-        if attention_mask is not None:
-            self.history = input_ids.masked_fill(attention_mask == 0, NO_TOKEN)
+        self.prompt, self.history = input_ids, _history(input_ids, attention_mask)
+        self.examples = self.hypotheses = len(input_ids)
         self.held = 0
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -96,10 +149,33 @@ class _Causal:
         self.held += tokens.size(1)
         return self.model.decode(tokens, self.cache, self.mask)[:, -1]
 
-    def select(self, rows: Tensor) -> None:
+    def branch(self, origin: Tensor) -> None:
+        self._select(_rows(origin, self.hypotheses))
+
+    def keep(self, examples: Tensor) -> None:
+        self._select(_rows_of(examples, self.hypotheses // self.examples))
+        self.examples = len(examples)
+
+    def _select(self, rows: Tensor) -> None:
         for cache in _caches(self.cache):
             cache.select(rows)
+        self.hypotheses = len(rows)
         self.mask = None if self.mask is None else self.mask[rows]
+
+
+def _history(prompts: Tensor, mask: Tensor | None) -> Tensor:
+    return prompts if mask is None else prompts.masked_fill(mask == 0, NO_TOKEN)
+
+
+def _rows(origin: Tensor, held: int) -> Tensor:
+    """The rows of the hypotheses `origin` (examples, n), where `held` hypotheses stand in the order of examples."""
+    examples = origin.size(0)
+    return (origin + held // examples * torch.arange(examples, device=origin.device)[:, None]).flatten()
+
+
+def _rows_of(examples: Tensor, width: int) -> Tensor:
+    """All rows of these `examples`, which have `width` hypotheses each."""
+    return (examples[:, None] * width + torch.arange(width, device=examples.device)).flatten()
 
 
 def _caches(held: Caches) -> Iterator[KeyValueCache]:

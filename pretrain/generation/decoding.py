@@ -8,9 +8,10 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.randomness import random_bits, row_keys
-from pretrain.generation.beams import beam_search
+from pretrain.generation.beams import LEAVE_AT, beam_search
 from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.forbidden import without_forbidden
+from pretrain.generation.incremental import Weights
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
@@ -26,20 +27,22 @@ def generate(
     *,
     numbers: Sequence[int] | None = None,
     stop_early: bool = True,
+    weights: Weights | None = None,
 ) -> Tensor:
     """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
 
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
-    batch. `stop_early=False` always runs `max_new_tokens` steps: ranks that decode together under ZeRO-3 must take the
-    same number of steps. Raises UserError for settings that the model doesn't support.
+    batch. `stop_early=False` always runs `max_new_tokens` steps with all rows and the model's own code: ranks that
+    decode together under ZeRO-3 must take the same number of steps. `weights`, of a model that doesn't change between
+    calls, spare each call their copy. Raises UserError for settings that the model doesn't support.
     """
     settings = settings or GenerationSettings()
     was_training = model.training
     model.eval()
     try:
         _check(model, input_ids.size(1), settings)
-        decoder = start(model, input_ids, attention_mask)
+        decoder = start(model, input_ids, attention_mask, weights, plain=not stop_early)
         if settings.num_beams > 1:
             return beam_search(decoder, model.config, settings, stop_early)
         draws = None
@@ -55,22 +58,30 @@ def _token_by_token(
 ) -> Tensor:
     """Picks the likeliest tokens or, with `draws` (batch, max_new_tokens), samples them."""
     tokens, history = decoder.prompt, decoder.history
-    finished = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
-    generated = []
-    for step in range(settings.max_new_tokens):
+    batch, most = len(tokens), settings.max_new_tokens
+    generated = torch.full((batch, most), config.pad_id, device=tokens.device)
+    rows = torch.arange(batch, device=tokens.device)  # those still in the batch
+    ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
+    for step in range(most):
         logits = decoder.step(tokens)[:, : config.vocab_size].float()
         logits = without_forbidden(logits, history, step, settings, config.eos_id)
         if draws is None:
-            tokens = logits.argmax(dim=-1, keepdim=True)
+            tokens = logits.max(dim=-1, keepdim=True).indices  # the first of equal ones; argmax takes longer on a CPU
         else:
-            tokens = sample(warped(logits, settings), draws[:, step : step + 1])
-        tokens = tokens.masked_fill(finished, config.pad_id)
-        generated.append(tokens)
-        history = torch.cat([history, tokens], dim=1)
-        finished |= tokens == config.eos_id
-        if stop_early and finished.all():
-            break
-    return torch.cat(generated, dim=1)
+            tokens = sample(warped(logits, settings), draws[rows, step : step + 1])
+        tokens = tokens.masked_fill(ended, config.pad_id)
+        generated[rows, step] = tokens[:, 0]
+        if settings.no_repeat_ngram_size:
+            history = torch.cat([history, tokens], dim=1)
+        ended = ended | (tokens == config.eos_id)
+        left = (~ended).sum() if stop_early else batch
+        if left == 0:
+            return generated[:, : step + 1]
+        if left <= LEAVE_AT * len(rows):
+            stay = (~ended[:, 0]).nonzero()[:, 0]
+            decoder.keep(stay)
+            rows, tokens, history, ended = rows[stay], tokens[stay], history[stay], ended[stay]
+    return generated
 
 
 def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:

@@ -92,14 +92,14 @@ class Decoder(nn.Module):
         if positions is None and attention_mask is not None:
             positions = real_positions(attention_mask)[:, held:]
         positions = positions_from(held, queries, x.device, positions)
-        x = self.dropout(self._placed(x, positions))
+        x = self.dropout(self.placed(x, positions))
         bias, causal = self._bias(x, held + queries, attention_mask, segments)
         turn = rotation(positions, self.config.d_kv, x.dtype) if self.config.positions == "rotary" else None
         for i, layer in enumerate(self.layers):
             x = layer(x, bias, causal, turn, cache[i] if cache else None)
         return self.final_norm(x)
 
-    def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds position vectors to `x`, for the kinds of positions that have them."""
         if self.positions is not None:
             return x + self.positions(positions)

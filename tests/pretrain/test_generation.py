@@ -19,6 +19,7 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.generation import decoding
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, start
@@ -191,7 +192,7 @@ class Script:
     def step(self, tokens):
         return torch.tensor([next(self.probabilities)]).clamp(min=1e-9).log().expand(len(tokens), -1)
 
-    def select(self, rows):
+    def branch(self, origin):
         pass
 
 
@@ -252,19 +253,55 @@ def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(mode
     assert [row[: len(generated[0])] for row in everyone] == generated
 
 
+class EndsAtOnce:
+    """A decoder that always predicts the end mark; it counts the rows of each step."""
+
+    def __init__(self):
+        self.prompt = self.history = torch.zeros(4, 1, dtype=torch.long)
+        self.rows = []
+
+    def step(self, tokens):
+        self.rows.append(len(tokens))
+        return torch.tensor(100 * [0.0]).index_fill(0, torch.tensor([1]), 20.0).expand(len(tokens), -1)
+
+    def branch(self, origin):
+        pass
+
+    keep = branch
+
+
 @pytest.mark.parametrize("changes", [{}, {"num_beams": 2, "early_stopping": True}, {"num_beams": 2}])
 def test_ranks_that_decode_together_take_as_many_steps(model, inputs, changes, monkeypatch):
-    steps = []
-
-    def end_at_once(tokens, *others):
-        steps.append(tokens)
-        return torch.tensor(100 * [0.0]).index_fill(0, torch.tensor([1]), 20.0).expand(*tokens.shape, -1)
-
-    monkeypatch.setattr(model, "decode", end_at_once)
     for stop_early, expected in ((True, {1, 2}), (False, {12})):
-        steps.clear()
+        decoder = EndsAtOnce()
+        monkeypatch.setattr(decoding, "start", lambda *_, decoder=decoder, **__: decoder)
         generate(model, *inputs, settings(max_new_tokens=12, **changes), stop_early=stop_early)
-        assert len(steps) in expected
+        assert len(decoder.rows) in expected
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_rows_that_are_decided_leave(model, inputs, changes, monkeypatch):
+    chosen = settings(max_new_tokens=30, **changes)
+    generated = generate(model, *inputs, chosen)
+    model.config = model.config.model_copy(update={"eos_id": int(generated[0, 4])})  # a row ends early
+    rows = []
+
+    def counted(*arguments, **options):
+        decoder = start(*arguments, **options)
+        step = decoder.step
+        decoder.step = lambda tokens: (rows.append(len(tokens)), step(tokens))[1]
+        return decoder
+
+    monkeypatch.setattr(decoding, "start", counted)
+    found = generate(model, *inputs, chosen)
+    beams = chosen.num_beams
+    assert rows[1] == 4 * beams
+    assert 0 < rows[-1] < 4 * beams
+    assert rows[1:] == sorted(rows[1:], reverse=True)
+    rows.clear()
+    everyone = generate(model, *inputs, chosen, stop_early=False)
+    assert set(rows[1:]) == {4 * beams}
+    assert torch.equal(everyone[:, : found.size(1)], found)
 
 
 def test_padding_rows_of_the_vocabulary_are_never_generated(model, inputs):
@@ -308,21 +345,28 @@ def test_what_would_repeat_an_ngram(size):
     assert not repeating(histories[:, :2], 3, 6).any()
 
 
-def test_the_input_of_beams_is_not_moved_while_they_change_places(model, inputs):
-    decoder = start(model, *inputs)
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
+    """Plain decoding holds it for each hypothesis, but doesn't move it while they change places."""
+    decoder = start(model, *inputs, plain=plain)
     with torch.no_grad():
         decoder.step(decoder.prompt)
-        decoder.select(torch.tensor([2, 2, 0, 0]))
-        tokens = torch.tensor([[5], [6], [7], [8]])
-        decoder.step(tokens)
-        held = [cross.held for _, cross in decoder.cache]
-        decoder.select(torch.tensor([1, 1, 2, 3]))
+        decoder.branch(torch.tensor([[0, 0]] * 4))
+        decoder.keep(torch.tensor([0, 2]))
+        decoder.step(torch.tensor([[5], [6], [7], [8]]))
+
+        def held():
+            return [cross.held for _, cross in decoder.cache] if plain else decoder.memory
+
+        before = held()
+        assert before[0][0].shape[:2] == (4 if plain else 2, 4)
+        decoder.branch(torch.tensor([[1, 1], [0, 1]]))
         found = decoder.step(torch.tensor([[9], [10], [11], [12]]))
-        assert all(cross.held is before for (_, cross), before in zip(decoder.cache, held, strict=True))
-        ids, mask = (x[torch.tensor([2, 2, 0, 0])] for x in inputs)
+        assert all(now is then for now, then in zip(held(), before, strict=True))
+        ids, mask = (x[torch.tensor([0, 0, 2, 2])] for x in inputs)
         prefixes = torch.tensor([[0, 6, 9], [0, 6, 10], [0, 7, 11], [0, 8, 12]])
         expected = model.decode(prefixes, model.encode(ids, mask), mask)[:, -1]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[:, :100], expected[:, :100], rtol=0, atol=1e-10)
 
 
 class OneLayer(Model):

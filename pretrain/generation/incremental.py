@@ -1,0 +1,236 @@
+"""One step of decoding, written out: what the models' `decode` computes for one new token of each hypothesis.
+
+Nothing that stays the same from token to token is computed again: matrices of one input are joined and laid out once
+(`products`), all hypotheses of an example share the keys and values of its input, the bias of each distance is looked
+up once, and earlier tokens are never copied (`pages`). The models' own code defines the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.generation.pages import Pages
+from pretrain.generation.products import Product, joined, product
+from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
+from pretrain.models.bart import LogitsHead
+from pretrain.models.decoder_only import DecoderOnly
+from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.layers import ACTIVATIONS, FeedForward, GatedFeedForward
+from pretrain.models.masks import masked
+from pretrain.models.model import Model
+from pretrain.models.positions import Rotation, rotate, rotation
+from pretrain.models.t5 import T5
+
+Part = Callable[[Tensor], Tensor]  # a norm or a sublayer, (hypotheses, d_model) → (hypotheses, d_model)
+
+
+class Weights:
+    """The weights of a decoder in the layout of decoding. They are a copy: a model that learns on needs a new one."""
+
+    def __init__(self, model: EncoderDecoder | DecoderOnly):
+        self.model = model
+        self.pre_norm = isinstance(model, T5 | DecoderOnly)
+        decoder: Any = model.decoder
+        self.layers = [_Layer.of(layer) for layer in decoder.layers]
+        self.final_norm: Part = decoder.final_norm if self.pre_norm else nn.Identity()
+        head, rows = model.lm_head, model.config.vocab_size
+        bias = head.final_logits_bias.to(head.weight.dtype)[:rows] if isinstance(head, LogitsHead) else None
+        self._head = product(head.weight[:rows], bias)
+        self._scales = isinstance(model, T5) and model.config.scale_outputs
+
+    @staticmethod
+    def of(model: Model) -> "Weights | None":
+        """None for a family that isn't written out here, and where ZeRO-3 holds the weights: they come and go."""
+        if isinstance(model, EncoderDecoder | DecoderOnly) and all(weight.numel() for weight in model.parameters()):
+            return Weights(model)
+        return None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """States after the final norm (hypotheses, d_model) to (hypotheses, vocab_size); padding of the vocabulary has
+        no logits."""
+        return self._head(x * self.model.config.d_model**-0.5 if self._scales else x)
+
+    def bias(self, distances: int) -> Tensor | None:
+        """What the kind of positions adds to a logit, by the distance of the key: (heads, distances); None: nothing."""
+        decoder: Any = self.model.decoder
+        weight = self.model.embedding.weight
+        if isinstance(self.model, T5):
+            of_last_query = decoder.bias(1, distances, weight)
+        elif isinstance(self.model, DecoderOnly) and decoder.linear_bias is not None:
+            of_last_query = decoder.linear_bias(1, distances, weight.device, weight.dtype)
+        else:
+            return None
+        return None if of_last_query is None else of_last_query[0, :, 0].flip(-1)
+
+    def placed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Vectors (hypotheses, d_model) of `tokens` (hypotheses, 1) at `positions`, (1,) or (hypotheses, 1)."""
+        decoder: Any = self.model.decoder
+        place = decoder.placed if self.pre_norm else decoder.inputs
+        return place(self.model.embedding(tokens), positions)[:, 0]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norms: tuple[Part, ...]
+    attention: Attention
+    qkv: Product
+    out: Product
+    across: "_Across | None"
+    feed_forward: Part
+
+    @staticmethod
+    def of(layer: Any) -> "_Layer":
+        across = getattr(layer, "cross_attention", None)
+        attention = layer.attention if across is None else layer.self_attention
+        norms = (
+            (layer.attention_norm, layer.feed_forward_norm)
+            if across is None
+            else (layer.self_attention_norm, layer.cross_attention_norm, layer.feed_forward_norm)
+        )
+        return _Layer(
+            norms,
+            attention,
+            joined([attention.q, attention.k, attention.v]),
+            joined([attention.o]),
+            None if across is None else _Across(across, joined([across.q]), joined([across.o])),
+            _feed_forward(layer.feed_forward),
+        )
+
+
+@dataclass(frozen=True)
+class _Across:
+    attention: Attention
+    q: Product
+    out: Product
+
+    def memory(self, states: Tensor) -> KeysAndValues:
+        """Keys and values (examples, heads, length, d_kv) of `states` (examples, length, d_model)."""
+        keys, values = (
+            part(states).unflatten(-1, (-1, self.attention.d_kv)).transpose(1, 2).contiguous()
+            for part in (self.attention.k, self.attention.v)
+        )
+        return keys, values
+
+
+def _feed_forward(module: FeedForward | GatedFeedForward) -> Part:
+    out = joined([module.wo])
+    if isinstance(module, FeedForward):
+        wi, activation = joined([module.wi]), module.activation
+        return lambda x: out(activation(wi(x)))
+    both = joined([module.wi_0, module.wi_1])
+
+    def gated(x: Tensor) -> Tensor:
+        gate, values = both(x).chunk(2, dim=-1)
+        return out(ACTIVATIONS["gelu_tanh"](gate).mul_(values))
+
+    return gated
+
+
+class Incremental:
+    """The state of a decoder for a batch of examples, each with the same number of hypotheses, at first one.
+
+    `memory`: an encoder's states (examples, length, d_model), of which `memory_mask` hides padding.
+    """
+
+    def __init__(
+        self, weights: Weights, examples: int, memory: Tensor | None = None, memory_mask: Tensor | None = None
+    ):
+        attention, like = weights.layers[0].attention, weights.model.embedding.weight
+        self.weights, self.d_kv = weights, attention.d_kv
+        heads = attention.q.out_features // self.d_kv
+        self.pages = Pages(len(weights.layers), examples, heads, self.d_kv, like.dtype, like.device)
+        self.position = 0  # of the next token, counting padding before a prompt
+        self.padding: Tensor | None = None  # (examples, 1): tokens of padding before a prompt
+        self.by_distance = weights.bias(256)
+        self.memory: list[KeysAndValues] = []
+        self.memory_bias: Tensor | None = None
+        if memory is not None:
+            self.memory = [layer.across.memory(memory) for layer in weights.layers if layer.across]
+            self.memory_bias = masked(
+                None, None if memory_mask is None else memory_mask[:, None, None].bool(), memory.dtype
+            )
+        self.bias: Tensor | None = None
+        self.turn: Rotation | None = None
+        self.parts: list[tuple[Part, Part]] = []  # a norm and its sublayer
+        for number, layer in enumerate(weights.layers):
+            sublayers: list[Part] = [partial(self._attend, number, layer)]
+            if layer.across is not None:
+                sublayers.append(partial(self._attend_across, number, layer.across))
+            self.parts += zip(layer.norms, [*sublayers, layer.feed_forward], strict=True)
+
+    def read(self, prompts: Tensor, mask: Tensor | None) -> Tensor:
+        """Reads the prompts (examples, length) of a decoder without an encoder; returns the next token's logits."""
+        model: Any = self.weights.model
+        caches: list[KeyValueCache] = model.new_cache()
+        states = model.decoder(model.embedding(prompts), mask, cache=caches)
+        self.pages.fill(torch.stack([torch.stack(cache.held) for cache in caches if cache.held]), mask)
+        self.position = prompts.size(1)
+        self.padding = None if mask is None else (mask == 0).sum(dim=1, keepdim=True)
+        return self.weights.logits(states[:, -1])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends `tokens` (hypotheses, 1); returns the logits (hypotheses, vocab_size) of the next ones."""
+        weights = self.weights
+        self.pages.append(self.position)
+        positions = torch.tensor([self.position], device=tokens.device)
+        of_examples = positions if self.padding is None else positions - self.padding
+        width = self.pages.seen.size(1)
+        x = weights.placed(tokens, of_examples if self.padding is None else of_examples.repeat_interleave(width, dim=0))
+        self.bias = self._bias(x.dtype)
+        if getattr(weights.model.config, "positions", None) == "rotary":
+            self.turn = rotation(of_examples, self.d_kv, x.dtype)
+        self.position += 1
+        for norm, part in self.parts:
+            x = x + part(norm(x)) if weights.pre_norm else norm(x + part(x))
+        return weights.logits(weights.final_norm(x))
+
+    def branch(self, origin: Tensor) -> None:
+        """Hypothesis j of an example goes on from hypothesis `origin[example, j]` of it."""
+        self.pages.branch(origin)
+
+    def keep(self, examples: Tensor) -> None:
+        """Drops all other examples."""
+        self.pages.keep(examples)
+        self.memory = [(keys[examples], values[examples]) for keys, values in self.memory]
+        self.memory_bias = None if self.memory_bias is None else self.memory_bias[examples]
+        self.padding = None if self.padding is None else self.padding[examples]
+
+    def _bias(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the logits of self-attention; broadcasts to (examples, heads, width, used)."""
+        pages, distances = self.pages, self.by_distance
+        if distances is not None and self.position >= distances.size(1):
+            distances = self.by_distance = self.weights.bias(2 * distances.size(1))
+        if pages.all_seen:
+            return None if distances is None else distances[:, : pages.used].flip(-1)[None, :, None]
+        bias = None
+        if distances is not None:
+            bias = distances[:, self.position - pages.places].transpose(0, 1)[:, :, None]
+        return masked(bias, pages.seen[:, None], dtype)
+
+    def _attend(self, number: int, layer: _Layer, x: Tensor) -> Tensor:
+        examples, width = self.pages.seen.shape[:2]
+        new = layer.qkv(x).view(examples, width, 3, -1, self.d_kv).permute(2, 0, 3, 1, 4)
+        queries, new = new[0], new[1:]
+        if self.turn is not None:
+            queries, new = rotate(queries, self.turn), torch.stack([rotate(new[0], self.turn), new[1]])
+        keys, values = self.pages.write(number, new)
+        return layer.out(_joint(queries, keys, values, self.bias, layer.attention.scale))
+
+    def _attend_across(self, number: int, across: _Across, x: Tensor) -> Tensor:
+        keys, values = self.memory[number]
+        queries = across.q(x).view(keys.size(0), -1, keys.size(1), self.d_kv).transpose(1, 2)
+        return across.out(_joint(queries, keys, values, self.memory_bias, across.attention.scale))
+
+
+def _joint(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Attention of all hypotheses of an example in one product; returns (hypotheses, heads · d_kv).
+
+    PyTorch's kernel is the fastest form where queries are few, in bf16 too.
+    """
+    context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+    return context.transpose(1, 2).reshape(queries.size(0) * queries.size(2), -1)

@@ -1,0 +1,125 @@
+"""The written-out step of decoding, compared with the models' own code."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pretrain.generation.beams import largest
+from pretrain.generation.decoders import start
+from pretrain.generation.incremental import Weights
+from pretrain.generation.pages import PAGE
+from pretrain.generation.products import joined, product
+from pretrain.models import build, parse
+from pretrain.models.layers import Linear
+
+SIZES = {"vocab_size": 90, "pad_vocab_to_multiple_of": 64, "d_model": 32, "d_ff": 48, "num_heads": 4}
+STACKS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+KINDS = {
+    **{
+        f"t5 {positions}": {"family": "t5", **STACKS, "d_kv": 6, "positions": positions}
+        for positions in ("relative", "rotary", "alibi", "sinusoidal", "learned")
+    },
+    "t5 v1.0": {"family": "t5", **STACKS, "d_kv": 6, "feed_forward": "relu", "tie_embeddings": True},
+    "bart": {"family": "bart", **STACKS, "scale_embedding": True},
+    "vanilla": {"family": "vanilla", **STACKS},
+    **{
+        f"decoder_only {positions}": {"family": "decoder_only", "num_layers": 2, "positions": positions}
+        for positions in ("learned", "rotary", "alibi", "sinusoidal")
+    },
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    values = {**SIZES, **KINDS[request.param]}
+    if "learned" in request.param or values["family"] == "bart":
+        values["max_positions"] = 100
+    built = build(parse(values))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for tensor in (*built.parameters(), *built.buffers()):
+            tensor.add_(torch.randn_like(tensor), alpha=0.3)
+    return built.double().eval()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_each_step_equals_the_models_own_code(model, padded):
+    """Hypotheses change places at random for three pages of steps, and examples leave."""
+    ids = torch.randint(3, 90, (4, 20), generator=torch.Generator().manual_seed(0))
+    mask = None
+    if padded:
+        mask = (torch.arange(20) < torch.tensor([20, 3, 11, 15])[:, None]).long()
+        mask = mask.flip(1) if model.config.family == "decoder_only" else mask
+        ids = ids.masked_fill(mask == 0, 0)
+    draws = random.Random(0)
+    fast, plain = start(model, ids, mask), start(model, ids, mask, plain=True)
+    tokens, examples, width = fast.prompt, 4, 1
+    for step in range(75):
+        found, expected = fast.step(tokens), plain.step(tokens)
+        torch.testing.assert_close(found, expected[:, :90], rtol=1e-9, atol=1e-9)
+        if step > 2:
+            origin = torch.tensor([[draws.randrange(width) for _ in range(3)] for _ in range(examples)])
+            fast.branch(origin)
+            plain.branch(origin)
+            width = 3
+        if step in (10, 50):
+            stay = torch.tensor({10: [0, 2, 3], 50: [1]}[step])
+            fast.keep(stay)
+            plain.keep(stay)
+            examples = len(stay)
+        tokens = torch.tensor([[draws.randrange(3, 90)] for _ in range(examples * width)])
+
+
+@torch.no_grad()
+def test_what_no_hypothesis_sees_is_dropped():
+    model = build(parse({**SIZES, **KINDS["t5 relative"]})).eval()
+    decoder = start(model, torch.full((2, 5), 7), None)
+    decoder.step(decoder.prompt)
+    for _ in range(10 * PAGE):  # all four hypotheses go on from the third
+        decoder.branch(torch.full((2, 4), min(2, decoder.pages.seen.size(1) - 1)))
+        decoder.step(torch.full((8, 1), 9))
+    assert decoder.pages.used <= 10 * PAGE + 4 * PAGE  # one entry a token, and a page
+    assert (decoder.pages.seen.sum(dim=2) == 10 * PAGE + 1).all()
+
+
+def test_weights_that_zero_3_holds_elsewhere_are_not_copied():
+    model = build(parse({**SIZES, **KINDS["bart"]}))
+    assert Weights.of(model) is not None
+    model.decoder.layers[0].feed_forward.wi.weight.data = torch.empty(0)
+    assert Weights.of(model) is None
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (1100, 1000)], ids=["small", "large"])
+@pytest.mark.parametrize("rows", [1, 3, 32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7), (torch.float64, 0)])
+@torch.no_grad()
+def test_products_are_those_of_linear_layers(inputs, outputs, rows, bias, dtype, tolerance):
+    torch.manual_seed(0)
+    first, second = (Linear(inputs, width, inputs**-0.5, bias).to(dtype) for width in (outputs, 8))
+    if bias:
+        first.bias.normal_()
+    x = torch.randn(rows, inputs, dtype=dtype)
+    expected = F.linear(x.double(), first.weight.double(), None if first.bias is None else first.bias.double())
+    # the sum is rounded once; it is about 1, and up to 5
+    torch.testing.assert_close(
+        product(first.weight, first.bias)(x).double(), expected, rtol=tolerance, atol=tolerance + 1e-12
+    )
+    both = joined([first, second])(x)
+    torch.testing.assert_close(both[:, :outputs].double(), expected, rtol=tolerance, atol=tolerance + 1e-12)
+    assert both.shape == (rows, outputs + 8)
+
+
+@pytest.mark.parametrize("columns", [100, 8192, 10_007])
+def test_the_largest_scores(columns):
+    scores = torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
+    scores[1, 7:] = -torch.inf
+    scores[2] = torch.arange(columns)
+    scores[3] = -torch.arange(columns)
+    values, places = largest(scores, 8)
+    assert torch.equal(values, scores.topk(8).values)
+    assert torch.equal(scores.gather(1, places), values)
+    assert all(len(set(row)) == 8 for row in places.tolist())
