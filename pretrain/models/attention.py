@@ -158,8 +158,8 @@ def attend(
 ) -> Tensor:
     """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
 
-    On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. On a CPU, PyTorch's own kernels take up
-    to three times as long as the two products written out in bf16, and longer in fp32 with dropout or a bias that
+    On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. On a CPU, PyTorch's own kernels take
+    up to three times as long as the two products written out in bf16, and longer in fp32 with dropout or a bias that
     learns. The softmax is in fp32 in all forms.
     """
     if isinstance(bias, Pattern):
