@@ -85,7 +85,7 @@ def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> l
     def step_and_tell() -> None:
         if engine.deepspeed.is_gradient_accumulation_boundary():
             for name, parameter in engine.deepspeed.module.named_parameters():
-                gradients[name] = safe_get_full_grad(parameter).clone()
+                gradients[name] = safe_get_full_grad(parameter).to("cpu", copy=True)
         take_step()
 
     engine.deepspeed.step = step_and_tell
