@@ -31,9 +31,9 @@ class Report:
         """Records a figure, or a list or dict of them. It can't fail."""
         self._note("facts", name, value)
 
-    def row(self, name: str, **values: object) -> None:
-        """Adds a row to the table `name`."""
-        self._note("tables", name, values)
+    def row(self, table: str, /, **values: object) -> None:
+        """Adds a row to a table."""
+        self._note("tables", table, values)
 
     def expect(self, name: str, holds: bool, found: object = None) -> bool:
         """Counts an expectation. One that doesn't hold fails the check, which goes on."""

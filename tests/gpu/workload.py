@@ -63,7 +63,8 @@ class Workload:
             return torch.randint(3, 100, (micro_batch, width), generator=generator).to(self.device)
 
         return [
-            {"encoder_input_ids": ids(self.inputs), "labels": ids(self.targets)} for _ in range(self.rows // micro_batch)
+            {"encoder_input_ids": ids(self.inputs), "labels": ids(self.targets)}
+            for _ in range(self.rows // micro_batch)
         ]
 
     @contextmanager
@@ -122,9 +123,7 @@ def data_sheet_peak(device: torch.device) -> float | None:
 
 def product_rate(rows: int, inner: int, columns: int, device: torch.device, at_least: float) -> float:
     """FLOP/s of the product (rows, inner) · (inner, columns) in bf16, of random numbers: zeros are faster."""
-    left, right = (
-        torch.randn(shape, device=device).bfloat16() for shape in ((rows, inner), (inner, columns))
-    )
+    left, right = (torch.randn(shape, device=device).bfloat16() for shape in ((rows, inner), (inner, columns)))
     ten = 10 if device.type == "cuda" else 1
 
     def products() -> None:

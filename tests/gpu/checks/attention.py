@@ -32,7 +32,9 @@ def attention(report: Report) -> None:
             worst[key] = max(worst.get(key, 0.0), largest)
             report.expect(f"finite: {name}", finite, kernel)
             report.expect(f"near fp64: {name}", largest < LIMITS[dtype], {"kernel": kernel, **differences})
-    report.fact("kernels", {mask: {kernel: sorted(set(at)) for kernel, at in by.items()} for mask, by in kernels.items()})
+    report.fact(
+        "kernels", {mask: {kernel: sorted(set(at)) for kernel, at in by.items()} for mask, by in kernels.items()}
+    )
     report.fact("largest_relative_difference", worst)
 
 
@@ -63,9 +65,7 @@ class _Case:
             self.blind[0] = True
         elif mask == "packed":
             segments = 1 + (torch.arange(length, device=device) >= length // 3).long().expand(batch, length)
-        self.mask = visible(
-            length, length, device, key_mask=seen, query_segments=segments, key_segments=segments
-        )
+        self.mask = visible(length, length, device, key_mask=seen, query_segments=segments, key_segments=segments)
         self.upstream[self.blind[:, None].expand(batch, heads, length)] = 0
 
     def compare(self) -> tuple[str, dict[str, float], bool]:

@@ -24,10 +24,12 @@ def exactness(report: Report) -> None:
                 report.fact(name, found)
                 report.expect(name, found <= LIMITS[case.precision], found)
         with report.part("splits"):
-            wanted = splits.train_plainly()
+            wanted = splits.train_plainly(report.device.type)
             found_by_cut = splits.train_cuts()
             for cut in splits.CASES:
                 loss, norm, gradient = splits.differences(found_by_cut[cut], wanted)
                 name = f"stage {cut[0]}, {cut[1]} micro-batches"
                 report.fact(f"splits: {name}", [loss, norm, gradient])
-                report.expect(f"splits: {name}", loss < 1e-6 and norm < 1e-5 and gradient < 1e-5, [loss, norm, gradient])
+                report.expect(
+                    f"splits: {name}", loss < 1e-6 and norm < 1e-5 and gradient < 1e-5, [loss, norm, gradient]
+                )

@@ -78,9 +78,7 @@ def _batch(kind: str) -> Batch:
     }
 
 
-def _losses_and_gradients(
-    model: Model, batch: Batch, device: torch.device
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _losses_and_gradients(model: Model, batch: Batch, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of each label and the gradient of their mean, on the CPU."""
     model = model.to(device)
     inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
