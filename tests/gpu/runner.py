@@ -1,5 +1,6 @@
 """Runs checks one after another within a budget of seconds, each in a process of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -133,11 +134,9 @@ def _run_one(check: Planned, place: Place, limit: float) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
     """Kills a check and every process that it started and that still runs."""
-    for one in [*_started_by(process, folder)]:
-        try:
+    for one in list(_started_by(process, folder)):
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-        except psutil.NoSuchProcess:
-            continue
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -145,10 +144,8 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
 
 def _started_by(process: subprocess.Popen[bytes], folder: str) -> Iterator[psutil.Process]:
     """Processes that a check left: its descendants, and those in its folder whose parents have ended."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         yield from psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        pass
     for one in psutil.process_iter():
         try:
             if one.pid != process.pid and one.cwd().startswith(folder):

@@ -12,7 +12,7 @@ _CALLED = ("forward", "encode", "decode", "masked_lm_logits")  # what tests call
 
 
 def placed(model: ModelType, device: str) -> ModelType:
-    """Moves `model` to `device`. Calls from outside take tensors of the CPU and return such; nothing is moved inside."""
+    """Moves `model` to `device`. Its methods take tensors on the CPU and return such; nothing is moved inside them."""
     if device == "cpu":
         return model
     model = model.to(device)

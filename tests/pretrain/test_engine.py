@@ -24,7 +24,6 @@ from tests.pretrain.splits import (
     train_plainly,
 )
 
-
 Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
 
 

@@ -12,6 +12,7 @@ CHECKS = [
     _planned("launch", "runs", "launch", 90),
     _planned("deaths", "runs", "deaths", 120),
     _planned("attention", "attention", "attention", 60),
+    _planned("kernels", "kernels", "kernels", 120),
     _planned("families", "families", "families", 60),
     _planned("exactness", "exact", "exactness", 120),
     _planned("checkpoints", "checkpoints", "checkpoints", 120),
@@ -22,4 +23,5 @@ CHECKS = [
     _planned("ablations", "speed", "ablations", 90),
     _planned("loss_curve", "runs", "loss_curve", 90),
     _planned("generation", "generation", "generation", 60),
+    _planned("peers", "peers", "peers", 120),
 ]
