@@ -11,7 +11,7 @@ from tests.gpu.report import Report
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)  # 64 and 192 leave 64 after tiles of 128
 MASKS = ("none", "causal", "bias", "bias and padding", "padding", "packed", "masked whole")
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}  # relative L2 of outputs and of gradients
+LIMITS = {torch.float32: 3e-5, torch.bfloat16: 1.5e-2}  # relative L2 of outputs and of gradients
 
 
 def attention(report: Report) -> None:
