@@ -52,7 +52,7 @@ def device_tests(report: Report) -> None:
     files = [path for path in sorted(Path(FOLDER).glob("test_*.py")) if _TAKES_A_DEVICE.search(path.read_text())]
     where = [*map(str, files), "--device", report.device.type, f"--basetemp={report.folder / 'pytest'}"]
     if report.small:
-        where += ["-k", "loss or engine"]
+        where += ["-k", "pytorchs or newton"]
         report.skip("most tests", "on a CPU they are a part of the test suite; a few show that this check works")
     noted = _Noted(report)
     pytest.main([*options, *where], plugins=[noted])
