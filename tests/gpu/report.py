@@ -6,26 +6,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Json = dict[str, Any]
 
 
 class Report:
-    """Collects the findings of one check on `device`.
+    """Collects the findings of one check on a device of `kind`, cpu or cuda.
 
     `small`: whether the check takes the sizes for a CPU. `folder` is for the check's files and is removed afterwards.
     """
 
-    def __init__(self, notes: Path, folder: Path, device: str, small: bool):
-        self.device, self.small, self.folder = torch.device(device), small, folder
+    def __init__(self, notes: Path, folder: Path, kind: str, small: bool):
+        self.kind, self.small, self.folder = kind, small, folder
         self._notes = notes
 
     @property
     def cuda(self) -> bool:
-        return self.device.type == "cuda"
+        return self.kind == "cuda"
+
+    @property
+    def device(self) -> "torch.device":
+        import torch  # takes seconds, which a check that hangs or breaks at once doesn't need
+
+        return torch.device(self.kind)
 
     def fact(self, name: str, value: object) -> None:
         """Records a figure, or a list or dict of them. It can't fail."""
@@ -52,8 +59,6 @@ class Report:
         except Exception as error:
             message = " ".join(str(error).split())
             self._note("wrong", name, f"{type(error).__name__}: {message[:500]}")
-            if self.cuda and isinstance(error, torch.cuda.OutOfMemoryError):
-                torch.cuda.empty_cache()
 
     def _note(self, kind: str, name: str, value: object) -> None:
         with self._notes.open("a", encoding="utf-8") as file:
@@ -93,7 +98,7 @@ def read(notes: Path) -> Findings:
 
 def plain(value: Any) -> Any:
     """`value` as JSON, with four significant digits, and with NaN and infinities as strings."""
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "tolist"):  # a tensor
         value = value.tolist()
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in value.items()}

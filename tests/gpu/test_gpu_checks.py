@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import psutil
 from packaging.requirements import Requirement
 
 from tests.gpu.checks import CHECKS
-from tests.gpu.checks.speed import busy
 from tests.gpu.report import Report, plain
 from tests.gpu.runner import ROOT, Lines, Place, Planned, run
 
@@ -27,7 +27,7 @@ CHILD = "import time; time.sleep(600)"
 
 
 def passing(report: Report) -> None:
-    report.fact("device", report.device.type)
+    report.fact("device", report.kind)
     report.row("table", width=1.0)
     report.expect("true", True)
     report.skip("a part", "no reason")
@@ -64,6 +64,14 @@ def lines_of(checks: list[Planned], budget: float) -> tuple[list[dict[str, Any]]
     return [json.loads(line) for line in out.getvalue().splitlines()], bad
 
 
+def runs(pid: int) -> bool:
+    """Whether the process exists and isn't just one that nobody has waited for."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 # ---- the runner
 
 
@@ -76,8 +84,8 @@ def test_a_check_that_fails_breaks_or_hangs_does_not_stop_the_next():
     assert (broken["outcome"], broken["held"], broken["exit_code"]) == ("failed", 1, -6)
     assert broken["output"].startswith("the last words\n")
     assert hung["outcome"] == "timeout"
-    assert 6 <= hung["seconds"] < 20
-    assert not psutil.pid_exists(hung["facts"]["child"])
+    assert 6 <= hung["seconds"] < 30
+    assert not runs(hung["facts"]["child"])
     assert (passed["outcome"], passed["wrong"], passed["skipped"]) == ("passed", {}, {"a part": "no reason"})
     assert (passed["facts"], passed["tables"]) == ({"device": "cpu"}, {"table": [{"width": 1.0}]})
     assert summary["summary"] == {"failed": ["failing", "breaking"], "timeout": ["hanging"], "passed": ["passing"]}
@@ -88,7 +96,7 @@ def test_a_check_that_fails_breaks_or_hangs_does_not_stop_the_next():
 def test_the_budget_holds_for_all_checks_together():
     started = time.monotonic()
     (hung, unreached, summary), bad = lines_of([planted(hanging, limit=20), planted(passing)], budget=7)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 12
     assert (hung["outcome"], unreached["outcome"]) == ("timeout", "unreached")
     assert hung["limit"] <= 6
     assert summary["summary"] == {"timeout": ["hanging"], "unreached": ["passing"]}
@@ -123,6 +131,8 @@ def test_numbers_are_rounded_and_nan_is_a_string():
 
 
 def test_overlapping_kernels_count_once():
+    from tests.gpu.checks.speed import busy  # imports PyTorch, which the planted checks here don't need
+
     assert busy([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (6.0, 6.5)]) == 5.0
     assert busy([]) == 0.0
 
@@ -149,7 +159,7 @@ def test_training_needs_no_library_of_the_data_pipeline_and_no_mlflow(monkeypatc
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests/gpu/hooks'}{os.pathsep}{ROOT}")
     monkeypatch.setenv("ABSENT_MODULES", ",".join([*ABSENT, "zstandard"]))
     (micro_batch,) = [check for check in CHECKS if check.name == "auto_micro_batch"]
-    (line, _), bad = lines_of([micro_batch], 120)
+    (line, _), bad = lines_of([replace(micro_batch, limit=400)], 410)  # a busy machine takes long to start it
     assert bad == 0, line
     assert line["facts"]["metrics"]["checkpoint/gigabytes"] > 0
     modules = ["launch.local", "pretrain.cli", *sorted({check.module for check in CHECKS}), "ray"]
