@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test install lint bench clean
+.PHONY: quickstart test install lint bench gpu gpu-wheels clean
 
 quickstart: export DS_ACCELERATOR = cpu  # two ranks and the same losses on every machine
 quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through every component
@@ -38,6 +38,27 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quiet cores; writes docs/performance.md
 	$(BIN)/python benchmarks/performance.py
+
+# `make gpu` installs nothing: it runs with PYTHON as it is, which needs torch, triton and transformers, and with the
+# wheels of `make gpu-wheels`, if they were carried here. Nothing is fetched and nothing of DeepSpeed is compiled.
+BUDGET ?= 600
+OUT ?= build/gpu.jsonl
+WHEELS := build/gpu-wheels
+gpu:  ## the checks of training on a GPU, in BUDGET seconds; DEVICE=cpu runs them small, ONLY="…" some of them
+	test ! -d $(WHEELS) || $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
+	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m tests.gpu --budget $(BUDGET) \
+		--out $(OUT) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
+
+# For a machine without network, of x86-64 and with Python GPU_PYTHON. HAVE: names that it has already.
+GPU_PYTHON ?= 3.12
+gpu-wheels:  ## wheels to carry to such a machine, in build/gpu-wheels
+	mkdir -p $(WHEELS)
+	grep --invert-match --line-regexp --fixed-strings --regexp=deepspeed --regexp=hjson $(HAVE:%=--regexp=%) \
+		tests/gpu/requirements.txt > $(WHEELS)/requirements.txt
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
+		--dest $(WHEELS) --constraint constraints.txt --requirement $(WHEELS)/requirements.txt
+	DS_BUILD_OPS=0 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) --constraint constraints.txt deepspeed hjson
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) corpora runs exports build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

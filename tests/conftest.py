@@ -44,7 +44,35 @@ LONGEST = [
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+DEVICES = ("cpu", "cuda")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=DEVICES, help="run the tests that take a device, on this one, and no others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test with the argument `device`, unless it sets that itself, on the CPU and, where there is one, a GPU."""
+    own = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "device" not in metafunc.fixturenames or any("device" in names for names in own):
+        return
+    import torch  # takes seconds, which most folders of tests don't need
+
+    chosen = metafunc.config.getoption("device")
+    here = DEVICES if torch.cuda.is_available() else DEVICES[:1]
+    values = [pytest.param(name, marks=pytest.mark.on_device) for name in ([chosen] if chosen else here)]
+    metafunc.parametrize("device", values, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("device"):
+        without = [item for item in items if item.get_closest_marker("on_device") is None]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 

@@ -78,9 +78,9 @@ def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: st
     return check(values, RunConfig, "exactness")
 
 
-def build(settings: RunConfig) -> nn.Module:
+def build(settings: RunConfig, device: torch.device | None = None) -> nn.Module:
     torch.manual_seed(0)
-    return models.build(settings.model)
+    return models.build(settings.model).to(device)
 
 
 def global_batch(model: str, step: int) -> Batch:
@@ -98,9 +98,10 @@ def global_batch(model: str, step: int) -> Batch:
 def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
     """Trains in a plain loop without DeepSpeed; returns each step's loss."""
     optimizer = optimizers.build(model, settings.optimizer)
+    device = next(model.parameters()).device
     losses = []
     for step in range(settings.run.max_steps):
-        batch = global_batch(settings.model.family, step)
+        batch = {name: tensor.to(device) for name, tensor in global_batch(settings.model.family, step).items()}
         loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORED).sum()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.gradient_clipping)
@@ -161,35 +162,39 @@ class Case:
     offload: bool = False  # of the optimizer, to the CPU's memory
 
 
-def measure(ranks: int, cases: list[Case], steps: int) -> dict[Case, float]:
-    """The difference from a plain loop in fp32: of parameters or, in bf16, of losses."""
-    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=1800)[0], strict=True))
+def measure(ranks: int, cases: list[Case], steps: int, device: str = "cpu") -> dict[Case, float]:
+    """The difference of each case, on `ranks` processes on `device`."""
+    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=1800, device=device)[0], strict=True))
 
 
 def _measure(cases: list[Case], steps: int) -> list[float]:
+    return [difference(case, steps) for case in cases]
+
+
+def difference(case: Case, steps: int) -> float:
+    """The difference from a plain loop in fp32 on the same device: of parameters or, in bf16, of losses.
+
+    The ranks that have joined call this together.
+    """
     from pretrain.zero.engine import Engine
 
-    differences = []
-    for case in cases:
-        zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
-        settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
-        engine = Engine(build(settings), settings, own_cut())
-        losses = train(engine, range(steps))
-        parameters = whole_parameters(engine)
-        engine.close()
-        expected, expected_losses = _expected(case.model, case.optimizer, steps)
-        if case.precision == "fp32":
-            differences.append(largest_difference(parameters, expected))
-        else:
-            found, wanted = torch.tensor(losses), torch.tensor(expected_losses)
-            differences.append(((found - wanted).abs() / wanted).max().item())
-    return differences
+    zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
+    settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
+    engine = Engine(build(settings), settings, own_cut())
+    losses = train(engine, range(steps))
+    parameters = whole_parameters(engine)
+    engine.close()
+    expected, expected_losses = _expected(case.model, case.optimizer, steps, engine.device)
+    if case.precision == "fp32":
+        return largest_difference(parameters, expected)
+    found, wanted = torch.tensor(losses), torch.tensor(expected_losses)
+    return ((found - wanted).abs() / wanted).max().item()
 
 
 @cache
-def _expected(model: str, optimizer: str, steps: int) -> tuple[dict[str, Tensor], list[float]]:
+def _expected(model: str, optimizer: str, steps: int, device: torch.device) -> tuple[dict[str, Tensor], list[float]]:
     settings = config(model, optimizer, steps)
-    whole = build(settings)
+    whole = build(settings, device)
     losses = unsharded(whole, settings)
     return {name: parameter.detach() for name, parameter in whole.named_parameters()}, losses
 

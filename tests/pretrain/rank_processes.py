@@ -1,13 +1,15 @@
-"""Runs a function on several ranks over gloo, each a process of its own."""
+"""Runs a function on several ranks, each a process of its own: over gloo on CPUs, over NCCL with a GPU for each."""
 
 import contextlib
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
+import torch
 import torch.multiprocessing as mp
 
 from pretrain.run.hardware import free_port
@@ -39,23 +41,35 @@ PROCESSES.set_forkserver_preload(PRELOADED)
 
 
 def on_ranks(
-    ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 1500, joined: bool = True
+    ranks: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    seconds: float = 1500,
+    joined: bool = True,
+    device: str = "cpu",
 ) -> list[Any]:
     """Returns the result of `function(*arguments)` on each rank. Raises if a rank fails or takes longer than `seconds`.
 
     `joined`: whether the process group exists when `function` is called; otherwise `function` creates it.
+
+    With `device` cuda each rank needs a GPU of its own; where there are fewer, the test that called this is skipped.
     """
+    if device == "cuda" and ranks > (gpus := torch.cuda.device_count()):
+        pytest.skip(f"needs {ranks} GPUs; this machine has {gpus}")
+    # a process that is forked can't use CUDA if the server did
+    processes = PROCESSES if device == "cpu" else mp.get_context("spawn")
     port = free_port()
-    pipes = [PROCESSES.Pipe(duplex=False) for _ in range(ranks)]
+    pipes = [processes.Pipe(duplex=False) for _ in range(ranks)]
     started = [
-        PROCESSES.Process(
+        processes.Process(
             target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True
         )
         for rank in range(ranks)
     ]
     try:
-        for process in started:
-            process.start()
+        with _computing_on(device):
+            for process in started:
+                process.start()
         for _, sender in pipes:
             sender.close()  # so that a rank that dies ends its pipe
         received = [_received(rank, receiver, seconds) for rank, (receiver, _) in enumerate(pipes)]
@@ -66,6 +80,16 @@ def on_ranks(
     if failures := [f"rank {rank}: {result}" for rank, (succeeded, result) in enumerate(received) if not succeeded]:
         raise RuntimeError("\n".join(failures))
     return [result for _, result in received]
+
+
+@contextlib.contextmanager
+def _computing_on(device: str) -> Iterator[None]:
+    """Processes that start within the block compute on `device`: DeepSpeed chooses when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", device)
+        if device == "cpu":
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
 
 
 def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any]:

@@ -85,7 +85,7 @@ def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> l
     def step_and_tell() -> None:
         if engine.deepspeed.is_gradient_accumulation_boundary():
             for name, parameter in engine.deepspeed.module.named_parameters():
-                gradients[name] = safe_get_full_grad(parameter).clone()
+                gradients[name] = safe_get_full_grad(parameter).to("cpu", copy=True)
         take_step()
 
     engine.deepspeed.step = step_and_tell
@@ -97,18 +97,18 @@ def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> l
     return told
 
 
-def train_plainly() -> list[dict[str, Any]]:
+def train_plainly(device: str = "cpu") -> list[dict[str, Any]]:
     """Trains on whole batches in one process: the mean over the valid targets, by autograd."""
     torch.manual_seed(0)
-    model = models.build(MODEL)
+    model = models.build(MODEL).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     told = []
     for step in range(3):
-        rows = global_batch(step)
+        rows = {name: tensor.to(device) for name, tensor in global_batch(step).items()}
         optimizer.zero_grad()
         loss = model(**rows)["labels"].sum() / (rows["labels"] != -100).sum()
         loss.backward()
-        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        gradients = {name: parameter.grad.to("cpu", copy=True) for name, parameter in model.named_parameters()}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         told.append({"loss": loss.item(), "norm": float(norm), **gradients})

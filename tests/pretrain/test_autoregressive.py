@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pretrain.models import AutoregressiveConfig, build, outline
 from pretrain.models.autoregressive import running_mean
 from pretrain.models.model import Sizes
+from tests.pretrain.placed import placed
 
 VOCABULARY = 19
 PUBLISHED = Path(__file__).parents[2] / "configs/models/autoregressive-yan2024.yaml"
@@ -299,8 +300,8 @@ def test_no_output_sees_a_later_token(changes, data):
 @every_variant
 @settings(max_examples=5, deadline=None)
 @given(lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4), padding=st.integers(0, 3))
-def test_examples_of_a_packed_row_do_not_see_each_other(changes, lengths, padding):
-    model = randomised(tiny(**changes)).train()
+def test_examples_of_a_packed_row_do_not_see_each_other(changes, device, lengths, padding):
+    model = placed(randomised(tiny(**changes)).train(), device)
     examples = [(ids(1, length, seed=i), ids(1, length, seed=9 + i)) for i, length in enumerate(lengths)]
     alone = [model(*example) for example in examples]
     sum(loss.sum() for losses in alone for loss in losses.values()).backward()
@@ -342,8 +343,8 @@ def test_running_mean():
     assert running_mean(x, torch.tensor([[1, 1, 2, 2]])).flatten().tolist() == [2.0, 3.0, 6.0, 8.0]
 
 
-def test_padding_costs_nothing_and_changes_nothing():
-    model = randomised(tiny(**BEST)).train()
+def test_padding_costs_nothing_and_changes_nothing(device):
+    model = placed(randomised(tiny(**BEST)).train(), device)
     tokens, labels = ids(2, 8), ids(2, 8, seed=1)
     mask = torch.ones(2, 8).long()
     mask[1, 5:] = 0
@@ -356,8 +357,8 @@ def test_padding_costs_nothing_and_changes_nothing():
         assert losses[name][1, 5:].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_row_of_padding_alone_gives_finite_gradients():
-    model = build(tiny(**BEST)).train()
+def test_a_row_of_padding_alone_gives_finite_gradients(device):
+    model = placed(build(tiny(**BEST)).train(), device)
     losses = model(ids(1, 4), torch.full((1, 4), -100), encoder_attention_mask=torch.zeros(1, 4).long())
     sum(loss.sum() for loss in losses.values()).backward()
     assert [loss.unique().tolist() for loss in losses.values()] == [[0.0], [0.0]]
@@ -368,8 +369,8 @@ def test_a_row_of_padding_alone_gives_finite_gradients():
 
 
 @every_variant
-def test_cached_decoding_equals_recomputation(changes):
-    model, tokens = randomised(tiny(**changes)).eval(), ids(3, 12)
+def test_cached_decoding_equals_recomputation(changes, device):
+    model, tokens = placed(randomised(tiny(**changes)).eval(), device), ids(3, 12)
     whole = model.decode(tokens)
     assert whole.std() > 0.5  # the comparison is not one of zeros
     cache = model.new_cache()
@@ -379,8 +380,8 @@ def test_cached_decoding_equals_recomputation(changes):
 
 
 @every_variant
-def test_prompts_padded_on_the_left_give_the_logits_of_each_alone(changes):
-    model = randomised(tiny(**changes)).eval()
+def test_prompts_padded_on_the_left_give_the_logits_of_each_alone(changes, device):
+    model = placed(randomised(tiny(**changes)).eval(), device)
     lengths, tokens = [9, 4, 1], ids(3, 9)
     mask = (torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]).long()
     more = ids(3, 3, seed=1)

@@ -14,6 +14,7 @@ from pretrain.huggingface import load_state
 from pretrain.models import AnyModelConfig, BartConfig, build, outline
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Sizes
+from tests.pretrain.placed import placed
 
 transformers = pytest.importorskip("transformers")
 
@@ -111,8 +112,9 @@ def reference(tmp_path, **changes):
 @pytest.mark.parametrize(
     "changes", [{}, {"scale_embedding": True, "activation_function": "relu"}], ids=["bart", "other"]
 )
-def test_logits_losses_and_gradients_are_those_of_transformers(changes, tmp_path):
+def test_logits_losses_and_gradients_are_those_of_transformers(changes, device, tmp_path):
     theirs, ours = reference(tmp_path, **changes)
+    ours = placed(ours, device)
     inputs, labels = ids(3, 150), ids(3, 140, seed=1)
     mask = torch.ones(3, 150).long()
     mask[1, 100:] = 0
@@ -141,7 +143,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(changes, tmp_path
     ]
     for mine, other in pairs:
         assert other.grad.abs().max() > 1e-4
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(mine.grad.cpu(), other.grad, rtol=1e-3, atol=1e-6)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 
@@ -157,7 +159,8 @@ def test_a_mark_that_pads_too_is_learnt():
     assert model.embedding.weight[2].any()
 
 
-def test_padding_of_the_inputs_changes_nothing(model):
+def test_padding_of_the_inputs_changes_nothing(model, device):
+    model = placed(model, device)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
     padded = torch.cat([inputs, torch.full((2, 5), PAD)], dim=1)
     mask = (padded != PAD).long()
@@ -187,7 +190,8 @@ def test_a_target_does_not_see_later_targets(weights, at, seed):
     assert (before[:, at + 1 :] != after[:, at + 1 :]).any()
 
 
-def test_cached_and_uncached_logits_are_equal(model):
+def test_cached_and_uncached_logits_are_equal(model, device):
+    model = placed(model, device)
     inputs, targets = ids(2, 12), ids(2, 10, seed=1)
     mask = torch.ones(2, 12).long()
     mask[1, 7:] = 0
@@ -202,9 +206,10 @@ def test_cached_and_uncached_logits_are_equal(model):
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=4), seed=st.integers(0, 99)
 )
-def test_packed_examples_have_the_losses_and_gradients_they_have_alone(weights, lengths, seed):
+def test_packed_examples_have_the_losses_and_gradients_they_have_alone(weights, device, lengths, seed):
     model = build(tiny()).eval()
     model.load_state_dict(weights)
+    model = placed(model, device)
     examples = [(ids(1, i, seed=seed + n), ids(1, t, seed=seed + 50 + n)) for n, (i, t) in enumerate(lengths)]
     alone = [model(*example)["labels"] for example in examples]
     sum(losses.sum() for losses in alone).backward()

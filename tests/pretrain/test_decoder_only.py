@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pretrain.models import DecoderOnlyConfig, build, outline
 from pretrain.models.model import Sizes
+from tests.pretrain.placed import placed
 
 POSITIONS = ["learned", "rotary", "alibi", "sinusoidal"]
 SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2}
@@ -36,8 +37,8 @@ def made(positions="learned", **changes):
 
 
 @pytest.fixture(params=POSITIONS, scope="module")
-def model(request):
-    return made(request.param)
+def model(request, device):
+    return placed(made(request.param), device)
 
 
 def shipped(name):
@@ -206,7 +207,9 @@ def test_bfloat16_weights_give_nearly_the_same_losses():
         torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)
 
 
-def test_the_graph_is_whole_for_the_compiler(model):
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_the_graph_is_whole_for_the_compiler(positions):
+    model = made(positions)
     batch = ids(2, 9), ids(2, 9, seed=1)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*batch)["labels"], model(*batch)["labels"], rtol=0, atol=1e-4)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pretrain.models import EncoderOnlyConfig, build
+from tests.pretrain.placed import placed
 
 SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "max_positions": 64}
 ROBERTA = {"next_sentence": False, "num_token_types": 0}
@@ -47,8 +48,8 @@ def batch_of(rows=3, length=12, seed=0, **changes):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return made()
+def model(device):
+    return placed(made(), device)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_standard_deviations_at_the_start():
             assert parameter.unique().tolist() == [float("norm.weight" in name)], name
 
 
-def test_losses_are_the_cross_entropies_of_the_logits(model):
-    batch = batch_of()
+def test_losses_are_the_cross_entropies_of_the_logits():
+    model, batch = made(), batch_of()
     batch["next_sentence_labels"] = torch.tensor([1, 0, -100])
     states = model.encode(batch["encoder_input_ids"], token_type_ids=batch["token_type_ids"])
     losses = model(**batch)
@@ -178,8 +179,8 @@ def gradients(model, losses):
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=1, max_size=4), st.integers(0, 3))
-def test_packed_examples_have_the_losses_and_gradients_of_each_alone(lengths, padding):
-    model, width = made(**ROBERTA), sum(lengths) + padding
+def test_packed_examples_have_the_losses_and_gradients_of_each_alone(device, lengths, padding):
+    model, width = placed(made(**ROBERTA), device), sum(lengths) + padding
     alone = [batch_of(1, length, seed=10 * number) for number, length in enumerate(lengths)]
     packed = {
         "encoder_input_ids": torch.cat(

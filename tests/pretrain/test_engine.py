@@ -1,6 +1,8 @@
 """A step of the engine: its loss and gradient don't depend on the cut, and it is skipped on all ranks or on none."""
 
 import itertools
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,30 +24,32 @@ from tests.pretrain.splits import (
     train_plainly,
 )
 
+Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
+
 
 @pytest.fixture(scope="module")
-def trained() -> dict[int, list[dict[Any, list[dict[str, Any]]]]]:
-    """The results of `train_cuts` on each of 1, 2 and 4 ranks."""
-    return {ranks: on_ranks(ranks, train_cuts) for ranks in RANKS}
+def trained(device) -> Trained:
+    """The result of `train_cuts` on each of a number of ranks."""
+    return cache(lambda ranks: on_ranks(ranks, train_cuts, device=device))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, ranks):
+@pytest.mark.parametrize("ranks", RANKS)
+def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, device, ranks):
     """So does the norm that clipping sees, at every stage; the reference is whole batches without DeepSpeed."""
-    expected = train_plainly()
-    for case, of_rank in itertools.product(CASES, trained[ranks]):
+    expected = train_plainly(device)
+    for case, of_rank in itertools.product(CASES, trained(ranks)):
         loss, norm, gradient = differences(of_rank[case], expected)
         assert loss < 1e-6, case
         assert norm < 1e-5, case
         assert gradient < 1e-5, case
 
 
-def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained):
+def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained, device):
     """Trains on micro-batches of two rows on one, two and four ranks."""
-    one, two, four = ([step["loss"] for step in trained[ranks][0][2, 4 // ranks, 0.3]] for ranks in (1, 2, 4))
+    one, two, four = ([step["loss"] for step in trained(ranks)[0][2, 4 // ranks, 0.3]] for ranks in RANKS)
     assert two == pytest.approx(one, rel=1e-6)
     assert four == pytest.approx(one, rel=1e-6)
-    assert one != pytest.approx([step["loss"] for step in train_plainly()], rel=1e-3)
+    assert one != pytest.approx([step["loss"] for step in train_plainly(device)], rel=1e-3)
 
 
 SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
@@ -81,16 +85,17 @@ def _through(troubles: dict[int, str], cut: Cut, stage: int, precision: str) -> 
         applied = sum(outcome.applied for outcome in outcomes)
         outcomes.append(engine.step(applied, 0, micro_batches(cut, applied)))
     parameters = {
-        name: safe_get_full_fp32_param(parameter).clone()
+        name: safe_get_full_fp32_param(parameter).to("cpu", copy=True)
         for name, parameter in engine.deepspeed.module.named_parameters()
     }
     engine.close()
     return outcomes, parameters
 
 
-def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank():
+def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(device):
     """Holds at every stage, in fp32 and bf16; later steps are bitwise as if the step had never been."""
-    for of_rank, setting in itertools.product(on_ranks(2, train_through_trouble), SETTINGS):
+    ranks = 2 if device == "cpu" else min(2, torch.cuda.device_count())
+    for of_rank, setting in itertools.product(on_ranks(ranks, train_through_trouble, device=device), SETTINGS):
         outcomes, parameters = of_rank[*setting, True]
         expected, wanted = of_rank[*setting, False]
         assert [outcome.applied for outcome in outcomes] == [True, False, True, False, True], setting

@@ -52,14 +52,14 @@ def of_random_weights(model, std=0.3):
 
 
 @pytest.fixture
-def model():
+def model(device):
     config = T5Config(**TINY, pad_vocab_to_multiple_of=64, num_encoder_layers=2, num_decoder_layers=2)
-    return of_random_weights(build(config))
+    return of_random_weights(build(config)).to(device)
 
 
 @pytest.fixture
-def inputs():
-    ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(0))
+def inputs(device):
+    ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(0)).to(device)
     mask = torch.ones_like(ids)
     mask[1, 12:] = 0
     mask[3, 5:] = 0
@@ -77,7 +77,7 @@ def until_eos(row, eos=1):
 def test_greedy_equals_the_likeliest_token_of_a_recomputed_prefix(model, inputs):
     ids, mask = inputs
     generated = generate(model, ids, mask, settings(max_new_tokens=15))
-    prefix = torch.cat([torch.zeros(4, 1, dtype=torch.long), generated], dim=1)
+    prefix = torch.cat([generated.new_zeros(4, 1), generated], dim=1)
     with torch.no_grad():
         logits = model.decode(prefix[:, :-1], model.encode(ids, mask), mask)[..., :100]
     for row, likeliest in zip(generated.tolist(), logits.argmax(dim=-1).tolist(), strict=True):
@@ -271,6 +271,7 @@ class EndsAtOnce:
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_beams": 2, "early_stopping": True}, {"num_beams": 2}])
+@pytest.mark.parametrize("device", ["cpu"])
 def test_ranks_that_decode_together_take_as_many_steps(model, inputs, changes, monkeypatch):
     for stop_early, expected in ((True, {1, 2}), (False, {12})):
         decoder = EndsAtOnce()
@@ -345,6 +346,7 @@ def test_what_would_repeat_an_ngram(size):
     assert not repeating(histories[:, :2], 3, 6).any()
 
 
+@pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("plain", [False, True])
 def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
     """Plain decoding holds it for each hypothesis, but doesn't move it while they change places."""

@@ -15,10 +15,10 @@ def few_rows(monkeypatch):
     monkeypatch.setattr(loss, "_rows_at_a_time", lambda logits: 4)
 
 
-def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0):
+def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, device="cpu"):
     generator = torch.Generator().manual_seed(0)
-    logits = (scale * torch.randn(rows, length, vocabulary, generator=generator)).to(dtype).requires_grad_()
-    labels = torch.randint(0, vocabulary, (rows, length), generator=generator)
+    logits = (scale * torch.randn(rows, length, vocabulary, generator=generator)).to(device, dtype).requires_grad_()
+    labels = torch.randint(0, vocabulary, (rows, length), generator=generator).to(device)
     labels[0, 3:] = IGNORED
     labels[2, 0] = IGNORED
     return logits, labels
@@ -37,8 +37,8 @@ SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
 )
-def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing):
-    logits, labels = batch(dtype=dtype)
+def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
+    logits, labels = batch(dtype=dtype, device=device)
     found = token_losses(logits, labels, z_loss, smoothing)
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(found.double(), reference(logits, labels, z_loss, smoothing), rtol=0, atol=tolerance)
@@ -48,10 +48,10 @@ def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-8)]
 )
-def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing):
+def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     """The gradient is of a weighted sum over targets; in bf16 only the gradient itself is rounded."""
-    logits, labels = batch(dtype=dtype)
-    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits, labels = batch(dtype=dtype, device=device)
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     (expected,) = torch.autograd.grad((reference(logits, labels, z_loss, smoothing) * weights).sum(), logits)
     (found,) = torch.autograd.grad((token_losses(logits, labels, z_loss, smoothing) * weights).sum(), logits)
     assert found.dtype == dtype
@@ -66,16 +66,16 @@ def test_gradients_are_those_of_finite_differences(z_loss, smoothing):
     assert torch.autograd.gradcheck(lambda x: token_losses(x, labels, z_loss, smoothing), logits)
 
 
-def test_large_logits_stay_finite():
-    logits, labels = batch(scale=1e4)
+def test_large_logits_stay_finite(device):
+    logits, labels = batch(scale=1e4, device=device)
     losses = token_losses(logits, labels, z_loss=1e-4)
     losses.sum().backward()
     assert losses.isfinite().all()
     assert logits.grad.isfinite().all()
 
 
-def test_a_batch_without_any_target_costs_nothing():
-    logits, labels = batch()
+def test_a_batch_without_any_target_costs_nothing(device):
+    logits, labels = batch(device=device)
     labels[:] = IGNORED
     losses = token_losses(logits, labels, z_loss=0.1)
     losses.sum().backward()

@@ -47,17 +47,17 @@ def settings(model: str = "t5", schedule: object = None, max_steps: int = 100, *
     return check(values, RunConfig, "run.yaml")
 
 
-def stepped(run: RunConfig, theirs: object, steps: int = 10) -> float:
+def stepped(run: RunConfig, theirs: object, steps: int = 10, device: str = "cpu") -> float:
     """The largest relative difference of a parameter after steps with the same random gradients, some tiny, some zero.
 
     `theirs(model)` returns the reference optimizers for a copy of the model.
     """
-    ours, copy = build(run), build(run)
+    ours, copy = build(run, device), build(run, device)
     optimizer, others = optimizers.build(ours, run.optimizer), theirs(copy)
     draws = torch.Generator().manual_seed(1)
     for step in range(steps):
         for one, other in zip(ours.parameters(), copy.parameters(), strict=True):
-            gradient = torch.randn(one.shape, generator=draws) * 10.0 ** -(step % 4)
+            gradient = torch.randn(one.shape, generator=draws).to(device) * 10.0 ** -(step % 4)
             gradient[:1] = 0
             one.grad, other.grad = gradient, gradient.clone()
         for each in [optimizer, *others]:
@@ -70,17 +70,17 @@ def of_kind(model: nn.Module, *wanted: str) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if found[name] in wanted]
 
 
-def test_adamw_is_torchs_with_decay_for_all_but_norms_and_biases():
+def test_adamw_is_torchs_with_decay_for_all_but_norms_and_biases(device):
     def theirs(model):
         common = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-7, "foreach": False}
         decayed = torch.optim.AdamW(of_kind(model, "embeddings", "matrices"), weight_decay=0.3, **common)
         return [decayed, torch.optim.AdamW(of_kind(model, "norms", "biases"), weight_decay=0.0, **common)]
 
-    assert stepped(settings("bart", betas=[0.8, 0.95], eps=1e-7, weight_decay=0.3), theirs) < 1e-6
+    assert stepped(settings("bart", betas=[0.8, 0.95], eps=1e-7, weight_decay=0.3), theirs, device=device) < 1e-6
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_adafactor_is_that_of_transformers(scaled):
+def test_adafactor_is_that_of_transformers(scaled, device):
     """transformers' factors every matrix, and also scales weight decay by the parameter's scale: there is none here."""
 
     def theirs(model):
@@ -95,7 +95,7 @@ def test_adafactor_is_that_of_transformers(scaled):
         min_dim_size_to_factor=1,
         multiply_by_parameter_scale=scaled,
     )
-    assert stepped(run, theirs) < 1e-6
+    assert stepped(run, theirs, device=device) < 1e-6
 
 
 def test_adafactor_factors_large_matrices_alone_and_decays_by_the_bare_rate():
@@ -119,7 +119,7 @@ def test_adafactor_factors_large_matrices_alone_and_decays_by_the_bare_rate():
 
 
 @pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
-def test_muon_is_torchs_for_matrices_and_torchs_adamw_for_all_else(adjust_lr_fn):
+def test_muon_is_torchs_for_matrices_and_torchs_adamw_for_all_else(adjust_lr_fn, device):
     def theirs(model):
         muon = {"lr": 1e-2, "weight_decay": 0.3, "momentum": 0.9, "adjust_lr_fn": adjust_lr_fn}
         others = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-7, "foreach": False}
@@ -139,11 +139,11 @@ def test_muon_is_torchs_for_matrices_and_torchs_adamw_for_all_else(adjust_lr_fn)
         eps=1e-7,
         weight_decay=0.3,
     )
-    assert stepped(run, theirs, steps=3) < 1e-3  # torch's rounds to bf16 elsewhere
+    assert stepped(run, theirs, steps=3, device=device) < 1e-3  # torch's rounds to bf16 elsewhere
 
 
-def test_newton_schulz_leaves_singular_vectors_and_brings_values_near_1():
-    matrix = torch.randn(12, 30, generator=torch.Generator().manual_seed(0))
+def test_newton_schulz_leaves_singular_vectors_and_brings_values_near_1(device):
+    matrix = torch.randn(12, 30, generator=torch.Generator().manual_seed(0)).to(device)
     values = torch.linalg.svdvals(orthogonal(matrix, 5))
     assert 0.6 < values.min() < values.max() < 1.3
     product = orthogonal(matrix, 5) @ matrix.T
@@ -151,7 +151,7 @@ def test_newton_schulz_leaves_singular_vectors_and_brings_values_near_1():
     torch.testing.assert_close(orthogonal(matrix.T, 5), orthogonal(matrix, 5).T)
 
 
-def test_adamw_scale_is_its_formula():
+def test_adamw_scale_is_its_formula(device):
     """nanoT5's formula, one tensor at a time in fp64."""
 
     class Formula:
@@ -174,11 +174,11 @@ def test_adamw_scale_is_its_formula():
         decayed = of_kind(model, "embeddings", "matrices")
         return [Formula(decayed, 0.3), Formula(of_kind(model, "norms", "biases"), 0.0)]
 
-    assert stepped(settings("bart", name="adamw_scale", weight_decay=0.3), theirs) < 1e-6
+    assert stepped(settings("bart", name="adamw_scale", weight_decay=0.3), theirs, device=device) < 1e-6
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_sharded_steps_are_those_of_a_plain_loop(ranks):
+def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
     """Checks part of the table of exactness.py, which explains reasons and limits."""
     fp32, bf16 = "fp32", "bf16"
     kinds_of_run = {
@@ -190,7 +190,7 @@ def test_sharded_steps_are_those_of_a_plain_loop(ranks):
     if ranks == 2:
         cases += [Case("t5", name, 2, offload=True) for name in OPTIMIZERS]
     limits = {"fp32": 1e-5, "bf16": 2**-8}
-    found = measure(ranks, cases, steps=6)
+    found = measure(ranks, cases, 6, device)
     assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}
 
 

@@ -19,6 +19,7 @@ from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.model import Sizes
 from pretrain.models.positions import RelativePositionBias, relative_position_bucket
 from pretrain.setup import prepare
+from tests.pretrain.placed import placed
 
 V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
 V1_1 = {"feed_forward": "gated-gelu", "tie_embeddings": False}
@@ -164,8 +165,8 @@ def test_standard_deviations_at_the_start():
 
 
 @each_position
-def test_a_target_does_not_see_later_targets(positions):
-    model = of_random_weights(positions)
+def test_a_target_does_not_see_later_targets(positions, device):
+    model = placed(of_random_weights(positions), device)
     inputs, targets = ids(2, 12), ids(2, 10, seed=1)
     changed = targets.clone()
     changed[:, 6] += 1
@@ -176,8 +177,8 @@ def test_a_target_does_not_see_later_targets(positions):
 
 
 @each_position
-def test_padding_of_the_inputs_changes_nothing(positions):
-    model = of_random_weights(positions)
+def test_padding_of_the_inputs_changes_nothing(positions, device):
+    model = placed(of_random_weights(positions), device)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
     padded = torch.cat([inputs, ids(2, 5, seed=2)], dim=1)  # masked values don't matter
     mask = torch.cat([torch.ones(2, 12), torch.zeros(2, 5)], dim=1).long()
@@ -189,7 +190,8 @@ def test_padding_of_the_inputs_changes_nothing(positions):
     )
 
 
-def test_padding_of_the_targets_changes_nothing_and_costs_nothing(model):
+def test_padding_of_the_targets_changes_nothing_and_costs_nothing(model, device):
+    model = placed(model, device)
     inputs, labels = ids(2, 12), ids(2, 10, seed=1)
     padded = torch.cat([labels, torch.full((2, 4), -100)], dim=1)
     losses = losses_of(model, inputs, padded)
@@ -197,7 +199,8 @@ def test_padding_of_the_targets_changes_nothing_and_costs_nothing(model):
     assert losses[:, 10:].unique().tolist() == [0.0]
 
 
-def test_a_row_of_padding_alone_gives_finite_gradients(model):
+def test_a_row_of_padding_alone_gives_finite_gradients(model, device):
+    model = placed(model, device)
     mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
     losses = losses_of(model, ids(2, 3), torch.tensor([[5, 1], [-100, -100]]), encoder_attention_mask=mask)
     losses.sum().backward()
@@ -236,7 +239,8 @@ def test_dropout_belongs_to_training():
     assert torch.equal(losses_of(model.eval(), *batch), losses_of(model, *batch))
 
 
-def test_bfloat16_weights_give_nearly_the_same_losses(model):
+def test_bfloat16_weights_give_nearly_the_same_losses(model, device):
+    model = placed(model, device)
     batch = ids(4, 30), ids(4, 20, seed=1)
     mask = torch.ones(4, 30).long()
     mask[0, 20:] = 0
@@ -283,12 +287,13 @@ def randomised(version, tmp_path):
 
 
 @pytest.mark.parametrize("version", [V1_0, V1_1], ids=["v1.0", "v1.1"])
-def test_logits_and_loss_are_those_of_transformers(version, tmp_path):
+def test_logits_and_loss_are_those_of_transformers(version, device, tmp_path):
     reference = randomised(version, tmp_path)
     config, state = load_state(tmp_path)
     assert config.tie_embeddings == version["tie_embeddings"]
     model = build(config).eval()
     model.load_state_dict(state)
+    model = placed(model, device)
     inputs, labels = ids(3, 150), ids(3, 140, seed=1)
     mask = torch.ones(3, 150).long()
     mask[1, 100:] = 0
@@ -310,8 +315,8 @@ def test_the_tied_matrix_is_one_parameter():
 
 
 @each_position
-def test_cached_decoding_equals_recomputation(positions):
-    model = of_random_weights(positions)
+def test_cached_decoding_equals_recomputation(positions, device):
+    model = placed(of_random_weights(positions), device)
     inputs, targets = ids(3, 20), ids(3, 50, seed=1)
     mask = torch.ones(3, 20).long()
     mask[1, 12:] = 0
@@ -357,8 +362,8 @@ LENGTHS = [[(7, 4), (3, 6), (5, 2)], [(12, 9)], [(1, 1), (8, 8)]]  # (inputs, ta
 
 
 @pytest.mark.parametrize("settings", [V1_0, *POSITIONS.values()], ids=["v1.0", *POSITIONS])
-def test_a_packed_batch_gives_each_example_its_own_losses_and_gradients(settings):
-    model = of_random_weights({**settings, "z_loss": 1e-3, "label_smoothing": 0.1}).train()
+def test_a_packed_batch_gives_each_example_its_own_losses_and_gradients(settings, device):
+    model = placed(of_random_weights({**settings, "z_loss": 1e-3, "label_smoothing": 0.1}).train(), device)
     examples = [
         [(ids(1, i, seed=10 * row + k), ids(1, t, seed=50 + 10 * row + k)) for k, (i, t) in enumerate(lengths)]
         for row, lengths in enumerate(LENGTHS)

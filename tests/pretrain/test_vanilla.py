@@ -11,6 +11,7 @@ from torch import nn
 
 from pretrain.models import AnyModelConfig, VanillaConfig, build, outline
 from pretrain.models.loss import shift_right
+from tests.pretrain.placed import placed
 
 CONFIGS = Path(__file__).parents[2] / "configs/models"
 
@@ -123,7 +124,8 @@ def test_one_matrix_for_both_embeddings_and_the_output(model):
     assert [name for name, p in model.named_parameters() if p.dim() == 2 and 500 in p.shape] == ["embedding.weight"]
 
 
-def test_a_target_does_not_see_later_targets(model):
+def test_a_target_does_not_see_later_targets(model, device):
+    model = placed(model, device)
     inputs, targets = ids(2, 12), ids(2, 10, seed=1)
     changed = targets.clone()
     changed[:, 6] += 1
@@ -133,7 +135,8 @@ def test_a_target_does_not_see_later_targets(model):
     assert (before[:, 6:] != after[:, 6:]).any(dim=-1).all()
 
 
-def test_cached_and_uncached_logits_are_equal(model):
+def test_cached_and_uncached_logits_are_equal(model, device):
+    model = placed(model, device)
     inputs, targets = ids(2, 12), ids(2, 10, seed=1)
     states = model.encode(inputs)
     cache = model.new_cache()
@@ -141,7 +144,8 @@ def test_cached_and_uncached_logits_are_equal(model):
     torch.testing.assert_close(torch.cat(parts, dim=1), model.decode(targets, states), rtol=0, atol=1e-5)
 
 
-def test_packed_examples_have_the_losses_they_have_alone(model):
+def test_packed_examples_have_the_losses_they_have_alone(model, device):
+    model = placed(model, device)
     one, other = (ids(1, 7), ids(1, 5, seed=1)), (ids(1, 4, seed=2), ids(1, 6, seed=3))
     alone = torch.cat([model(*one)["labels"], model(*other)["labels"]], dim=1)
 
