@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load, sections
 from data_pipeline.foundation.errors import FailedError, UserError
 from launch import nodes, staging
+from launch.beforehand import run_first
 from launch.cluster import ClusterConfig
 from launch.nodes import Node, Run
 from launch.supervise.remote import Agent, Agents
@@ -30,7 +31,10 @@ _SAFE = re.compile(r"[\w./:=,@%+-]+")
 
 @dataclass(frozen=True)
 class Job:
-    """What `launch slurm` was asked for. `mode`: who starts the ranks of a node, DeepSpeed's launcher or srun."""
+    """What `launch slurm` was asked for. `mode`: who starts the ranks of a node, DeepSpeed's launcher or srun.
+
+    `cluster_file` is where `cluster` was read. `doctor`: whether the job examines its nodes first.
+    """
 
     path: Path
     overrides: list[str]
@@ -44,6 +48,8 @@ class Job:
     time: str | None
     stop_at_step: int | None
     cluster: ClusterConfig
+    cluster_file: Path | None = None
+    doctor: bool = False
 
     @cached_property
     def is_run(self) -> bool:
@@ -59,6 +65,9 @@ class Job:
         options = ["--mode", self.mode, "--per-node", str(self.per_node), *(["--requeue"] if self.requeue else [])]
         options += ["--min-nodes", str(self.min_nodes)] if self.min_nodes else []
         options += ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
+        options += ["--doctor"] if self.doctor else []
+        options += ["--cluster", str(self.cluster_file.absolute())] if self.doctor and self.cluster_file else []
+        options += ["--stage", self.cluster.stage] if self.cluster.stage else []
         return [*_PYTHON, "head", *options, *self._srun, "--", str(self.path.absolute()), *self.overrides]
 
     @property
@@ -144,28 +153,29 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
-    head = job.head
-    if cluster.stage and job.is_run:
-        stage = [*_PYTHON, "stage", "--to", cluster.stage, "--", str(job.path.absolute()), *job.overrides]
-        script += [
-            "# each node copies the corpora to its own disk, and the ranks read them there",
-            f'srun --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" {_shell(cluster.container + stage)} || exit',
-        ]
-        head = [*head, *staging.overrides(load(job.path, job.overrides, RunConfig), Path(cluster.stage))]
     script += _comment(job)
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
-    return "\n".join([*script, f"exec {_shell(head)}", ""])
+    return "\n".join([*script, f"exec {_shell(job.head)}", ""])
 
 
 def _comment(job: Job) -> list[str]:
     if not job.is_run:
         return ["# the head starts Ray on each node with srun, builds, and takes Ray down again"]
+    first = (
+        ["# the head runs the doctor first, and ends with its findings if one of them is a fault"] if job.doctor else []
+    )
+    if job.cluster.stage:
+        first.append("# each node copies the corpora to its own disk, and the ranks read them there")
     if job.mode == "deepspeed":
         return [
+            *first,
             "# on each node, the head's srun starts an agent, and that",
             "#   deepspeed --no_ssh --hostfile … --node_rank $SLURM_NODEID --master_addr FIRST_NODE … pretrain train",
         ]
-    return ["# for each GPU, the head's srun starts an agent, and that one rank: RANK is $SLURM_PROCID, and so on"]
+    return [
+        *first,
+        "# for each GPU, the head's srun starts an agent, and that one rank: RANK is $SLURM_PROCID, and so on",
+    ]
 
 
 def _variables(job: Job) -> dict[str, str]:
@@ -194,7 +204,19 @@ def _submitted(path: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], container: list[str]) -> int:
+@dataclass(frozen=True)
+class First:
+    """What a head does before the run: whether it calls the doctor, with which cluster file, and where the corpora are
+    copied on each node."""
+
+    doctor: bool = False
+    cluster_file: Path | None = None
+    stage: Path | None = None
+
+
+def head(
+    run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], container: list[str], first: First = First()
+) -> int:
     """Runs in the batch script of an allocation: starts agents with srun, and the ranks; returns the run's exit code.
 
     With `requeue`, a run that has stopped for the scheduler's sake or lost a node goes back into the queue.
@@ -203,6 +225,16 @@ def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], con
     if job is None or "SLURM_JOB_NODELIST" not in os.environ:
         raise UserError("launch head: not in an allocation of SLURM; `launch slurm` writes the script that calls it")
     each_rank = mode == "srun"
+    file = [str(run.path), *run.overrides]
+    before = []
+    if first.doctor:
+        cluster = ["--cluster", str(first.cluster_file)] if first.cluster_file else []
+        before.append([*_PYTHON, "doctor", "--ranks", str(per_node), *cluster, "--", *file])
+    if first.stage:
+        each_node = ["srun", "--ntasks-per-node=1", f"--ntasks={os.environ['SLURM_JOB_NUM_NODES']}", "--overlap", *srun]
+        before.append([*each_node, *container, *_PYTHON, "stage", "--to", str(first.stage), "--", *file])
+        copies = staging.overrides(load(run.path, run.overrides, RunConfig), first.stage)
+        run = replace(run, overrides=[*run.overrides, *copies])
 
     def start(agents: Agents, chosen: list[Node]) -> None:
         tasks = per_node if each_rank else 1
@@ -221,7 +253,8 @@ def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], con
     def master(first: Agent) -> tuple[str, int]:
         return slurm.address_of(first.name), slurm.master_port(job)
 
-    ended = nodes.launch(run, allocated, nodes.Launcher(start, each_rank, address, master))
+    launcher = nodes.Launcher(start, each_rank, address, master)
+    ended = run_first(before) or nodes.launch(run, allocated, launcher)
     if requeue and ended.to_go_on:
         requeue_job(job)
     return ended.code
