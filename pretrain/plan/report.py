@@ -57,8 +57,8 @@ def _option(option: Option) -> dict[str, Any]:
         },
     }
     if option.step is not None and option.traffic is not None:
-        found["bytes_sent_per_step"] = option.traffic.total.bytes
-        found["collectives_per_step"] = option.traffic.total.all_reduces + option.traffic.total.gathers
+        found["bytes_sent_per_step"] = option.traffic.bytes
+        found["collectives_per_step"] = option.traffic.number
         found["latency_per_step"] = option.step.latency
         found["share_hidden"] = option.step.hidden
         found["seconds_per_step"] = option.step.seconds
@@ -158,8 +158,8 @@ def _time(options: Sequence[Option]) -> Table:
         table.add_row(
             *_setting(option.setting),
             str(option.rows),
-            f"{option.traffic.total.bytes / 1e9:,.1f}",
-            _figures(option.step.latency),
+            f"{option.traffic.bytes / 1e9:,.1f}",
+            f"{option.step.latency:.4f}",
             f"{option.step.hidden:.0%}",
             f"{_bound(option)}{_figures(option.step.seconds)}",
             _figures(option.step.exposed),

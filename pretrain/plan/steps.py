@@ -9,14 +9,39 @@ from pretrain.gpus import Gpu
 from pretrain.plan.states import FP32, Parameters, Setting, zero_sizes
 
 EFFICIENCY = 0.8  # the share of a link's data-sheet bandwidth that large collectives of NCCL reach
-# Seconds that a collective takes beside the time of its bytes, as NCCL 2.10 reckons to choose between rings and trees
-# (src/graph/tuning.cc; protocol Simple, which large messages use): once, and for each hop inside a node and between two
-_START = 8.4e-6
-_RING_HOP = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 9.6e-6}
-_TREE_HOP = {"nvlink": 28e-6, "pcie": 28e-6, "network": 50e-6}
 _FASTEST_PCIE = 64  # GB/s in one direction
 _BACKWARD = 2 / 3  # of a pass's arithmetic
 _RECOMPUTED = 1 / 3  # a forward pass of the layers, relative to forward and backward
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One of NCCL's ways to pass messages on: the share of a link that it can use, microseconds to begin, and for a hop
+    over NVLink, over PCIe and between nodes."""
+
+    share: float
+    start: float
+    nvlink: float
+    pcie: float
+    network: float
+
+
+# What NCCL 2.10 itself reckons with when it chooses (src/graph/tuning.cc): LL, Simple and LL128, in rings and in trees.
+_RINGS = (Protocol(1 / 4, 3.6, 0.47, 1.0, 2.7), Protocol(1.0, 8.4, 3.4, 5.7, 9.6), Protocol(0.92, 10.0, 1.9, 2.5, 4.0))
+_TREES = (Protocol(0.9 / 3.8, 4.4, 0.52, 1.0, 5.0), Protocol(0.9, 0.0, 28, 28, 50), Protocol(0.82, 4.4, 1.2, 1.9, 8.5))
+_SLOWER_LL = 1.8  # a hop of LL inside a node, where there are several
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """A `number` of collectives, in which a GPU sends `bytes` in all: all-reduces, or gathers and scatters."""
+
+    bytes: float
+    number: float
+    all_reduces: bool = False
+
+    def part(self, share: float) -> "Collectives":
+        return replace(self, bytes=self.bytes * share, number=self.number * share)
 
 
 @dataclass(frozen=True)
@@ -40,57 +65,52 @@ class Cluster:
             link = min(link, self.network * self.gpus // self.nodes)
         return EFFICIENCY * link * 1e9
 
-    @property
-    def gather_latency(self) -> float:
-        """Seconds of a gather or scatter of no bytes: in a ring they pass through all GPUs."""
-        if self.gpus == 1:
+    def seconds(self, sent: Collectives) -> float:
+        """How long `sent` is on the way, by the way that is fastest for messages of this size."""
+        if self.gpus == 1 or not sent.number:
             return 0.0
-        inside = "nvlink" if self.gpu.link > _FASTEST_PCIE else "pcie"
-        between = self.nodes - 1
-        return _START + (self.gpus - 1 - between) * _RING_HOP[inside] + between * _RING_HOP["network"]
+        size = sent.bytes / sent.number
+        inside = self.gpus - self.nodes  # hops of a ring that stay in a node; a gather passes through all GPUs once
+        times = 2 if sent.all_reduces else 1
+        ways = [(one, times * inside, times * (self.nodes - 1)) for one in self._usable(_RINGS)]
+        if sent.all_reduces:  # up and down a tree of nodes, in each of which the GPUs are a chain
+            depth = math.floor(math.log2(self.nodes))
+            ways += [(one, 2 * inside // self.nodes, 2 * depth) for one in self._usable(_TREES)]
+        return sent.number * min(self._latency(*way) + size / (way[0].share * self.bandwidth) for way in ways)
 
     @property
-    def all_reduce_latency(self) -> float:
-        """Seconds of an all-reduce of no bytes: twice around a ring, or up and down a tree of chains, one a node."""
-        if self.gpus == 1:
-            return 0.0
-        inside = "nvlink" if self.gpu.link > _FASTEST_PCIE else "pcie"
-        chain, depth = self.gpus / self.nodes - 1, math.floor(math.log2(self.nodes))
-        tree = 2 * (chain * _TREE_HOP[inside] + depth * _TREE_HOP["network"])
-        return min(2 * self.gather_latency - _START, tree)
+    def _nvlink(self) -> bool:
+        return self.gpu.link > _FASTEST_PCIE
 
-    def seconds(self, sent: "Collectives") -> float:
-        """How long `sent` is on the way."""
-        latency = sent.gathers * self.gather_latency + sent.all_reduces * self.all_reduce_latency
-        return sent.bytes / self.bandwidth + latency
+    def _usable(self, protocols: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
+        return protocols if self._nvlink else protocols[:2]  # LL128 takes NVLink
 
-
-@dataclass(frozen=True)
-class Collectives:
-    """Bytes that a GPU sends, and the number of collectives: all-reduces, and gathers or scatters."""
-
-    bytes: float = 0.0
-    all_reduces: float = 0.0
-    gathers: float = 0.0
-
-    def __add__(self, other: "Collectives") -> "Collectives":
-        return Collectives(self.bytes + other.bytes, self.all_reduces + other.all_reduces, self.gathers + other.gathers)
-
-    def __mul__(self, times: float) -> "Collectives":
-        return Collectives(self.bytes * times, self.all_reduces * times, self.gathers * times)
+    def _latency(self, protocol: Protocol, inside: int, between: int) -> float:
+        hop = protocol.nvlink if self._nvlink else protocol.pcie
+        if protocol.share < 0.5 and self.nodes > 1:
+            hop *= _SLOWER_LL
+        return 1e-6 * (protocol.start + inside * hop + between * protocol.network)
 
 
 @dataclass(frozen=True)
 class Traffic:
     """What each GPU sends in a step: beside the forward and the backward pass, and what it waits for."""
 
-    beside_forward: Collectives
-    beside_backward: Collectives
-    waited_for: Collectives
+    beside_forward: list[Collectives]
+    beside_backward: list[Collectives]
+    waited_for: list[Collectives]
 
     @property
-    def total(self) -> Collectives:
-        return self.beside_forward + self.beside_backward + self.waited_for
+    def all(self) -> list[Collectives]:
+        return [*self.beside_forward, *self.beside_backward, *self.waited_for]
+
+    @property
+    def bytes(self) -> float:
+        return sum(one.bytes for one in self.all)
+
+    @property
+    def number(self) -> float:
+        return sum(one.number for one in self.all)
 
 
 def traffic(
@@ -112,31 +132,34 @@ def traffic(
     gradients, buckets = others * FP32 * count, parameters.buckets(sizes["reduce_bucket_size"])
     early = max(0.0, 1 - sizes["reduce_bucket_size"] / count) if setting.overlap else 0.0
     parts = sum(-(-sum(group) // sizes["allgather_bucket_size"]) for group in parameters.groups)
-    weights = Collectives(weight * count, gathers=parts)
+    weights = Collectives(weight * count, parts)
     if setting.stage == 1:
         whole = len(parameters.groups) if precision == "bf16" else buckets
-        return Traffic(Collectives(), Collectives(), Collectives(2 * gradients, all_reduces=whole) + weights)
+        return Traffic([], [], [Collectives(2 * gradients, whole, all_reduces=True), weights])
     if setting.stage == 2:
-        reduced = Collectives(2 * gradients, all_reduces=buckets) * micro_batches
-        return Traffic(Collectives(), reduced * early, reduced * (1 - early) + weights)
+        reduced = Collectives(2 * gradients * micro_batches, buckets * micro_batches, all_reduces=True)
+        return Traffic([], [reduced.part(early)], [reduced.part(1 - early), weights])
     threshold = sizes["stage3_param_persistence_threshold"]
     small = parameters.up_to(threshold)
     kept = min(count, sizes["stage3_max_live_parameters"], sizes["stage3_max_reuse_distance"] // 2)
-    fetches = parameters.buckets(sizes["stage3_prefetch_bucket_size"], above=threshold)
-    forward = Collectives(weight * (count - small), gathers=fetches) * micro_batches
-    backward = Collectives(weight * (count - kept), gathers=fetches * (count - kept) / count) * micro_batches
-    scattered = Collectives(gradients, gathers=buckets) * micro_batches
-    updated = Collectives(weight * small, gathers=parameters.number_up_to(threshold))
+    fetches = micro_batches * parameters.buckets(sizes["stage3_prefetch_bucket_size"], above=threshold)
+    forward = Collectives(weight * micro_batches * (count - small), fetches)
+    backward = Collectives(weight * micro_batches * (count - kept), fetches * (count - kept) / count)
+    scattered = Collectives(gradients * micro_batches, buckets * micro_batches)
+    updated = Collectives(weight * small, parameters.number_up_to(threshold))
     if not setting.overlap:
-        return Traffic(Collectives(), Collectives(), forward + backward + scattered + updated)
-    return Traffic(forward, backward + scattered * early, scattered * (1 - early) + updated)
+        return Traffic([], [], [forward, backward, scattered, updated])
+    return Traffic([forward], [backward, scattered.part(early)], [scattered.part(1 - early), updated])
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step: `compute`, and `exposed`, in which GPUs wait for each other. `latency`: those that collectives
-    take beside the time of their bytes, hidden or not. `hidden`: the share of the time of communication in which the
-    GPUs compute. `mfu`: of the whole step; waiting and recomputing are no useful work."""
+    """Seconds of a step: `compute`, and `exposed`, in which GPUs wait for each other.
+
+    `latency`: those that collectives take beside the time of their bytes at full bandwidth, hidden or not. `hidden`:
+    the share of the time of communication in which the GPUs compute. `mfu`: of the whole step; waiting and recomputing
+    are no useful work.
+    """
 
     compute: float
     exposed: float
@@ -161,10 +184,11 @@ def step(
     backward = needed * _BACKWARD / mfu
     if setting.checkpointing:
         backward += of_layers / cluster.gpus / peak * _RECOMPUTED / mfu
-    windows = ((sent.beside_forward, forward), (sent.beside_backward, backward))
-    late = sum(max(0.0, cluster.seconds(part) - window) for part, window in windows)
-    exposed = late + cluster.seconds(sent.waited_for)
-    travelling = cluster.seconds(sent.total)
+    beside, behind, waited = (
+        sum(map(cluster.seconds, part)) for part in (sent.beside_forward, sent.beside_backward, sent.waited_for)
+    )
+    exposed = max(0.0, beside - forward) + max(0.0, behind - backward) + waited
+    travelling = beside + behind + waited
     hidden = 1 - exposed / travelling if travelling else 0.0
-    latency = cluster.seconds(replace(sent.total, bytes=0.0))
+    latency = travelling - sent.bytes / cluster.bandwidth
     return Step(forward + backward, exposed, latency, hidden, needed / (forward + backward + exposed))
