@@ -15,6 +15,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load, sections
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import counted
 from launch import nodes, staging
 from launch.beforehand import run_first
 from launch.cluster import ClusterConfig
@@ -26,6 +27,7 @@ from pretrain.run import slurm
 SCRIPT = "job.sbatch"
 _PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: not whatever is called so in the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
 
 
@@ -111,6 +113,8 @@ def _checked(job: Job) -> tuple[str, Path]:
     most = job.cluster.gpus_per_node
     if most and job.per_node > most:
         raise UserError(f"--gpus-per-node: {job.per_node}, but a node of this cluster has {most} (gpus_per_node)")
+    if job.time and not _TIME.fullmatch(job.time):
+        raise UserError(f"--time: {job.time!r}; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes")
     if job.min_nodes and job.min_nodes > job.nodes:
         raise UserError(f"--min-nodes: {job.min_nodes} is more than --nodes {job.nodes}")
     if job.is_run:
@@ -123,7 +127,8 @@ def _checked(job: Job) -> tuple[str, Path]:
 def batch_script(job: Job, name: str, directory: Path) -> str:
     """The script that sbatch gets. Whatever a name or path holds, it is one word to SLURM and to the shell."""
     cluster, plain = job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
-    ranks = f"{job.nodes} nodes × {job.per_node} {'GPUs' if cluster.device == 'gpu' else 'ranks'}"
+    each = counted(job.per_node, "GPU" if cluster.device == "gpu" else "rank")
+    ranks = f"{counted(job.nodes, 'node')} × {each}"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", plain),
         ("nodes", job.nodes),
@@ -143,7 +148,7 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     lines += [*flags, *(_directive(option, "sbatch") for option in cluster.sbatch)]
     what = f"{ranks}, started by {'the deepspeed launcher' if job.mode == 'deepspeed' else 'srun'}"
     if not job.is_run:
-        what = f"data-pipeline build on {job.nodes} nodes"
+        what = f"data-pipeline build on {counted(job.nodes, 'node')}"
     script = [
         "#!/bin/bash",
         f"# {plain}: {what}. Written by `launch slurm`.",
