@@ -68,6 +68,8 @@ def watch(
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
+    if requests.asked is not None:  # or just created by a signal
+        status.request_stop(run)
     with Follower(rank_logs.log_of(attempt.logs, 0)):
         started = parts(attempt.logs)
         attempt.ranks = sum(part.ranks for part in started)
