@@ -117,6 +117,9 @@ def slurm_command(
     stop_at_step: StopAtStep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; write nothing.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Hand the batch script to sbatch.")] = False,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="The job runs the doctor first, and ends if anything would stop the run.")
+    ] = False,
 ) -> None:
     """Write the batch script of a run, or of a build, and submit it.
 
@@ -144,6 +147,8 @@ def slurm_command(
         time=time,
         stop_at_step=stop_at_step,
         cluster=settings,
+        cluster_file=cluster,
+        doctor=doctor,
     )
     hand_over(job, dry_run, submit)
 
@@ -163,15 +168,19 @@ def head(
     stop_at_step: StopAtStep = None,
     srun: Words = "",
     container: Words = "",
+    doctor: Annotated[bool, typer.Option("--doctor")] = False,
+    cluster: Annotated[Path | None, path_option("--cluster", "Of the doctor.", config_path)] = None,
+    stage: Annotated[Path | None, path_option("--stage", "Where each node copies the corpora.")] = None,
 ) -> None:
     """Start the agents of an allocation of SLURM and decide; the batch script of `launch slurm` calls it."""
     import shlex
 
     from launch.nodes import Run
+    from launch.slurm import First
     from launch.slurm import head as decide
 
-    run = Run(config, overrides or [], stop_at_step, min_nodes=min_nodes)
-    raise typer.Exit(decide(run, mode, per_node, requeue, shlex.split(srun), shlex.split(container)))
+    run, first = Run(config, overrides or [], stop_at_step, min_nodes=min_nodes), First(doctor, cluster, stage)
+    raise typer.Exit(decide(run, mode, per_node, requeue, shlex.split(srun), shlex.split(container), first))
 
 
 @app.command(hidden=True)

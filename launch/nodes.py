@@ -18,6 +18,7 @@ from pretrain.config import RunConfig
 from pretrain.run import lock, status
 from pretrain.setup import Setup, cut_rows, prepare
 
+NOTHING_BEGUN = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 _HOSTFILE = "hostfile"
 
 
@@ -89,7 +90,7 @@ def launch(run: Run, nodes: list[Node], launcher: Launcher) -> Ended:
         while True:
             attempt = _attempt(run, config, nodes, launcher, requests)
             if attempt is None:
-                print("stopped before any rank was started", file=sys.stderr)
+                print(NOTHING_BEGUN, file=sys.stderr, flush=True)
                 return Ended(STOPPED, requests.by_scheduler)
             code = result(attempt, directory, requests)
             if code != 1 or not attempt.lost or requests.signals:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load, sections
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import counted
 from launch import nodes, staging
+from launch.beforehand import run_first
 from launch.cluster import ClusterConfig
 from launch.nodes import Node, Run
 from launch.supervise.remote import Agent, Agents
@@ -25,12 +27,16 @@ from pretrain.run import slurm
 SCRIPT = "job.sbatch"
 _PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: not whatever is called so in the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What `launch slurm` was asked for. `mode`: who starts the ranks of a node, DeepSpeed's launcher or srun."""
+    """What `launch slurm` was asked for. `mode`: who starts the ranks of a node, DeepSpeed's launcher or srun.
+
+    `cluster_file` is where `cluster` was read. `doctor`: whether the job examines its nodes first.
+    """
 
     path: Path
     overrides: list[str]
@@ -44,6 +50,8 @@ class Job:
     time: str | None
     stop_at_step: int | None
     cluster: ClusterConfig
+    cluster_file: Path | None = None
+    doctor: bool = False
 
     @cached_property
     def is_run(self) -> bool:
@@ -59,6 +67,9 @@ class Job:
         options = ["--mode", self.mode, "--per-node", str(self.per_node), *(["--requeue"] if self.requeue else [])]
         options += ["--min-nodes", str(self.min_nodes)] if self.min_nodes else []
         options += ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
+        options += ["--doctor"] if self.doctor else []
+        options += ["--cluster", str(self.cluster_file.absolute())] if self.doctor and self.cluster_file else []
+        options += ["--stage", self.cluster.stage] if self.cluster.stage else []
         return [*_PYTHON, "head", *options, *self._srun, "--", str(self.path.absolute()), *self.overrides]
 
     @property
@@ -102,6 +113,8 @@ def _checked(job: Job) -> tuple[str, Path]:
     most = job.cluster.gpus_per_node
     if most and job.per_node > most:
         raise UserError(f"--gpus-per-node: {job.per_node}, but a node of this cluster has {most} (gpus_per_node)")
+    if job.time and not _TIME.fullmatch(job.time):
+        raise UserError(f"--time: {job.time!r}; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes")
     if job.min_nodes and job.min_nodes > job.nodes:
         raise UserError(f"--min-nodes: {job.min_nodes} is more than --nodes {job.nodes}")
     if job.is_run:
@@ -114,7 +127,8 @@ def _checked(job: Job) -> tuple[str, Path]:
 def batch_script(job: Job, name: str, directory: Path) -> str:
     """The script that sbatch gets. Whatever a name or path holds, it is one word to SLURM and to the shell."""
     cluster, plain = job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
-    ranks = f"{job.nodes} nodes × {job.per_node} {'GPUs' if cluster.device == 'gpu' else 'ranks'}"
+    each = counted(job.per_node, "GPU" if cluster.device == "gpu" else "rank")
+    ranks = f"{counted(job.nodes, 'node')} × {each}"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", plain),
         ("nodes", job.nodes),
@@ -134,7 +148,7 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     lines += [*flags, *(_directive(option, "sbatch") for option in cluster.sbatch)]
     what = f"{ranks}, started by {'the deepspeed launcher' if job.mode == 'deepspeed' else 'srun'}"
     if not job.is_run:
-        what = f"data-pipeline build on {job.nodes} nodes"
+        what = f"data-pipeline build on {counted(job.nodes, 'node')}"
     script = [
         "#!/bin/bash",
         f"# {plain}: {what}. Written by `launch slurm`.",
@@ -144,28 +158,29 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
-    head = job.head
-    if cluster.stage and job.is_run:
-        stage = [*_PYTHON, "stage", "--to", cluster.stage, "--", str(job.path.absolute()), *job.overrides]
-        script += [
-            "# each node copies the corpora to its own disk, and the ranks read them there",
-            f'srun --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" {_shell(cluster.container + stage)} || exit',
-        ]
-        head = [*head, *staging.overrides(load(job.path, job.overrides, RunConfig), Path(cluster.stage))]
     script += _comment(job)
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
-    return "\n".join([*script, f"exec {_shell(head)}", ""])
+    return "\n".join([*script, f"exec {_shell(job.head)}", ""])
 
 
 def _comment(job: Job) -> list[str]:
     if not job.is_run:
         return ["# the head starts Ray on each node with srun, builds, and takes Ray down again"]
+    first = (
+        ["# the head runs the doctor first, and ends with its findings if one of them is a fault"] if job.doctor else []
+    )
+    if job.cluster.stage:
+        first.append("# each node copies the corpora to its own disk, and the ranks read them there")
     if job.mode == "deepspeed":
         return [
+            *first,
             "# on each node, the head's srun starts an agent, and that",
             "#   deepspeed --no_ssh --hostfile … --node_rank $SLURM_NODEID --master_addr FIRST_NODE … pretrain train",
         ]
-    return ["# for each GPU, the head's srun starts an agent, and that one rank: RANK is $SLURM_PROCID, and so on"]
+    return [
+        *first,
+        "# for each GPU, the head's srun starts an agent, and that one rank: RANK is $SLURM_PROCID, and so on",
+    ]
 
 
 def _variables(job: Job) -> dict[str, str]:
@@ -194,7 +209,19 @@ def _submitted(path: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], container: list[str]) -> int:
+@dataclass(frozen=True)
+class First:
+    """What a head does before the run: whether it calls the doctor, with which cluster file, and where the corpora are
+    copied on each node."""
+
+    doctor: bool = False
+    cluster_file: Path | None = None
+    stage: Path | None = None
+
+
+def head(
+    run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], container: list[str], first: First = First()
+) -> int:
     """Runs in the batch script of an allocation: starts agents with srun, and the ranks; returns the run's exit code.
 
     With `requeue`, a run that has stopped for the scheduler's sake or lost a node goes back into the queue.
@@ -203,6 +230,16 @@ def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], con
     if job is None or "SLURM_JOB_NODELIST" not in os.environ:
         raise UserError("launch head: not in an allocation of SLURM; `launch slurm` writes the script that calls it")
     each_rank = mode == "srun"
+    file = [str(run.path), *run.overrides]
+    before = []
+    if first.doctor:
+        cluster = ["--cluster", str(first.cluster_file)] if first.cluster_file else []
+        before.append([*_PYTHON, "doctor", "--ranks", str(per_node), *cluster, "--", *file])
+    if first.stage:
+        each_node = ["srun", "--ntasks-per-node=1", f"--ntasks={os.environ['SLURM_JOB_NUM_NODES']}", "--overlap", *srun]
+        before.append([*each_node, *container, *_PYTHON, "stage", "--to", str(first.stage), "--", *file])
+        copies = staging.overrides(load(run.path, run.overrides, RunConfig), first.stage)
+        run = replace(run, overrides=[*run.overrides, *copies])
 
     def start(agents: Agents, chosen: list[Node]) -> None:
         tasks = per_node if each_rank else 1
@@ -221,7 +258,8 @@ def head(run: Run, mode: str, per_node: int, requeue: bool, srun: list[str], con
     def master(first: Agent) -> tuple[str, int]:
         return slurm.address_of(first.name), slurm.master_port(job)
 
-    ended = nodes.launch(run, allocated, nodes.Launcher(start, each_rank, address, master))
+    launcher = nodes.Launcher(start, each_rank, address, master)
+    ended = run_first(before) or nodes.launch(run, allocated, launcher)
     if requeue and ended.to_go_on:
         requeue_job(job)
     return ended.code

@@ -1,11 +1,11 @@
 """Copies of corpora on the disks of nodes, which ranks read instead of the shared file system."""
 
-import fcntl
 import re
 import shutil
 from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.locks import lock
 from pretrain.config import RunConfig
 
 _NOT_FOR_TRAINING = ("documents", ".stages")
@@ -24,7 +24,7 @@ def stage(config: RunConfig, directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, f"{directory}: jobs that copy to it at once may spoil each other's files", wait=True)
             for corpus in dict.fromkeys(corpus for _, corpus in _corpora(config)):
                 _copy(Path(corpus), _place(directory, corpus))
     except OSError as error:

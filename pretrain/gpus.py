@@ -40,6 +40,18 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Sources, all NVIDIA's. Where a sheet gives arithmetic with sparsity only, this is half of it.
+# - A100: data sheet 1758950, which has the SXM and PCIe models: 312 TFLOP/s; 1,555, 1,935 or 2,039 GB/s; NVLink 600 and
+#   PCIe 4.0 64 GB/s in both directions together.
+# - H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture", which gives dense figures (989.4, 756
+#   TFLOP/s); memory from the data sheets (3.35, 4.8 and 2 TB/s; product brief PB-11133 for PCIe); NVLink 900 GB/s; PCIe
+#   5.0 128 GB/s.
+# - H100 NVL and H200 NVL: their data sheets: 1,671 TFLOP/s with sparsity, 3.9 and 4.8 TB/s. The bridges of 600 and
+#   900 GB/s join two cards, or four H200.
+# - GH200: data sheet of the model with 96 GB: 4 TB/s, and arithmetic as of H100 SXM.
+# - L40S: data sheet: 362.05 TFLOP/s, 864 GB/s, PCIe 4.0, no NVLink.
+# - Networks: user guide of DGX A100 (DU-09821: eight ConnectX-6 of 200 Gb/s), reference architecture of DGX BasePOD
+#   (DGX H100 and H200: eight ConnectX-7 of 400 Gb/s).
 _HOPPER = {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
 _HOPPER_NVL = {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
 _A100 = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}

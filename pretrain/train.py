@@ -26,7 +26,7 @@ from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
 from pretrain.zero.construction import construct
 from pretrain.zero.layers import compiles
-from pretrain.zero.ranks import by_rank_0, communication_device, joined
+from pretrain.zero.ranks import by_rank_0, communication_device, joined, of_rank_0
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -57,6 +57,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 
 def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """`train` within a process group that exists already."""
+    config = of_rank_0(config)  # a network file system may show other hosts an older run file
     run = Path(config.run.directory)
     setup = prepare(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
     if fresh and (aside := by_rank_0(lambda: status.move_aside(run))) and rank == 0:

@@ -1,5 +1,7 @@
 """Items of a dataset by number, made in this process or ahead of time by worker processes."""
 
+import atexit
+import contextlib
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -7,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from types import FrameType
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -18,6 +21,7 @@ Item = TypeVar("Item")
 # A terminal or a scheduler sends these to all processes. The run stops on them, and needs its workers until then.
 _IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 _REQUESTS = {*_IGNORED, signal.SIGTERM}  # SIGTERM may also be meant for one worker
+_open: WeakSet[Iterator[Any]] = WeakSet()
 _PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
 
@@ -50,8 +54,15 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int,
 
     `pin`: into page-locked memory, from which a GPU copies while it computes.
 
-    Raises what making an item raised, and FailedError if a worker process died.
+    Raises what making an item raised, and FailedError if a worker process died. The workers end with the iterator, or
+    with this process if that ends first.
     """
+    made = _items(dataset, numbers, workers, prefetch, pin)
+    _open.add(made)
+    return made
+
+
+def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool) -> Iterator[Any]:
     with blocked(_REQUESTS):  # until a worker has installed its handlers
         if workers:
             # The server that forks the workers imports this once. Else each takes a second and 100 MB to import torch.
@@ -81,6 +92,13 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int,
         if one.error is not None:
             raise one.error
         yield one.item
+
+
+@atexit.register  # before multiprocessing's own, which sends workers one SIGTERM and waits for them without end
+def _end_workers() -> None:
+    for made in list(_open):
+        with contextlib.suppress(ValueError):  # another thread is in it
+            made.close()  # type: ignore[attr-defined]
 
 
 def _outlive_requests(worker: int) -> None:

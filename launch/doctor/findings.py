@@ -34,7 +34,7 @@ def report(findings: Sequence[Finding]) -> str:
         alike.setdefault(key, []).append(finding.node)
     lines = []
     for finding, where in sorted(alike.items(), key=lambda item: _place(item[0], findings)):
-        names = [name for name in where if name]
+        names = [name for name in dict.fromkeys(where) if name]
         at = f" on {_names(names)}" if names and len(nodes) > 1 else ""
         text = "; ".join(
             part

@@ -26,7 +26,7 @@ from pretrain.run.hardware import count_gpus, free_port
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_CONNECT = 30.0
-_SECONDS_TO_SEE_THE_LOGS = 20.0  # a network file system shows a new directory late
+_SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 
 
 def agent() -> int:

@@ -7,7 +7,7 @@ class Event(NamedTuple):
     """One report.
 
     - `rank failed`: rank `number` has met an error, and may take a while to end.
-    - `rank ended`: rank `number` has ended with `code`, negative for a signal.
+    - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
     - `signal`: stop signal `number` was sent to a process above the ranks.
     - `launcher ended`: the node's launcher has ended with `code`; `lines` are its last.
     - `all ended`: no process of the node's ranks is left.

@@ -23,7 +23,6 @@ from pretrain.run.status import Status
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
-_LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
 _REFUSED = 2
 _LAUNCHERS_LOG = "launcher.log"
 
@@ -32,13 +31,16 @@ _LAUNCHERS_LOG = "launcher.log"
 class Attempt:
     """What has become of one attempt. `codes` maps rank to exit code; it and `failed` are in the order of arrival.
 
-    `lost` maps the names of nodes that no longer answer to the reason.
+    `words` are the last lines of ranks that ended with an error. `lost` maps the names of nodes that no longer answer
+    to the reason.
     """
 
     before: Status
     logs: Path
+    ranks: int = 0
     codes: dict[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+    words: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     launcher: Event | None = None  # the first one to end before its ranks
     refused: list[str] = field(default_factory=list)
@@ -67,8 +69,11 @@ def watch(
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
+    if requests.asked is not None:  # or just created by a signal
+        status.request_stop(run)
     with Follower(rank_logs.log_of(attempt.logs, 0)):
         started = parts(attempt.logs)
+        attempt.ranks = sum(part.ranks for part in started)
         try:
             _until_ended(attempt, started, requests, dead_rank_seconds)
         finally:
@@ -111,6 +116,7 @@ def _take(part: Part, attempt: Attempt, left: dict[Part, int], signals: list[int
             attempt.failed.append(event.number)
         elif event.kind == "rank ended":
             attempt.codes[event.number] = event.code
+            attempt.words[event.number] = event.lines
             left[part] -= 1
         elif event.kind == "signal":
             signals.append(event.number)
@@ -142,6 +148,9 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     if now.attempt == rank_logs.attempt(attempt.logs) and now.state in ("stopped", "finished"):
         return STOPPED if now.state == "stopped" else 0
     codes = attempt.codes
+    agreed = set(codes.values()) if len(codes) == attempt.ranks else set()
+    if agreed in ({0}, {STOPPED}):  # a network file system may show other hosts an older status
+        return agreed.pop()
     known = bool(codes) or (attempt.launcher is not None and attempt.launcher.code == 0)
     if known and not any(codes.values()) and now == attempt.before and now.state == "finished":
         return 0  # the run was already finished
@@ -214,7 +223,7 @@ def _report_failure(attempt: Attempt) -> None:
     log = rank_logs.log_of(logs, rank)
     print(f"rank {rank} {_manner(code)}; its log: {log}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
-        for line in rank_logs.last_lines(log, _LAST_LINES):
+        for line in attempt.words.get(rank) or rank_logs.last_lines(log):
             print(f"  {line}", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ from launch.supervise.events import Event
 from launch.supervise.session import Session
 from pretrain.run import stop_signals
 from pretrain.run.hardware import VISIBLE
-from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED
+from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, log_of
 
 _LAST_LINES = 10
 _REPORT = re.compile(
@@ -97,7 +97,10 @@ class Reports:
                 event = Event("rank failed", int(report["failed"]))
             else:
                 self.above_ranks.discard(int(report["ended"]))
-                event = Event("rank ended", int(report["rank"]), int(report["code"]))
+                rank, code = int(report["rank"]), int(report["code"])
+                # read here, since other hosts may see the log's end late
+                words = last_lines(log_of(self._log.parent, rank)) if code else []
+                event = Event("rank ended", rank, code, tuple(words))
         if line:
             self.last_lines.append(line)
             with contextlib.suppress(OSError), self._log.open("a") as log:

@@ -33,7 +33,7 @@ def newest(run: Path) -> Path | None:
     def check(directory: Path) -> None:
         checkpoint_index.missing_or_short(directory, checkpoint_index.read(directory))
 
-    return _first_sound(run, lambda directory: _damage(directory, check))
+    return _first_sound(run, lambda directory: _damage(directory, check), candidates(run))
 
 
 def is_sound(directory: Path) -> bool:
@@ -47,6 +47,7 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
     import torch.distributed as dist
 
     from pretrain.checkpoint.tensors import StoredTensors
+    from pretrain.zero.ranks import by_rank_0
 
     def damage(directory: Path) -> str | None:
         own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
@@ -54,11 +55,14 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
         dist.all_reduce(damaged)
         return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
 
-    return _first_sound(run, damage)
+    # rank 0's, since a network file system may show other hosts older ones
+    return _first_sound(run, damage, by_rank_0(lambda: candidates(run)))
 
 
-def _first_sound(run: Path, damage: Callable[[Path], str | None]) -> Path | None:
-    directories, problem = candidates(run)
+def _first_sound(
+    run: Path, damage: Callable[[Path], str | None], found_there: tuple[list[Path], str | None]
+) -> Path | None:
+    directories, problem = found_there
     found = [problem] if problem else []
     for directory in directories:
         reason = damage(directory)

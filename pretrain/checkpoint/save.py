@@ -39,7 +39,7 @@ from pretrain.run.standing import Standing
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_rank_0
 
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_LOOKS, _SECONDS_FOR_A_RANK = 0.02, 0.001  # more for many ranks, whose files make a long list
 _SECONDS_OF_A_ROUND = 1.0
 _GIVEN_UP = "another rank failed"
 
@@ -205,15 +205,16 @@ class _Writing(threading.Thread):
         tokenizer.save(origin.tokenizer, self.temporary)
         shutil.copyfile(origin.run / CONFIG, self.temporary / CONFIG)
         files: dict[str, File] = {}
-        for rank in range(origin.ranks):
-            table = self.temporary / f"{rank_file(rank)}.json"
-            while not table.exists():
-                if self.given_up.wait(_SECONDS_BETWEEN_LOOKS):
-                    raise FailedError(_GIVEN_UP)
-            written = read_json(table, Table).file
-            assert written is not None
-            files[f"{rank_file(rank)}.safetensors"] = written
-            self._advance()
+        awaited = {f"{rank_file(rank)}.json": rank for rank in range(origin.ranks)}
+        while awaited:
+            # a list, since a network file system remembers for long that a file it was asked for didn't exist
+            for name in awaited.keys() & {path.name for path in self.temporary.iterdir()}:
+                written = read_json(self.temporary / name, Table).file
+                assert written is not None
+                files[f"{rank_file(awaited.pop(name))}.safetensors"] = written
+                self._advance()
+            if awaited and self.given_up.wait(_SECONDS_BETWEEN_LOOKS + origin.ranks * _SECONDS_FOR_A_RANK):
+                raise FailedError(_GIVEN_UP)
         index = write_index(
             self.temporary,
             files,

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt
 
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, write_json
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, hidden, reveal, write_json
 from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.locks import lock
 from data_pipeline.foundation.secrets import masked
@@ -279,9 +279,10 @@ class _Replays:
 
 @contextlib.contextmanager
 def creating_alone(uri: str) -> Iterator[None]:
-    """Within the block, this process alone creates tables in a new sqlite file.
+    """Before the block, creates the tables of a new sqlite file; within it, no other process does.
 
-    If runs that start together did so at the same time, MLflow would leave the tables half made.
+    If runs that start together did so at the same time, or if one was killed meanwhile, MLflow would find half of the
+    tables, which it never completes. So they are made in another file, which then gets the name.
     """
     database = sqlite_file(uri)
     if database is None:
@@ -294,7 +295,18 @@ def creating_alone(uri: str) -> Iterator[None]:
             f"{database}: runs that start together may fail to create its tables; MLflow is then tried again",
             wait=True,
         )
+        if not database.exists():
+            _create_tables(database)
         yield
+
+
+def _create_tables(database: Path) -> None:
+    for leftover in database.parent.glob(f"{hidden(database, '*').name}*"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
+    new = hidden(database)
+    _client(f"sqlite:///{new}").search_experiments(max_results=1)
+    if not database.exists():  # there are file systems without locks
+        reveal(new, database)
 
 
 def absolute_uri(uri: str) -> str:

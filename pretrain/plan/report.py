@@ -57,7 +57,9 @@ def _option(option: Option) -> dict[str, Any]:
         },
     }
     if option.step is not None and option.traffic is not None:
-        found["bytes_sent_per_step"] = option.traffic.total
+        found["bytes_sent_per_step"] = option.traffic.bytes
+        found["collectives_per_step"] = option.traffic.number
+        found["latency_per_step"] = option.step.latency
         found["share_hidden"] = option.step.hidden
         found["seconds_per_step"] = option.step.seconds
         found["mfu"] = option.step.mfu
@@ -148,7 +150,7 @@ def _memory(planner: Planner, options: Sequence[Option]) -> Table:
 
 
 def _time(options: Sequence[Option]) -> Table:
-    heads = ("stage", "off", "rec", "rows", "GB sent", "hidden", "s/step", "waits", "MFU", "days", "cost")
+    heads = ("stage", "off", "rec", "rows", "GB sent", "latency", "hidden", "s/step", "waits", "MFU", "days", "cost")
     table = _table("A step and the run, at the largest micro-batch", heads)
     for option in options:
         if option.step is None or option.traffic is None:
@@ -156,7 +158,8 @@ def _time(options: Sequence[Option]) -> Table:
         table.add_row(
             *_setting(option.setting),
             str(option.rows),
-            f"{option.traffic.total / 1e9:,.1f}",
+            f"{option.traffic.bytes / 1e9:,.1f}",
+            f"{option.step.latency:.4f}",
             f"{option.step.hidden:.0%}",
             f"{_bound(option)}{_figures(option.step.seconds)}",
             _figures(option.step.exposed),

@@ -21,6 +21,7 @@ Offload = Literal["none", "optimizer", "optimizer and weights"]
 FP32 = 4  # bytes
 _SIZES = (
     "reduce_bucket_size",
+    "allgather_bucket_size",
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
     "stage3_prefetch_bucket_size",
@@ -99,6 +100,20 @@ class Parameters:
     def up_to(self, size: int) -> int:
         """Elements of all parameters that have `size` at most."""
         return sum(one for group in self.groups for one in group if one <= size)
+
+    def number_up_to(self, size: int) -> int:
+        """The number of parameters that have `size` elements at most."""
+        return sum(one <= size for group in self.groups for one in group)
+
+    def buckets(self, size: int, above: int = 0) -> int:
+        """The number of buckets of `size` elements that hold all parameters of more than `above` elements in their
+        order. A larger parameter has a bucket of its own."""
+        number = filled = 0
+        for one in (one for group in self.groups for one in group if one > above):
+            if not number or filled + one > size:
+                number, filled = number + 1, 0
+            filled += one
+        return number
 
     def share(self, stage: int, ranks: int) -> int:
         """Elements on each rank, with DeepSpeed's padding. Stages 1 and 2 cut a whole group, whose length is rounded up

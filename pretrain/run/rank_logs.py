@@ -1,6 +1,7 @@
 """RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, also that of a crash."""
 
 import contextlib
+import itertools
 import os
 import re
 import tempfile
@@ -16,6 +17,7 @@ REPORTS = "PRETRAIN_REPORTS"  # there too: a file descriptor that the supervisor
 FAILED = "rank failed:"
 _LOGS, _ATTEMPT = "logs", "attempt-"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
+_LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
 _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 
 
@@ -27,14 +29,16 @@ def next_attempt(run: Path) -> int:
 
 def new_directory(run: Path) -> Path:
     """Creates the directory for a new attempt's logs."""
-    directory = run / _LOGS / f"{_ATTEMPT}{next_attempt(run):04d}"
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:  # another start created it at the same moment
-        return new_directory(run)
-    except OSError as error:
-        raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
-    return directory
+    for number in itertools.count(next_attempt(run)):
+        directory = run / _LOGS / f"{_ATTEMPT}{number:04d}"
+        try:
+            directory.mkdir(parents=True)
+            return directory
+        except FileExistsError:  # of another start, which a network file system doesn't show yet
+            continue
+        except OSError as error:
+            raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
+    raise AssertionError
 
 
 def attempt(directory: Path) -> int:
@@ -70,9 +74,9 @@ def refusal(directory: Path) -> str | None:
     return None
 
 
-def last_lines(log: Path, number: int) -> list[str]:
+def last_lines(log: Path) -> list[str]:
     try:
         with log.open(errors="replace") as lines:
-            return list(deque((line.rstrip("\n") for line in lines), number))
+            return list(deque((line.rstrip("\n") for line in lines), _LAST_LINES))
     except FileNotFoundError:
         return []

@@ -1,5 +1,8 @@
 """The loader: its order is computed, and the same for every number of ranks and workers."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -205,3 +208,22 @@ def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_rank
         return found
 
     assert targets(1, 1) == targets(5, 1) == targets(5, 2) == targets(24, 1)
+
+
+ABANDONED = """
+import sys
+from data_pipeline.corpus import open_corpus
+from data_pipeline.loading.batches import TrainingBatches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.stream import Stream
+
+stream = Stream([open_corpus(sys.argv[1])], [1.0], 0, 8)
+steps = TrainingBatches(stream, Cut(0, 1, 4, 1)).loader(1000, workers=2)
+print(*next(steps)[0]["labels"].shape)
+"""
+
+
+def test_a_script_that_leaves_a_loader_open_ends(small_corpus):
+    command = [sys.executable, "-c", ABANDONED, small_corpus]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "4"), done.stderr

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -59,10 +59,10 @@ def lacking() -> str | None:
 
 
 class Cluster:
-    """Two nodes; all commands find them through `environment`."""
+    """Two nodes; all commands find them through `environment`. `host`: a command that starts each node's daemon."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, host: Sequence[str] = ()):
+        self.folder, self._host = folder, host
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         ports = _free_ports(1 + len(NODES))
@@ -81,6 +81,7 @@ class Cluster:
         key.chmod(0o400)
         self._start(
             "munged",
+            "munged",
             "--foreground",
             "--force",
             f"--key-file={key}",
@@ -89,13 +90,13 @@ class Cluster:
             f"--seed-file={folder}/munge.seed",
         )
         _until((folder / "munge.socket").exists, "munged's socket")
-        self._start("slurmctld", "-D", "-c")
+        self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in NODES:
             self.start_node(node)
         self.until_nodes_are("idle")
 
     def start_node(self, node: str) -> None:
-        self._start(f"slurmd of {node}", "-D", "-N", node, program="slurmd")
+        self._start(f"slurmd of {node}", *self._host, "slurmd", "-D", "-N", node)
 
     def kill_node(self, node: str) -> None:
         """Kills the node's daemon and all that runs there, as a machine's death does."""
@@ -139,10 +140,10 @@ class Cluster:
             daemon.kill()
             daemon.wait()
 
-    def _start(self, name: str, *arguments: str, program: str | None = None) -> None:
+    def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name.replace(' ', '-')}.out").open("w")
         self._daemons[name] = subprocess.Popen(
-            [program or name, *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
+            command, env=self.environment, stdout=log, stderr=log, start_new_session=True
         )
 
 

@@ -40,10 +40,10 @@ def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:
     return run_file(folder, corpus, run=settings(folder, steps), evaluation=[])
 
 
-def submitted(path: Path, *options: str, stage: Path | None = None) -> list[str]:
+def submitted(path: Path, *options: str, **cluster: object) -> list[str]:
     """The ids of the jobs."""
     on_cpu = path.with_name("cluster.yaml")
-    on_cpu.write_text(json.dumps({"device": "cpu", "stage": str(stage) if stage else None}))
+    on_cpu.write_text(json.dumps({"device": "cpu", **cluster}))
     done = run("launch", "slurm", path, "--nodes", "2", "--cluster", on_cpu, "--submit", *options)
     assert done.returncode == 0, done.stderr
     first, *_ = done.stdout.splitlines()
@@ -127,7 +127,7 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undistur
     """Ranks started by srun, which read staged corpora. The first job meets its time limit, the second is cancelled."""
     path = a_run(tmp_path, small_corpus, steps=1_000_000)
     options = ("--mode", "srun", "--chain", "3", "--time", "60", "--warn-seconds", "90")
-    limited, cancelled, last = submitted(path, *options, stage=tmp_path / "local")
+    limited, cancelled, last = submitted(path, *options, stage=str(tmp_path / "local"))
     until_steps(cluster, limited, tmp_path, attempt=1)
     cluster.run("scontrol", "hold", last)
     elapsed = int(cluster.run("squeue", "-h", "-j", limited, "-o", "%M").split(":")[-2])
@@ -148,6 +148,33 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undistur
     assert f"corpus: {tmp_path}/local/" in used
     assert str(small_corpus) not in used
     print(*cluster.records(limited), *cluster.records(cancelled), *cluster.records(last), sep="\n")
+
+
+def inside(when: str, script: str) -> list[str]:
+    """A container that runs `script` before commands that contain the word `when`."""
+    return ["sh", "-c", f'case " $* " in *" {when} "*) {script};; esac; exec "$@"', "container"]
+
+
+def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cluster, small_corpus, tmp_path):
+    """While the nodes copy corpora: the first time, that takes as long as the test."""
+    path, copying = a_run(tmp_path, small_corpus, steps=2), tmp_path / "copying"
+    slow = inside("stage", f"[ -e {copying} ] || {{ touch {copying}; exec sleep 3600; }}")
+    (job,) = submitted(path, "--requeue", stage=str(tmp_path / "local"), container=slow)
+    until(copying.exists)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    until(lambda: f"requeueing job {job}" in said(tmp_path, job), seconds=60)
+    cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert status(tmp_path) == {"state": "finished", "attempt": 1, "step": 2, "stop_file": False}
+    assert "nothing was saved, and the same command starts the run again" in said(tmp_path, job)
+
+
+def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
+    path = a_run(tmp_path, small_corpus)
+    (job,) = submitted(path, "--doctor", container=inside("doctor-node", "echo no such image >&2; exit 3"))
+    assert cluster.until(job, "FAILED", "COMPLETED") == "FAILED"
+    assert "fault    node on n1, n2: srun: ended with exit code 3: " in said(tmp_path, job)
+    assert "2 faults would stop a run" in said(tmp_path, job)
+    assert not (tmp_path / "run/logs").exists()
 
 
 RANKS = """

@@ -14,10 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from data_pipeline.foundation.atomic import write_json
+from launch import nodes
+from launch.nodes import Ended, Launcher, Node, Run
 from launch.supervise import supervise
+from launch.supervise.head import Attempt, result, stop_requests
 from launch.supervise.rank_processes import kept, with_own_gpus
 from pretrain.run import rank_logs
+from pretrain.run.status import Status
 from pretrain.run.stop_signals import STOP_SIGNALS
+from tests.pretrain.runs import run_file
 
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -226,6 +232,33 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", f"{fills}; {stops}"))
     full = "No space left on device; the run goes on, but its logs are incomplete"
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [({1: 75, 0: 75}, 75), ({0: 0, 1: 0}, 0), ({0: 0}, 1), ({0: 75, 1: 1}, 1), ({}, 1)]
+)
+def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, expected):
+    """The status is still that of the attempt before, as another host may see it on a network file system."""
+    write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
+    logs = tmp_path / "logs/attempt-0002"
+    logs.mkdir(parents=True)
+    attempt = Attempt(Status("running", 1), logs, ranks=2, codes=codes)
+    with stop_requests(tmp_path) as requests:
+        assert result(attempt, tmp_path, requests) == expected
+
+
+@pytest.mark.parametrize(("name", "by_scheduler"), [("USR1", True), ("TERM", False)])
+def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, by_scheduler):
+    """Exit code 75: a scheduler may start the run again. The agents never connect."""
+
+    def start(agents: object, chosen: list[Node]) -> None:
+        agents.run(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], "host", 0, {})  # type: ignore[attr-defined]
+
+    launcher = Launcher(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
+    path = run_file(tmp_path, small_corpus)
+    assert nodes.launch(Run(path, []), [Node("host", 1)], launcher) == Ended(75, by_scheduler)
+    assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
+    assert not (tmp_path / "run/logs").exists()
 
 
 @pytest.mark.parametrize("chosen", ["2,3", "GPU-8932f937", "-1", "", None])

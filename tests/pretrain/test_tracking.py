@@ -301,6 +301,29 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
         assert points(client, tmp_path / str(number), "loss") == [(step, step) for step in range(1, 301)]
 
 
+CREATES = """
+import sys
+from pretrain.metrics.mlflow_feeder import creating_alone
+with creating_alone(sys.argv[1]):
+    pass
+"""
+
+
+def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    database = tmp_path / "mlflow.db"
+    process = subprocess.Popen([sys.executable, "-c", CREATES, f"sqlite:///{database}"])
+    while not list(tmp_path.glob("*mlflow.db*.tmp")) and not database.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)  # some of the tables are there
+    process.kill()
+    process.wait()
+    with mlflow_feeder.creating_alone(f"sqlite:///{database}"):
+        assert MlflowClient(f"sqlite:///{database}").search_experiments()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
+
+
 @pytest.mark.parametrize("answers", ["refuses", "stays silent"])
 def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, client, caplog, monkeypatch, answers):
     """MLflow's own timeout is set longer than a test may take."""

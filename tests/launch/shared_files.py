@@ -1,0 +1,167 @@
+"""A file system that several hosts share, each through a mount of its own: FUSE on top of a directory.
+
+`python tests/launch/shared_files.py DIRECTORY MOUNTPOINT [--cached SECONDS] [--no-locks] -- COMMAND…` runs COMMAND with
+the directory mounted, visible to it alone: it is one host. With `--cached`, the host believes for that long what it has
+learned of a file, of its size, or of its absence, whatever others do to it, as on NFS. With `--no-locks`, flock fails,
+as on Lustre without its mount option `flock`.
+"""
+
+import argparse
+import ctypes.util
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_NOW = 2**30 - 1  # UTIME_NOW, as utimensat(2) writes it
+OPTIONS = {"foreground": True, "nothreads": True, "allow_other": True, "default_permissions": True, "fsname": "shared"}
+
+
+def lacking() -> str | None:
+    """Why nothing can be mounted here; None where it can."""
+    if os.geteuid():
+        return "mounting takes root"
+    if not Path("/dev/fuse").exists():
+        return "no /dev/fuse here"
+    if shutil.which("fusermount3") is None:
+        return "not installed: fusermount3 (apt-get install fuse3)"
+    return None
+
+
+class Mount:
+    """`mountpoint` shows `directory` to this process and all that are on no host of their own."""
+
+    def __init__(self, directory: Path, mountpoint: Path, *options: str):
+        self.directory, self.mountpoint, self.options = directory, mountpoint, options
+
+    def host(self) -> list[str]:
+        """What, before a command, makes it run on a host of its own."""
+        own = [sys.executable, __file__, str(self.directory), str(self.mountpoint), *self.options, "--"]
+        return ["unshare", "--mount", "--propagation", "private", *own]
+
+    def __enter__(self) -> "Mount":
+        self._server = _mounted(self.directory, self.mountpoint, self.options)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "--lazy", self.mountpoint], check=True)
+        self._server.wait()
+
+
+def _mounted(directory: Path, mountpoint: Path, options: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, __file__, "--serve", str(directory), str(mountpoint), *options]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not mountpoint.is_mount():
+        assert server.poll() is None, "not mounted"
+        time.sleep(0.02)
+    return server
+
+
+def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
+    ends_with_parent = 1, signal.SIGKILL  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(*ends_with_parent)
+    os.environ.setdefault("FUSE_LIBRARY_PATH", ctypes.util.find_library("fuse3") or "")
+    import mfusepy
+
+    class Passed(mfusepy.Operations):  # type: ignore[misc]
+        """Each call is one on the file of the same name below `directory`."""
+
+        use_ns = True
+
+        def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+            status = os.lstat(directory + path)
+            names = ("mode", "nlink", "uid", "gid", "size", "rdev", "blocks", "blksize")
+            times = {f"st_{name}": getattr(status, f"st_{name}_ns") for name in ("atime", "mtime", "ctime")}
+            return {f"st_{name}": getattr(status, f"st_{name}") for name in names} | times
+
+        def readdir(self, path: str, fh: int) -> list[str]:
+            return [".", "..", *os.listdir(directory + path)]  # noqa: PTH208
+
+        def readlink(self, path: str) -> str:
+            return os.readlink(directory + path)  # noqa: PTH115
+
+        def mkdir(self, path: str, mode: int) -> int:
+            return os.mkdir(directory + path, mode) or 0  # noqa: PTH102
+
+        def rmdir(self, path: str) -> int:
+            return os.rmdir(directory + path) or 0  # noqa: PTH106
+
+        def unlink(self, path: str) -> int:
+            return os.unlink(directory + path) or 0  # noqa: PTH108
+
+        def rename(self, old: str, new: str, flags: int = 0) -> int:
+            return os.rename(directory + old, directory + new) or 0  # noqa: PTH104
+
+        def link(self, target: str, source: str) -> int:
+            return os.link(directory + source, directory + target) or 0
+
+        def symlink(self, target: str, source: str) -> int:
+            return os.symlink(source, directory + target) or 0  # noqa: PTH211
+
+        def chmod(self, path: str, mode: int) -> int:
+            return os.chmod(directory + path, mode) or 0  # noqa: PTH101
+
+        def chown(self, path: str, uid: int, gid: int) -> int:
+            return os.chown(directory + path, uid, gid) or 0
+
+        def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
+            now = time.time_ns()
+            os.utime(directory + path, ns=tuple(now if one == _NOW else one for one in times or (now, now)))
+            return 0
+
+        def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+            return os.truncate(directory + path, length) or 0
+
+        def statfs(self, path: str) -> dict[str, int]:
+            status = os.statvfs(directory + path)
+            return {name: getattr(status, name) for name in dir(status) if name.startswith("f_") and name != "f_fsid"}
+
+        def open(self, path: str, flags: int) -> int:
+            return os.open(directory + path, flags & ~os.O_APPEND)  # the kernel gives each write its place
+
+        def create(self, path: str, mode: int, fi: object = None) -> int:
+            return os.open(directory + path, os.O_RDWR | os.O_CREAT, mode)
+
+        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+            return os.pread(fh, size, offset)
+
+        def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+            return os.pwrite(fh, data, offset)
+
+        def fsync(self, path: str, datasync: int, fh: int) -> int:
+            return os.fsync(fh) or 0
+
+        def release(self, path: str, fh: int) -> int:
+            return os.close(fh) or 0
+
+    if not locks:
+
+        def flock(self: object, path: str, fh: int, operation: int) -> int:
+            raise mfusepy.FuseOSError(errno.ENOSYS)
+
+        Passed.flock = flock
+    timeouts = {f"{kind}_timeout": cached for kind in ("attr", "entry", "negative")}
+    mfusepy.FUSE(Passed(), mountpoint, **OPTIONS, **timeouts)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--cached", type=float, default=0.0)
+    parser.add_argument("--no-locks", action="store_true")
+    parser.add_argument("directory")
+    parser.add_argument("mountpoint")
+    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    given = parser.parse_args(own)
+    if given.serve:
+        _serve(given.directory, given.mountpoint, given.cached, not given.no_locks)
+    else:
+        options = ["--cached", str(given.cached), *(["--no-locks"] if given.no_locks else [])]
+        if Path(given.mountpoint).is_mount():  # the view of those that are on no host
+            subprocess.run(["umount", "--lazy", given.mountpoint], check=True)
+        _mounted(Path(given.directory), Path(given.mountpoint), tuple(options))
+        os.execvp(sys.argv[len(own) + 2], sys.argv[len(own) + 2 :])
