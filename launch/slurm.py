@@ -120,6 +120,8 @@ def _checked(job: Job) -> tuple[str, Path]:
     if job.is_run:
         setup = Run(job.path, job.overrides).checked(job.nodes * job.per_node)
         return setup.config.run.name, setup.directory.absolute() / "slurm"
+    if job.doctor:
+        raise UserError(f"--doctor: {job.path} is a corpus file; the doctor examines nodes for a run")
     corpus = load(job.path, job.overrides, CorpusConfig)
     return corpus.name, Path(f"{Path(corpus.output).absolute()}.slurm")
 

@@ -115,6 +115,8 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
     for arguments, reason in refused.items():
         done = run("launch", "slurm", path, "--cluster", a100, *arguments)
         assert (done.returncode, done.stderr) == (2, f"error: {reason}\n")
+    done = run("launch", "slurm", "configs:corpora/quickstart.yaml", "--doctor")
+    assert (done.returncode, done.stderr.startswith("error: --doctor: ")) == (2, True)
     monkeypatch.setenv("PATH", str(tmp_path))
     done = run("launch", "slurm", path, "--submit")
     assert done.stderr.startswith("error: sbatch is not on the PATH; ")
