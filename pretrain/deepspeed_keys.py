@@ -53,7 +53,7 @@ PASSED_ON = {
     "flops_profiler": Key(None, "Profile one step: enabled, profile_step, module_depth and others."),
     "log_level": Key(None, "The level of DeepSpeed's log; null shows only errors."),
     "tensorboard": Key(None, "Write DeepSpeed's own metrics for TensorBoard."),
-    "timers": Key(None, "DeepSpeed's timer of throughput: {throughput: {enabled, synchronized}}."),
+    "timers": Key(None, "DeepSpeed's timer of throughput: {throughput: {enabled, synchronized}}; null turns it off."),
     "wandb": Key(None, "Report DeepSpeed's own metrics to Weights & Biases."),
 }
 NEEDS_LOG = {
@@ -123,13 +123,19 @@ ZERO_PASSED_ON = {
     "memory_efficient_linear": Key(True, "Stage 3: use linear layers that keep less memory."),
     "offload_optimizer": Key(None, "Where the optimizer's state is kept; it is then also updated on the CPU."),
     "offload_param": Key(None, "Stage 3: where parameters are kept."),
-    "overlap_comm": Key(None, "Reduce gradients during the backward pass. null: at stage 3 only."),
+    "overlap_comm": Key(None, "Reduce gradients during the backward pass. Default on GPUs: true."),
     "override_module_apply": Key(True, "Stage 3: gather parameters in torch's Module.apply."),
     "parameter_alignment": Key(
         False, "Stages 1 and 2: begin each parameter at a multiple of 16 bytes, which takes more memory."
     ),
-    "reduce_bucket_size": Key(500_000_000, "Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each."),
-    "reduce_scatter": Key(True, "Reduce gradients to the ranks that own them. false: all-reduce them."),
+    "reduce_bucket_size": Key(
+        500_000_000,
+        "Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: "
+        "a size for the cache.",
+    ),
+    "reduce_scatter": Key(
+        True, "Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."
+    ),
     "stage3_allgather_sequential": Key(False, "Gather parameters one by one, which takes less memory."),
     "stage3_max_live_parameters": Key(1_000_000_000, "The most gathered elements on a rank before some are released."),
     "stage3_max_reuse_distance": Key(

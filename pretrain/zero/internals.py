@@ -8,7 +8,7 @@ parameter. When a run starts, `check` verifies this for its engine.
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -290,12 +290,20 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
         optimizer._use_compact_grad_partition_buffer = lambda group: True
         optimizer._build_compact_grad_partition_buffer = partitions.opened
         optimizer._add_to_grad_partition_buffer = partitions.add
+        optimizer.clear_grad_attribute = partial(_free_gradient, optimizer, optimizer.clear_grad_attribute)
         optimizer.copy_grads_in_partition = lambda parameter, group=None: optimizer.clear_grad_attribute(parameter)
         optimizer.check_overflow = lambda partition_gradients=True: None
         optimizer.scaled_global_norm = partitions.norm
         optimizer.unscale_and_clip_grads = partial(_clip, optimizer)
         if dist.get_world_size(group) == 1:
             optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
+
+
+def _free_gradient(optimizer: Any, clear: Callable[[Tensor], None], parameter: Tensor) -> None:
+    gradient = optimizer.get_gradient_for_reduction(parameter)
+    if gradient is not None and gradient.is_cuda:  # it may still be being reduced beside the backward pass
+        gradient.record_stream(torch.cuda.current_stream())
+    clear(parameter)
 
 
 class _Partitions:
