@@ -186,6 +186,14 @@ def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, cap
     assert capfd.readouterr().err.startswith("rank 1 was killed by SIGKILL; its log: ")
 
 
+def test_a_rank_that_reports_a_failure_but_never_ends_has_the_same_time(tmp_path, capfd):
+    """It may wait for a tracker, or for ranks that wait for it."""
+    reports = f'echo last words; echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}; {NEVER_STOPS}'
+    assert supervised(tmp_path, NEVER_STOPS, reports, dead_rank_seconds=1) == 1
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
+
+
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     command = ["sh", "-c", "echo no hostfile; exit 1"]
     assert supervise(command, dict(os.environ), tmp_path, ranks=2, dead_rank_seconds=1) == 1
