@@ -1,5 +1,6 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
+import base64
 import contextlib
 import json
 import os
@@ -246,3 +247,13 @@ def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
     launchers = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}
     done = subprocess.run(command, env=launchers, capture_output=True, text=True)
     assert done.stdout == ("unset" if chosen is None else chosen) + "\n"
+
+
+def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
+    """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
+    launcher = [sys.executable, "-m", "launch.node_launcher", f"--world_info={world}", "--no_local_rank", "--quiet"]
+    shown = ["--no_python", "sh", "-c", "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $CUDA_VISIBLE_DEVICES"]
+    chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
+    done = subprocess.run([*launcher, *shown], env=chosen, capture_output=True, text=True)
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {rank} 2 2 GPU-8932f937,5" for rank in range(2)], done.stderr
