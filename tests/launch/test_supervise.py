@@ -1,5 +1,6 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
+import base64
 import contextlib
 import json
 import os
@@ -192,6 +193,14 @@ def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, cap
     assert capfd.readouterr().err.startswith("rank 1 was killed by SIGKILL; its log: ")
 
 
+def test_a_rank_that_reports_a_failure_but_never_ends_has_the_same_time(tmp_path, capfd):
+    """It may wait for a tracker, or for ranks that wait for it."""
+    reports = f'echo last words; echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}; {NEVER_STOPS}'
+    assert supervised(tmp_path, NEVER_STOPS, reports, dead_rank_seconds=1) == 1
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
+
+
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     command = ["sh", "-c", "echo no hostfile; exit 1"]
     assert supervise(command, dict(os.environ), tmp_path, ranks=2, dead_rank_seconds=1) == 1
@@ -271,3 +280,13 @@ def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
     launchers = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}
     done = subprocess.run(command, env=launchers, capture_output=True, text=True)
     assert done.stdout == ("unset" if chosen is None else chosen) + "\n"
+
+
+def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
+    """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
+    launcher = [sys.executable, "-m", "launch.node_launcher", f"--world_info={world}", "--no_local_rank", "--quiet"]
+    shown = ["--no_python", "sh", "-c", "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $CUDA_VISIBLE_DEVICES"]
+    chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
+    done = subprocess.run([*launcher, *shown], env=chosen, capture_output=True, text=True)
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {rank} 2 2 GPU-8932f937,5" for rank in range(2)], done.stderr
