@@ -40,9 +40,10 @@ class Case(NamedTuple):
 @contextmanager
 def interpreted() -> Iterator[Callable[..., Any]]:
     """Calls functions in a process whose kernels run in Triton's interpreter."""
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, get_context("spawn")) as process:
-        patch.setenv("TRITON_INTERPRET", "1")
-        process.submit(os.getpid).result()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            process.submit(os.getpid).result()  # starts the process
         yield lambda function, *arguments: process.submit(function, *arguments).result()
 
 
