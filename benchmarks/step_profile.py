@@ -94,7 +94,7 @@ def their_step() -> Callable[[], object]:
     return pair(CPU_WORK[0], "bf16", "cpu")[0]["transformers, eager"]
 
 
-def of_step(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
+def of_step(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
     """Seconds of each kind of operation in a step."""
     torch.set_num_threads(1)
     step()
