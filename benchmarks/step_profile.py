@@ -71,7 +71,7 @@ def our_step() -> Callable[[], object]:
     from pretrain import models
 
     try:
-        from pretrain.run.allocation import keep_freed_memory  # what ranks do
+        from pretrain.zero.memory import keep_freed_memory  # what ranks do
     except ImportError:
         pass
     else:

@@ -132,9 +132,11 @@ def test_one_look_up_of_inputs_and_targets_has_the_gradient_of_two():
 
 FAULTS = """
 import resource, sys
-from pretrain.run.allocation import keep_freed_memory
+from pretrain.zero.memory import freed_at_once, keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
+with freed_at_once():
+    pass
 bytearray(64 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
