@@ -71,7 +71,7 @@ def our_step() -> Callable[[], object]:
     from pretrain import models
 
     try:
-        from pretrain.run.allocation import keep_freed_memory  # what ranks do
+        from pretrain.zero.memory import keep_freed_memory  # what ranks do
     except ImportError:
         pass
     else:
@@ -94,7 +94,7 @@ def their_step() -> Callable[[], object]:
     return pair(CPU_WORK[0], "bf16", "cpu")[0]["transformers, eager"]
 
 
-def of_step(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
+def of_step(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
     """Seconds of each kind of operation in a step."""
     torch.set_num_threads(1)
     step()

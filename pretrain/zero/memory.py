@@ -11,7 +11,8 @@ from data_pipeline.foundation.memory import available
 from pretrain.run.hardware import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
-_M_MMAP_THRESHOLD = -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST = 2**30  # bytes: a block above this size is always mapped, and given back, on its own
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -79,9 +80,27 @@ def freed_at_once() -> Iterator[None]:
     By default glibc keeps freed blocks of up to 32 MB. ZeRO-3 allocates lasting shards between whole parameters that
     are soon freed, and the gaps between the shards are never used again: a rank would hold twice the whole model.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)  # only glibc has it
-    mallopt(_M_MMAP_THRESHOLD, 2**20)
+    _mallopt(_M_MMAP_THRESHOLD, 2**20)
     try:
         yield
     finally:
-        mallopt(_M_MMAP_THRESHOLD, 2**25)  # where glibc's own adjustment ends up
+        _mallopt(_M_MMAP_THRESHOLD, _mapped_from)
+
+
+_mapped_from = 2**25  # where glibc's own adjustment ends up
+
+
+def keep_freed_memory() -> None:
+    """From now on glibc keeps freed memory for the next tensor of its size, also outside of `freed_at_once`.
+
+    By default it maps each block above 32 MB anew and returns it when it is freed. Where a model trains on a CPU, the
+    kernel then zeroes its logits and the gradients of its embeddings page by page at every step.
+    """
+    global _mapped_from
+    _mapped_from = _LARGEST
+    _mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+    _mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST - 1)
+
+
+def _mallopt(option: int, value: int) -> None:
+    getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)(option, value)  # only glibc has it

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
-from pretrain.run.allocation import keep_freed_memory
 from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_ranks, own_gpu, threads_per_rank
+from pretrain.zero.memory import keep_freed_memory
 
 T = TypeVar("T")
 

@@ -1,5 +1,8 @@
 """The forms that a CPU computes faster give what PyTorch's own functions give."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +11,9 @@ from pretrain.models import build, layers
 from pretrain.models.attention import Attention, attend, fused
 from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, join_products
 from pretrain.models.logit_bias import toeplitz
+from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.masks import MASKED
+from pretrain.models.t5 import T5, T5Config
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.small_runs import run_config
 
@@ -170,3 +175,38 @@ def test_flexattention_in_the_benchmark_computes_the_same():
     diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()
     expected = fused(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
     torch.testing.assert_close(flexible(queries, keys, values, diagonals), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_look_up_of_inputs_and_targets_has_the_gradient_of_two():
+    sizes = {"num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "tie_embeddings": True}
+    model = T5(T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=16, **sizes)).double()
+    inputs, labels = torch.randint(50, (3, 7)), torch.randint(50, (3, 5))
+    model(inputs, labels)["labels"].sum().backward()
+    of_one = model.embedding.weight.grad.clone()
+    model.zero_grad()
+    logits = model.decode(shift_right(labels, model.config.decoder_start_id), model.encode(inputs))
+    token_losses(logits, labels).sum().backward()
+    torch.testing.assert_close(of_one, model.embedding.weight.grad, rtol=1e-12, atol=1e-12)
+
+
+FAULTS = """
+import resource, sys
+from pretrain.zero.memory import freed_at_once, keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+with freed_at_once():
+    pass
+bytearray(64 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    bytearray(64 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_freed_memory_is_used_again_without_new_pages():
+    faults = {
+        which: int(subprocess.run([sys.executable, "-c", FAULTS, which], capture_output=True, check=True).stdout)
+        for which in ("mapped", "kept")
+    }
+    assert faults["kept"] < faults["mapped"] / 10
