@@ -7,7 +7,6 @@ differences where transformers lacks the family; generated tokens with transform
 with the published sizes.
 """
 
-import json
 import math
 import random
 import tempfile
@@ -21,7 +20,7 @@ import transformers
 import yaml
 from families import EMBEDDING_LOSS, KINDS, arguments_of, show
 from harness import ROOT, Json, Table
-from safetensors.torch import save_file
+from peers import in_transformers
 from torch import Tensor
 from transformers import dynamic_module_utils
 
@@ -62,23 +61,6 @@ def randomised(model: Model, std: float) -> Model:
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=float(name.endswith("norm.weight")), std=std)
     return model.eval()
-
-
-def in_transformers(model: Model, folder: Path) -> Any:
-    """The same model in transformers, loaded from exported files."""
-    exported = interchange_of(model.config.family).to_hugging_face(model.state_dict(), model.config)
-    folder.mkdir(parents=True)
-    tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(exported.config))
-    for name, content in exported.files.items():
-        (folder / name).write_bytes(content)
-    (class_name,) = exported.config["architectures"]
-    kind = getattr(transformers, "AutoModelForCausalLM" if exported.files else class_name)
-    loaded, report = kind.from_pretrained(folder, trust_remote_code=bool(exported.files), output_loading_info=True)
-    assert not report["missing_keys"], report
-    assert not report["unexpected_keys"], report
-    return loaded.eval()
 
 
 # ---- logits and gradients

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from agreement import in_transformers, until_end
+from agreement import until_end
 from harness import PRECISIONS, Options, Table, clock, compare, main
-from peers import our_model
+from peers import in_transformers, our_model
 from torch import Tensor
 
 from pretrain.generation.decoding import generate

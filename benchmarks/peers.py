@@ -1,14 +1,18 @@
 """Models of this project and of transformers with the same weights, and training steps of both on the same tokens."""
 
 import argparse
+import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import yaml
 from harness import PRECISIONS, ROOT, Options, Side
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pretrain.huggingface import interchange_of
@@ -74,19 +78,33 @@ def our_model(config: str, **settings: Any) -> Model:
     return build(parse({**values, **settings}))
 
 
+def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
+    """The same model in transformers, loaded with `settings` from files exported to `folder`, in evaluation mode.
+
+    From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
+    """
+    exported = interchange_of(model.config.family).to_hugging_face(model.state_dict(), model.config)
+    folder.mkdir(parents=True)
+    tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(exported.config))
+    for name, content in exported.files.items():
+        (folder / name).write_bytes(content)
+    (class_name,) = exported.config["architectures"]
+    kind = getattr(transformers, "AutoModelForCausalLM" if exported.files else class_name)
+    remote = bool(exported.files)
+    loaded, report = kind.from_pretrained(folder, trust_remote_code=remote, output_loading_info=True, **settings)
+    assert not report["missing_keys"], report
+    assert not report["unexpected_keys"], report
+    return loaded.eval()
+
+
 def their_model(model: Model, form: str) -> Any:
-    """transformers' model with the weights of `model` and attention in `form`, sdpa or eager."""
-    interchange = interchange_of(model.config.family)
-    exported = interchange.to_hugging_face(model.state_dict(), model.config)
-    class_ = getattr(transformers, interchange.class_name)
-    settings = {key: value for key, value in exported.config.items() if key != "architectures"}
-    peer = class_(class_.config_class(**settings, use_cache=False, attn_implementation=form))
-    missing, unexpected = peer.load_state_dict(exported.tensors, strict=False)
-    tied = set(peer.all_tied_weights_keys) | {"final_logits_bias"}
-    if unexpected or set(missing) - tied:
-        raise SystemExit(f"the weights don't fit transformers' model: {missing}, {unexpected}")
-    peer.tie_weights()
-    return peer
+    """transformers' model with the weights of `model` and attention in `form`, sdpa or eager, in training mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        peer = in_transformers(model, Path(folder, "peer"), attn_implementation=form, dtype=torch.float32)
+    peer.config.use_cache = False
+    return peer.train()
 
 
 def tokens(model: Model, work: Work, device: str) -> dict[str, Tensor]:
