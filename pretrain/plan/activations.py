@@ -62,7 +62,7 @@ def activations(
     model = models.outline(config).to(dtype)
     with torch.device("meta"):
         batch = _batch(config, rows)
-    as_on_gpu = _AsOnGpu(rows, fused_attention)
+    as_on_gpu = _AsOnGpu(fused_attention)
     if checkpointing:
         for layer in layers(model):
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
@@ -91,21 +91,21 @@ def _batch(config: ModelConfig, rows: Rows) -> dict[str, Tensor]:
         "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
         "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
     }
-    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
-        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    if isinstance(config, EncoderOnlyConfig):
+        batch["target_places"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
+        if config.next_sentence:
+            batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
     return batch
 
 
 class _AsOnGpu(TorchFunctionMode):
     """Replaces what the meta device can't do, or does otherwise than a GPU.
 
-    Attention runs the kernels that CUDA would take: the memory-efficient one with a bias, the flash one without. An
-    index of Booleans selects the predicted tokens: their number depends on values, which meta tensors don't have.
+    Attention runs the kernels that CUDA would take: the memory-efficient one with a bias, the flash one without.
     """
 
-    def __init__(self, rows: Rows, fused_attention: bool):
+    def __init__(self, fused_attention: bool):
         super().__init__()
-        self._predicted = rows.count * rows.predicted
         self._fused = fused_attention
 
     def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -121,9 +121,6 @@ class _AsOnGpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention and self._fused:
             return _fused_attention(*args, **kwargs)
-        if function is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
-            tensor, mask = args
-            return tensor.flatten(0, mask.dim() - 1)[torch.zeros(self._predicted, dtype=torch.long, device="meta")]
         return function(*args, **kwargs)
 
 
