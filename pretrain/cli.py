@@ -217,7 +217,7 @@ def dashboard(
     print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.metrics.dashboard import dashboard as serve
+    from pretrain.tracking.dashboard import dashboard as serve
 
     serve(run_dir, uri, port, browser, print_only)
 
@@ -228,7 +228,7 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Send MLflow the metrics and files of a run that it lacks."""
-    from pretrain.metrics.tracking import sync as feed
+    from pretrain.tracking.tracker import sync as feed
 
     print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")
 
