@@ -74,7 +74,7 @@ def _model(client: Any, run: TrackedRun, state: FeedState, step: int, key: str) 
     if found:
         model_id = found[0].model_id
     else:
-        name = f"{_model_name(run.run_name)}-step-{step:08d}"
+        name = f"{model_name(run.run_name)}-step-{step:08d}"
         parameters = {"step": str(step), "family": str(run.parameters.get("model", {}).get("family", ""))}
         model_id = client.create_logged_model(
             state.experiment_id, name, state.run_id, tags={_KEY: key}, params=parameters, model_type="checkpoint"
@@ -130,6 +130,6 @@ def _dataset(run: TrackedRun, metric: str) -> dict[str, str]:
     return {"dataset_name": name, "dataset_digest": info.digest[:DIGEST_LENGTH]}
 
 
-def _model_name(name: str) -> str:
+def model_name(name: str) -> str:
     """`name` without the characters that MLflow refuses in the name of a model."""
     return "".join("_" if character in "/:.%\"'" else character for character in name)

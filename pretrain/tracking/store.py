@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.secrets import masked
 
 # MLflow would report its use to its developers, from the client and from the server
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
@@ -69,3 +70,8 @@ def safe_key(name: str) -> str:
     """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length."""
     parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:_KEY_LENGTH].rstrip("/") or "_"
+
+
+def one_line(error: Exception) -> str:
+    """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
+    return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])

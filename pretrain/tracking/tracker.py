@@ -16,7 +16,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.metrics.log import MetricLog
 from pretrain.tracking.feeder import MlflowFeeder
-from pretrain.tracking.store import absolute_uri
+from pretrain.tracking.store import absolute_uri, one_line
 from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -124,9 +124,7 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
-        raise FailedError(
-            f"{masked(uri)}: {_one_line(error)}; what was sent is kept, sync again to continue"
-        ) from error
+        raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
     return sent
 
 
@@ -163,7 +161,7 @@ class _FeedingThread:
                 self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
             except Exception as error:
                 if not self._failing:
-                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, _one_line(error))
+                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
                 self._failing = True
                 pause = min(2 * pause, _LONGEST_PAUSE)
             if not closing:
@@ -177,8 +175,3 @@ def _relative(path: Path, run_dir: Path) -> str:
     """`path`, made relative if it is in the run directory, which may be synced from another place or machine."""
     path, run_dir = path.absolute(), run_dir.absolute()
     return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
-    return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
