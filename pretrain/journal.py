@@ -22,6 +22,7 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
+from pretrain.config import MlflowSection
 from pretrain.evaluation.hook import Findings
 from pretrain.metrics.system import SystemMonitor
 from pretrain.run import environment, lock, rank_logs, status, watchdog
@@ -203,7 +204,7 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         attempt=attempt,
         run_name=config.run.name,
         uri=mlflow.uri if mlflow else None,
-        experiment=mlflow.experiment if mlflow else "",
+        experiment=(mlflow or MlflowSection()).experiment,
         parameters=config.model_dump(mode="json"),
         tags={
             **environment.git_tags(),
