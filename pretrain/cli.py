@@ -11,6 +11,7 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.secrets import masked
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.trained import TrainedModel
@@ -222,13 +223,34 @@ def attention(
 def export(
     checkpoint: Checkpoint,
     out: NewDirectory,
+    register: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also register it in the run's MLflow, as a new version of NAME.")
+    ] = None,
+    uri: Annotated[
+        str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
+    ] = None,
 ) -> None:
     """Write a directory that Hugging Face transformers can load."""
-    trained = _open(checkpoint)
+    from pretrain.checkpoint.choose import checkpoint_in
+
+    directory = checkpoint_in(checkpoint)
+    trained = _open(directory)
     from pretrain import huggingface
 
+    family, registration = trained.model.config.family, None
+    if register is not None:
+        from pretrain.models import FAMILIES
+        from pretrain.tracking.registry import Registration
+
+        if FAMILIES[family].generates is None:
+            raise UserError(f"--register: models of the family {family} don't generate text, so none could be served")
+        registration = Registration.of(directory, register, uri)
     huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {huggingface.interchange_of(trained.model.config.family).usage}")
+    print(f"{out}: {huggingface.interchange_of(family).usage}")
+    if registration is not None:
+        model = registration.register(out)
+        print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")
+        print(f"  mlflow models serve --env-manager local -m {model}")
 
 
 @app.command("import")
@@ -257,9 +279,20 @@ def dashboard(
     print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.metrics.dashboard import dashboard as serve
+    from pretrain.tracking.dashboard import dashboard as serve
 
     serve(run_dir, uri, port, browser, print_only)
+
+
+@app.command()
+def watch(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
+) -> None:
+    """Show a run's curves and samples in the terminal, until Ctrl-C."""
+    from pretrain.metrics.watch import watch as show
+
+    show(run_dir, once)
 
 
 @app.command()
@@ -268,7 +301,7 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Send MLflow the metrics and files of a run that it lacks."""
-    from pretrain.metrics.tracking import sync as feed
+    from pretrain.tracking.tracker import sync as feed
 
     print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")
 

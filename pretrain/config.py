@@ -235,6 +235,9 @@ class MlflowSection(Section):
     """MLflow's tracking URI."""
     experiment: str = "encdec-pretrain"
     """The experiment that the run belongs to."""
+    parent: Annotated[str, Field(min_length=1)] | None = None
+    """The name of a run that MLflow shows this run under, as one of several; created if there is none. null: the run
+    stands by itself."""
 
 
 class TrackingSection(Section):
@@ -244,6 +247,9 @@ class TrackingSection(Section):
     """Where MLflow stores the run. null: it isn't sent to MLflow."""
     log_every_steps: PositiveInt = 10
     """Steps from one line of metrics to the next."""
+    system_metrics_seconds: PositiveFloat | None = 10.0
+    """Seconds from one sample of each machine's CPU, memory, GPUs, network and disk to the next. null: they aren't
+    sampled."""
 
 
 class RunConfig(Section):

@@ -1,4 +1,7 @@
-"""Records and prints the progress of a run: run directory, tracker and console. Only rank 0 writes."""
+"""Records and prints the progress of a run: run directory, tracker and console.
+
+Only rank 0 writes, except that the first rank of each machine records the machine's metrics.
+"""
 
 import contextlib
 import sys
@@ -19,11 +22,14 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
+from pretrain.config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.metrics.tracking import DatasetInfo, Tracker
+from pretrain.metrics.system import SystemMonitor
 from pretrain.run import environment, lock, rank_logs, status, watchdog
 from pretrain.run.status import Status
 from pretrain.setup import Setup
+from pretrain.tracking.tracked_run import DatasetInfo
+from pretrain.tracking.tracker import Tracker
 from pretrain.zero.ranks import by_rank_0
 
 if TYPE_CHECKING:
@@ -40,13 +46,15 @@ class Journal:
         self.setup = setup
         self._tracker: Tracker | None = None
         hosts = environment.hosts()
-        by_rank_0(lambda: self._open(hosts))
+        attempt = by_rank_0(lambda: self._open(hosts))
+        self._monitor = _system_monitor(setup, hosts, attempt)
         watchdog.alive()
 
-    def _open(self, hosts: list[dict[str, Any]]) -> None:
+    def _open(self, hosts: list[dict[str, Any]]) -> int:
         with _naming_directory(self.setup.directory):
             attempt, self._lock = _open_directory(self.setup, hosts)
             self._tracker = _tracker(self.setup, attempt)
+        return attempt
 
     def announce(self, parameters: int, cut: Cut) -> None:
         config = self.setup.config
@@ -102,6 +110,7 @@ class Journal:
 
     def finish(self, step: int, finished: bool) -> None:
         """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
+        self._end_monitor()
         if self._tracker is not None:
             with _naming_directory(self.setup.directory):
                 self._end(self._tracker, step, finished)
@@ -123,8 +132,13 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is not None:
             rank_logs.note_failure(self.setup.cut.rank)  # now: MLflow may take its time
+        self._end_monitor()
         if kind is not None and self._tracker is not None:
             self._tracker.close("FAILED")
+
+    def _end_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _print(self, line: str, stream: TextIO | None = None) -> None:
         if self.setup.cut.rank == 0:
@@ -168,6 +182,7 @@ def _open_directory(setup: Setup, hosts: list[dict[str, Any]]) -> tuple[int, Tex
         config.rename(kept)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
     write_json(run / "environment.json", environment.describe(hosts))
+    write_bytes(run / environment.DIFF, environment.git_diff().encode())
     status.write(run, Status("running", attempt))
     return attempt, locked
 
@@ -191,10 +206,10 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         attempt=attempt,
         run_name=config.run.name,
         uri=mlflow.uri if mlflow else None,
-        experiment=mlflow.experiment if mlflow else "",
+        experiment=(mlflow or MlflowSection()).experiment,
         parameters=config.model_dump(mode="json"),
         tags={
-            "git_commit": environment.git_commit(),
+            **environment.git_tags(),
             "ranks": setup.cut.ranks,
             "zero_stage": config.zero_stage,
             "precision": config.precision,
@@ -209,5 +224,16 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
             )
             for split, name, corpus in uses
         ],
-        artifacts=[run / CONFIG, run / "environment.json"],
+        artifacts=[run / CONFIG, run / "environment.json", run / environment.DIFF],
+        parent=mlflow.parent if mlflow else None,
     )
+
+
+def _system_monitor(setup: Setup, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
+    """The monitor of this machine, on its first rank."""
+    seconds = setup.config.tracking.system_metrics_seconds
+    host = next((one["host"] for one in hosts if one["ranks"][0] == setup.cut.rank), None)
+    if seconds is None or host is None:
+        return None
+    with _naming_directory(setup.directory):
+        return SystemMonitor(setup.directory, attempt, host, len(hosts) == 1, seconds)

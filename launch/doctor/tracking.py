@@ -14,7 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.secrets import masked
 from launch.doctor.directory import existing
 from launch.doctor.findings import Finding
-from pretrain.metrics.mlflow_feeder import sqlite_file
+from pretrain.tracking.store import sqlite_file
 
 _PORTS = {"http": 80, "https": 443, "mysql": 3306, "postgresql": 5432, "mssql": 1433}
 _SECONDS = 10.0

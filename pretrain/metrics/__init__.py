@@ -1,1 +1,1 @@
-"""The metrics of a run: their log, MLflow, throughput, and the dashboard."""
+"""The metrics of a run: their log, throughput, the system's metrics, and curves in the terminal."""

@@ -31,14 +31,14 @@ class Row:
 
 
 class MetricLog:
-    """Appends rows to RUN/metrics.jsonl without buffering.
+    """Appends rows to RUN/metrics.jsonl, or to another file there, without buffering.
 
     It first removes an incomplete last line that a crashed attempt left.
     """
 
-    def __init__(self, run_dir: Path, attempt: int):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self.path = run_dir / FILE_NAME
+    def __init__(self, run_dir: Path, attempt: int, name: str = FILE_NAME):
+        self.path = run_dir / name
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.attempt = attempt
         self._unwritten = b""
         _mend_last_line(self.path)
@@ -78,6 +78,17 @@ def read_metrics(path: Path) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def rows_of_step(path: Path, step: int) -> Iterator[Row]:
+    """The rows of one step, in the order of the file; much faster than reading all rows."""
+    if not path.exists():
+        return
+    begin = f'{{"step": {step},'.encode()  # as MetricLog writes it
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(begin) and line.endswith(b"\n") and (row := _parse(line)):
+                yield row
+
+
 def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
     """Yields the rows from byte `offset` on, in the order of the file, each with the offset after its line.
 
@@ -112,12 +123,18 @@ def _to_json(value: float) -> float | str:
 
 def last_attempt(run_dir: Path) -> int:
     """The attempt of the last row; 0 where there is none."""
+    row = last_row(run_dir / FILE_NAME)
+    return row.attempt if row else 0
+
+
+def last_row(path: Path) -> Row | None:
+    """The last row; None where there is none."""
     try:
-        with (run_dir / FILE_NAME).open("rb") as file:
+        with path.open("rb") as file:
             rows = [_parse(line) for line in _tail(file)[1].splitlines()]
     except OSError:
-        return 0
-    return next((row.attempt for row in reversed(rows) if row), 0)
+        return None
+    return next((row for row in reversed(rows) if row), None)
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:

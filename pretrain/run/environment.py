@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.code_version import git
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.secrets import masked_code, without_login
 from pretrain.run.hardware import device_type
 
+DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
@@ -27,7 +28,7 @@ def describe(hosts: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu": here["cpu"],
         "gpus": here["gpus"],
         "hosts": [_with_differences(one, here["versions"]) for one in hosts],
-        "git": {"commit": git_commit(), "diff": masked(git("diff", "HEAD"))},
+        "git": {"commit": git_commit(), "branch": git_branch(), "diff": git_diff()},
     }
 
 
@@ -65,6 +66,29 @@ def hosts() -> list[dict[str, Any]]:
 def git_commit() -> str:
     """The commit of this source tree; empty for an installed package."""
     return git("rev-parse", "HEAD").strip()
+
+
+def git_branch() -> str:
+    """The branch of this source tree; empty for an installed package, and for a commit checked out by itself."""
+    return git("symbolic-ref", "--short", "-q", "HEAD").strip()
+
+
+def git_diff() -> str:
+    """What this source tree changes of its commit, without secrets."""
+    return masked_code(git("diff", "HEAD"))
+
+
+def git_tags() -> dict[str, str]:
+    """The state of this source tree under the names of MLflow's tags; {} for an installed package."""
+    if not (commit := git_commit()):
+        return {}
+    tags = {
+        "commit": commit,
+        "branch": git_branch(),
+        "repoURL": without_login(git("remote", "get-url", "origin").strip()),
+        "dirty": str(bool(git("diff", "HEAD", "--name-only").strip())).lower(),
+    }
+    return {f"mlflow.source.git.{name}": value for name, value in tags.items() if value}
 
 
 def _version(package: str) -> str:

@@ -13,8 +13,8 @@ from data_pipeline.fetch.many import _sole_user
 from data_pipeline.foundation import locks
 from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.locks import lock
-from pretrain.metrics.mlflow_feeder import creating_alone
 from pretrain.run import lock as run_lock
+from pretrain.tracking.store import creating_alone
 
 
 def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.foundation.secrets import masked, masked_values, without_login
+from data_pipeline.foundation.secrets import masked, masked_code, masked_values, without_login
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,23 @@ def test_settings_are_hidden_at_any_depth_and_keep_their_types():
 def test_a_link_needs_no_login():
     assert without_login("https://me:***@host:80/a@b") == "https://host:80/a@b"
     assert without_login("https://host/a@b") == "https://host/a@b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('+api_key = "abc123def"', '+api_key = "***"'),
+        ("-HF_TOKEN=abc123def # old", "-HF_TOKEN=*** # old"),
+        ('+  "password": "hunter2!",', '+  "password": "***",'),
+        ("+login(hf_abcdefghijklmnopqrst)", "+login(***)"),
+        ("+key: AKIAIOSFODNN7EXAMPLE", "+key: ***"),
+        ("+uri: https://me:hunter2@host", "+uri: https://me:***@host"),
+        ("-----BEGIN RSA PRIVATE KEY-----\n+MIIEow\n-----END", "-----BEGIN RSA PRIVATE KEY-----***-----END"),
+        ("+tokens = 512 * 2048000", "+tokens = 512 * 2048000"),
+        ("+max_new_tokens: 128", "+max_new_tokens: 128"),
+        ("+    tokenizer = load(directory)", "+    tokenizer = load(directory)"),
+    ],
+)
+def test_what_looks_like_a_secret_in_code_is_hidden(text, shown):
+    assert masked_code(text) == shown
+    assert masked_code(shown) == shown

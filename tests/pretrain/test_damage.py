@@ -16,9 +16,10 @@ from data_pipeline.foundation.atomic import fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.choose import checkpoint_in, newest_verified
 from pretrain.metrics.log import FILE_NAME
-from pretrain.metrics.mlflow_feeder import FeedState, TrackedRun
 from pretrain.run import rank_logs, status
 from pretrain.run.standing import rewinds
+from pretrain.tracking.state import FeedState
+from pretrain.tracking.tracked_run import TrackedRun
 
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30

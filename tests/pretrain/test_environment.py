@@ -18,3 +18,21 @@ def test_every_host_is_recorded_with_the_versions_that_differ():
 def test_a_password_in_uncommitted_changes_is_not_recorded(monkeypatch):
     monkeypatch.setattr(environment, "git", lambda *_: "+uri: https://me:hunter2@host\n")
     assert environment.describe([])["git"]["diff"] == "+uri: https://me:***@host\n"
+
+
+def test_the_state_of_the_source_tree_is_what_mlflow_calls_it(monkeypatch):
+    answers = {
+        "rev-parse": "c0ffee\n",
+        "symbolic-ref": "main\n",
+        "remote": "https://me:pw@host/x.git\n",
+        "diff": "a.py\n",
+    }
+    monkeypatch.setattr(environment, "git", lambda command, *_: answers[command])
+    assert environment.git_tags() == {
+        "mlflow.source.git.commit": "c0ffee",
+        "mlflow.source.git.branch": "main",
+        "mlflow.source.git.repoURL": "https://host/x.git",
+        "mlflow.source.git.dirty": "true",
+    }
+    monkeypatch.setattr(environment, "git", lambda *_: "")
+    assert environment.git_tags() == {}  # an installed package

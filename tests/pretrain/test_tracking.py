@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.metrics import mlflow_feeder, tracking
-from pretrain.metrics.dashboard import dashboard
 from pretrain.metrics.log import MetricLog, read_metrics
-from pretrain.metrics.mlflow_feeder import FeedState, MlflowFeeder, TrackedRun, flatten
-from pretrain.metrics.tracking import DatasetInfo, Tracker, sync
+from pretrain.tracking import store
+from pretrain.tracking import tracker as tracking
+from pretrain.tracking.dashboard import dashboard
+from pretrain.tracking.feeder import MlflowFeeder, flatten
+from pretrain.tracking.state import FeedState
+from pretrain.tracking.tracked_run import DatasetInfo, TrackedRun
+from pretrain.tracking.tracker import Tracker, sync
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +140,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
         tmp_path,
         uri,
         parameters={"optimizer": {"name": "adamw_scale", "betas": [0.9, 0.999]}, "odd [key]": "x" * 9000},
-        tags={"git_commit": "c0ffee", "hosts": "node-1", "ranks": 8, "zero_stage": 2},
+        tags={"mlflow.source.git.commit": "c0ffee", "hosts": "node-1", "ranks": 8, "zero_stage": 2},
         datasets=[DatasetInfo(*corpus, context, {"rows": 7}) for context in ("train", "validation")],
         artifacts=[tmp_path / "config.yaml", tmp_path / "not-there.json"],
     )
@@ -166,7 +169,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
         "validation": ("wikipedia-en (validation)", "f" * 36, {"rows": 7}),
     }
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.yaml", "samples"]
-    assert Path(mlflow_feeder.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
+    assert Path(store.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
@@ -217,7 +220,7 @@ def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, c
     feeder = MlflowFeeder(tmp_path, TrackedRun.load(tmp_path), uri)
 
     def killed(self, run_dir):
-        if self.offset:
+        if self.offsets:
             raise KeyboardInterrupt
         save(self, run_dir)
 
@@ -226,7 +229,7 @@ def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, c
     with pytest.raises(KeyboardInterrupt):
         feeder.feed()  # a thousand are in MLflow, and nothing on disk says so
     monkeypatch.setattr(FeedState, "save", save)
-    assert FeedState.load(tmp_path).offset == 0
+    assert FeedState.load(tmp_path).offsets == {}
     first = run_id(tmp_path)
     (tmp_path / "mlflow.json").unlink()  # the run is found even without
     assert sync(tmp_path, uri) == 1500
@@ -245,7 +248,7 @@ def child(code, *arguments):
 TRAIN_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
-from pretrain.metrics import tracking
+from pretrain.tracking import tracker as tracking
 tracking._SECONDS_BETWEEN_FEEDS = 0.0
 tracker = tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="killed")
 for step in range(1, 1000000):
@@ -257,7 +260,7 @@ for step in range(1, 1000000):
 def test_sigkill_while_feeding_neither_loses_nor_doubles_a_metric(tmp_path, uri, client):
     process = child(TRAIN_UNTIL_KILLED, tmp_path, uri)
     try:
-        while (state := FeedState.load(tmp_path)) is None or state.offset < 20_000:
+        while (state := FeedState.load(tmp_path)) is None or state.offsets.get("metrics.jsonl", 0) < 20_000:
             assert process.poll() is None
             time.sleep(0.01)
     finally:
@@ -278,7 +281,7 @@ import socket, sys
 from pathlib import Path
 connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
-from pretrain.metrics import tracking
+from pretrain.tracking import tracker as tracking
 tracking._SECONDS_FOR_THE_REST = 3600.0
 with tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
     for step in range(1, 301):
@@ -303,7 +306,7 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 CREATES = """
 import sys
-from pretrain.metrics.mlflow_feeder import creating_alone
+from pretrain.tracking.store import creating_alone
 with creating_alone(sys.argv[1]):
     pass
 """
@@ -319,7 +322,7 @@ def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_create
     time.sleep(0.3)  # some of the tables are there
     process.kill()
     process.wait()
-    with mlflow_feeder.creating_alone(f"sqlite:///{database}"):
+    with store.creating_alone(f"sqlite:///{database}"):
         assert MlflowClient(f"sqlite:///{database}").search_experiments()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
 
@@ -384,7 +387,7 @@ def get(url):
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.metrics.dashboard import dashboard
+from pretrain.tracking.dashboard import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]), open_browser=False)
 """
 

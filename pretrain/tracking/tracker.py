@@ -15,9 +15,9 @@ from typing import Any, Literal
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.metrics.log import MetricLog
-from pretrain.metrics.mlflow_feeder import ARTIFACTS_DIRECTORY, DatasetInfo, MlflowFeeder, TrackedRun, absolute_uri
-
-__all__ = ["DatasetInfo", "Tracker", "sync"]
+from pretrain.tracking.feeder import MlflowFeeder
+from pretrain.tracking.store import absolute_uri, one_line
+from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 class Tracker:
     """Logs a run's metrics and feeds them to MLflow, unless `uri` is None.
 
-    `parameters` is the resolved run config, `tags` what else names the run (git_commit, hosts, ranks, zero_stage),
-    `artifacts` files such as config.yaml. Files that appear in `artifacts_directory` later, whole under their final
-    names, are uploaded too. Nothing here raises or waits because of MLflow. Passwords in URLs are recorded as ***.
+    `parameters` is the resolved run config, `tags` what else names the run (git commit, ranks, zero_stage), `artifacts`
+    files such as config.yaml, and `parent` the name of the run that MLflow shows it under. Files that appear in
+    `artifacts_directory` later, whole under their final names, are uploaded too. Nothing here raises or waits because
+    of MLflow. Passwords in URLs are recorded as ***.
 
     >>> with Tracker(run_dir, attempt=1, run_name="t5", uri="sqlite:///runs/mlflow.db", experiment="c4") as tracker:
     ...     tracker.log(10, {"train/loss": 9.8})
@@ -50,6 +51,7 @@ class Tracker:
         tags: Mapping[str, Any] | None = None,
         datasets: Sequence[DatasetInfo] = (),
         artifacts: Sequence[Path] = (),
+        parent: str | None = None,
     ):
         self.run_dir = run_dir
         self.artifacts_directory = run_dir / ARTIFACTS_DIRECTORY
@@ -64,6 +66,7 @@ class Tracker:
             tags={key: masked(str(value)) for key, value in (tags or {}).items()},
             datasets=list(datasets),
             artifacts=[_relative(path, run_dir) for path in artifacts],
+            parent=parent,
         )
         if before := TrackedRun.load(run_dir):
             self._run.key, self._run.started = before.key, before.started
@@ -121,9 +124,7 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
-        raise FailedError(
-            f"{masked(uri)}: {_one_line(error)}; what was sent is kept, sync again to continue"
-        ) from error
+        raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
     return sent
 
 
@@ -160,7 +161,7 @@ class _FeedingThread:
                 self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
             except Exception as error:
                 if not self._failing:
-                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, _one_line(error))
+                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
                 self._failing = True
                 pause = min(2 * pause, _LONGEST_PAUSE)
             if not closing:
@@ -174,8 +175,3 @@ def _relative(path: Path, run_dir: Path) -> str:
     """`path`, made relative if it is in the run directory, which may be synced from another place or machine."""
     path, run_dir = path.absolute(), run_dir.absolute()
     return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
-    return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])

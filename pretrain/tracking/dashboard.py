@@ -17,14 +17,8 @@ from types import FrameType
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, without_login
-from pretrain.metrics.mlflow_feeder import (
-    NO_TELEMETRY,
-    STATE_FILE,
-    FeedState,
-    absolute_uri,
-    creating_alone,
-    sqlite_file,
-)
+from pretrain.tracking.state import STATE_FILE, FeedState
+from pretrain.tracking.store import NO_TELEMETRY, absolute_uri, creating_alone, sqlite_file
 
 _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application

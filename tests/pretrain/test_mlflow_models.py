@@ -1,0 +1,316 @@
+"""Checkpoints and exports as models in the real MLflow, and what else its pages show of a run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.checkpoint.choose import newest
+from pretrain.evaluation import record
+from pretrain.evaluation.hook import Findings
+from pretrain.metrics import system
+from pretrain.metrics.log import MetricLog, read_metrics
+from pretrain.metrics.system import SystemMonitor
+from pretrain.tracking.state import FeedState
+from pretrain.tracking.tracked_run import DatasetInfo, TrackedRun
+from pretrain.tracking.tracker import Tracker, sync
+
+TEXTS = ["The <extra_id_0> is on the table.", "Melt the margarine", "A"]
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    """One database for all tests: creating MLflow's tables takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('models')}/mlflow.db"
+
+
+@pytest.fixture
+def client(uri):
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+@pytest.fixture
+def run_dir(whole, tmp_path):
+    """A copy of a finished run with four checkpoints, which MLflow doesn't have yet."""
+    shutil.copytree(whole / "adamw/run", tmp_path / "run")
+    run = TrackedRun.load(tmp_path / "run")
+    run.key, run.experiment = f"{abs(hash(str(tmp_path))):032x}", tmp_path.name
+    run.save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def ranked(client, run_dir, filter_string=None):
+    """(name, tag, losses) of the run's models in MLflow, the lowest loss first."""
+    found = client.search_logged_models(
+        [FeedState.load(run_dir).experiment_id],
+        filter_string=filter_string,
+        order_by=[{"field_name": "metrics.train/loss", "ascending": True}],
+    )
+    return [(model.name, model.tags["checkpoint"], [metric.value for metric in model.metrics]) for model in found]
+
+
+def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
+    sync(run_dir, uri)
+    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}
+    best_first = sorted((3, 6, 9, 12), key=loss.__getitem__)
+    expected = [(f"adamw-step-{step:08d}", "kept", [loss[step]]) for step in best_first]
+    assert ranked(client, run_dir) == expected
+
+    state = FeedState.load(run_dir)
+    run = client.get_run(state.run_id)
+    assert {output.step for output in run.outputs.model_outputs} == {3, 6, 9, 12}
+    (corpus,) = [given.dataset for given in run.inputs.dataset_inputs if given.tags[0].value == "train"]
+    model = client.get_logged_model(state.checkpoints["step-00000006"].model_id)
+    assert (model.metrics[0].dataset_name, model.metrics[0].dataset_digest) == (corpus.name, corpus.digest)
+    assert (model.source_run_id, model.status.value, model.params["step"]) == (state.run_id, "READY", "6")
+    assert Path(model.tags["directory"]) == run_dir / "checkpoints/step-00000006"
+
+    shutil.rmtree(run_dir / "checkpoints" / f"step-{best_first[0]:08d}")
+    sync(run_dir, uri)
+    assert ranked(client, run_dir, "tags.checkpoint = 'kept'") == expected[1:]
+    assert ranked(client, run_dir, "tags.checkpoint = 'deleted'") == [(expected[0][0], "deleted", expected[0][2])]
+
+
+def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
+    sync(run_dir, uri)
+    state, before = FeedState.load(run_dir), ranked(client, run_dir)
+
+    def points():
+        return [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")]
+
+    curve = points()
+    assert [step for step, _ in curve] == list(range(1, 13))
+    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
+    sync(run_dir, uri)
+    assert FeedState.load(run_dir).checkpoints == state.checkpoints
+    assert (ranked(client, run_dir), points()) == (before, curve)
+    assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
+
+
+def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, client):
+    """The steps after step 6 are taken again, with another result: MLflow keeps both points of the curve."""
+    sync(run_dir, uri)
+    old = FeedState.load(run_dir)
+    log = MetricLog(run_dir, attempt=2)
+    log.log(9, {"train/loss": 1.5})
+    log.log(12, {"train/loss": float("nan")})
+    for step in (9, 12):
+        index = run_dir / f"checkpoints/step-{step:08d}/index.json"
+        index.write_text(index.read_text() + "\n")
+    sync(run_dir, uri)
+    new = FeedState.load(run_dir)
+    assert client.get_logged_model(old.checkpoints["step-00000009"].model_id).tags["checkpoint"] == "deleted"
+    model = client.get_logged_model(new.checkpoints["step-00000009"].model_id)
+    assert ([metric.value for metric in model.metrics], model.tags["checkpoint"]) == ([1.5], "kept")
+    history = client.get_metric_history(new.run_id, "train/loss")
+    assert [point.step for point in history].count(9) == 2
+    # NaN would be 0 in MLflow, and the best of all
+    assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
+
+
+def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
+    figure = matplotlib.figure.Figure(figsize=(2, 1))
+    figure.add_subplot().plot([1, 2])
+    rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
+    with Tracker(tmp_path, attempt=1, run_name="r", uri=None, experiment="pages"):
+        record.keep(tmp_path, 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure}))
+        record.keep(tmp_path, 10, Findings(tables={"samples": rows}))
+    sync(tmp_path, uri)
+    state = FeedState.load(tmp_path)
+    table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])
+    assert list(table["step"]) == [5, 5, 10, 10]
+    assert list(table["given"]) == ["a <extra_id_0>", "c"] * 2
+
+    other = client.create_run(state.experiment_id).info.run_id
+    client.log_image(other, record_image(tmp_path), key="evaluation/attention/layer-1", step=5)
+
+    def names(run_id):
+        hidden = re.compile(r"(?<=timestamp\+)\d+\+[\w-]{36}")
+        return {hidden.sub("", file.path) for file in client.list_artifacts(run_id, "images")}
+
+    assert names(state.run_id) == names(other)
+    tag = "mlflow.loggedImages"
+    assert client.get_run(state.run_id).data.tags[tag] == client.get_run(other).data.tags[tag]
+    (tmp_path / "mlflow.json").unlink()
+    sync(tmp_path, uri)
+    assert len(client.list_artifacts(state.run_id, "images")) == 2  # the image and its small form, once
+
+
+def record_image(run_dir):
+    import mlflow
+
+    return mlflow.Image(str(record.directory(run_dir) / "attention/layer-1/step-00000005.png"))
+
+
+def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    names = set()
+    for monitor in (CPUMonitor(), DiskMonitor(), NetworkMonitor()):
+        monitor.collect_metrics()
+        names |= {f"system/{name}" for name in monitor.aggregate_metrics()}
+    run = tmp_path / "run"
+    for attempt, alone in ((1, True), (2, False)):
+        with Tracker(run, attempt=attempt, run_name="r", uri=None, experiment="system"):
+            monitor = SystemMonitor(run, attempt, "node 1", alone, seconds=0.02)
+            samples = attempt * 3
+            while sum(1 for _ in lines(run)) < samples:
+                time.sleep(0.02)
+            monitor.close()
+    steps = [json.loads(line)["step"] for line in lines(run)]
+    assert steps == list(range(len(steps)))
+    sync(run, uri)
+    found = client.get_run(FeedState.load(run).run_id).data.metrics
+    gpus = re.compile(r"gpu_\d")
+    of_nodes = {name.replace("system/", "system/node_1/") for name in names}
+    assert {name for name in found if not gpus.search(name)} == names | of_nodes
+    assert 0 < found["system/system_memory_usage_percentage"] < 100
+
+
+def lines(run):
+    (file,) = system.files(run) or [run]
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
+    for name in ("a", "b"):
+        with Tracker(tmp_path / name, attempt=1, run_name=name, uri=None, experiment="table", parent="rates'"):
+            pass
+        sync(tmp_path / name, uri)
+    states = [FeedState.load(tmp_path / name) for name in ("a", "b")]
+    parents = {client.get_run(state.run_id).data.tags["mlflow.parentRunId"] for state in states}
+    (parent,) = [client.get_run(one) for one in parents]
+    assert (parent.info.run_name, parent.info.status) == ("rates'", "FINISHED")
+    assert len(client.search_runs([states[0].experiment_id])) == 3
+
+
+# ---- the registry
+
+
+@pytest.fixture(scope="module")
+def registered(whole, uri, tmp_path_factory):
+    """A run directory, and the URI of its model in the registry."""
+    from pretrain import huggingface
+    from pretrain.checkpoint.trained import TrainedModel
+    from pretrain.tracking.registry import Registration
+
+    run_dir = tmp_path_factory.mktemp("registered") / "run"
+    shutil.copytree(whole / "muon/run", run_dir)
+    sync(run_dir, uri)
+    trained = TrainedModel.open(newest(run_dir))
+    out = run_dir.parent / "out"
+    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
+    return run_dir, Registration.of(newest(run_dir), "small-t5.v1").register(out)
+
+
+def generated(run_dir):
+    """What `pretrain generate` writes, with the marks of blanks."""
+    from pretrain.checkpoint.trained import TrainedModel
+    from pretrain.generation.settings import GenerationSettings
+    from pretrain.generation.texts import write
+
+    trained = TrainedModel.open(newest(run_dir))
+    return [one.generated for one in write(trained, TEXTS, GenerationSettings(max_new_tokens=6, min_new_tokens=6))]
+
+
+def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):
+    run_dir, model = registered
+    assert model == "models:/small-t5.v1/1"
+    version = client.get_model_version("small-t5.v1", "1")
+    logged = client.get_logged_model(version.source.removeprefix("models:/"))
+    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}
+    assert [metric.value for metric in logged.metrics] == [loss[12]]
+    assert version.run_id == FeedState.load(run_dir).run_id
+    files = [path.name for path in Path(logged.artifact_location.removeprefix("file://")).rglob("*")]
+    assert "served_model.py" in files
+    assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt"))]
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "models",
+        "serve",
+        "--env-manager",
+        "local",
+        "-m",
+        model,
+        "-p",
+        str(port),
+    ]
+    environment = {
+        "MLFLOW_TRACKING_URI": uri,
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+    }
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+        )
+    try:
+        request = {"inputs": TEXTS, "params": {"max_new_tokens": 6}}
+        answers = answer(server, f"http://127.0.0.1:{port}/invocations", request)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    assert answers == {"predictions": [text.strip() for text in generated(run_dir)]}
+
+
+def answer(server, url, request):
+    for _ in range(600):
+        assert server.poll() is None
+        try:
+            content = json.dumps(request).encode()
+            with urllib.request.urlopen(
+                urllib.request.Request(url, content, {"Content-Type": "application/json"})
+            ) as got:
+                return json.load(got)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read()) from None
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("no answer")
+
+
+def test_what_cannot_be_registered_is_one_line(registered, whole, tmp_path):
+    from pretrain.tracking.registry import Registration
+
+    run_dir, _ = registered
+    with pytest.raises(UserError, match=r"without / and :, got 'a/b'"):
+        Registration.of(newest(run_dir), "a/b")
+    with pytest.raises(UserError, match=r"for another MLflow: pretrain sync"):
+        Registration.of(newest(run_dir), "a", "sqlite:///other.db")
+    with pytest.raises(UserError, match=r"MLflow has no run of it .*; sync it first"):
+        Registration.of(newest(whole / "adamw/run"), "a")
+
+
+def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
+    from pretrain.tracking.checkpoints import _dataset
+
+    corpora = [("c4", "train"), ("wiki", "train"), ("c4", "validation")]
+    datasets = [DatasetInfo(name, "f" * 64, "", context) for name, context in corpora]
+    run = TrackedRun(None, "e", "r", 1, {}, {}, datasets, [])
+    assert _dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
+    assert _dataset(run, "validation/c40/loss") == {}
+    assert _dataset(run, "train/loss") == {}  # of a mixture

@@ -1,0 +1,162 @@
+"""A browser clicks through MLflow's pages of three runs: charts, images, tables, comparison, models, registry.
+
+$SCREENSHOTS names a folder in which it leaves a picture of each page.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+
+from pretrain import huggingface
+from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation import record
+from pretrain.evaluation.hook import Findings
+from pretrain.run.hardware import free_port
+from pretrain.tracking.registry import Registration
+from pretrain.tracking.tracked_run import TrackedRun
+from pretrain.tracking.tracker import sync
+from tests.pretrain.mlflow_server import Server
+
+CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+NAMES = ("adamw", "adafactor", "muon")
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --window-size=1500,900"
+SECONDS = 60
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
+)
+
+
+@pytest.fixture(scope="module")
+def server(whole, tmp_path_factory):
+    """MLflow with three runs below a parent; one has an image, a table and a registered model."""
+    folder = tmp_path_factory.mktemp("pages")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    for name in NAMES:
+        run_dir = folder / name
+        shutil.copytree(whole / name / "run", run_dir)
+        run = TrackedRun.load(run_dir)
+        run.experiment = run.parent = "optimizers"
+        run.save(run_dir)
+        if name == NAMES[0]:
+            for step in (6, 12):
+                figure = matplotlib.figure.Figure(figsize=(4, 3))
+                figure.add_subplot().plot(range(step))
+                rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
+                record.keep(run_dir, step, Findings(tables={"samples": rows}, images={"norms": figure}))
+        sync(run_dir, uri)
+    trained = TrainedModel.open(newest(run_dir))
+    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, folder / "out")
+    Registration.of(newest(run_dir), "best-t5").register(folder / "out")
+    started = Server(folder, free_port())
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def browser():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+class Pages:
+    def __init__(self, browser):
+        self._browser, self._number = browser, 0
+
+    def see(self, *texts):
+        """Waits until the page shows all of these texts."""
+        for text in texts:
+            self._wait(lambda text=text: text in self._browser.find_element("tag name", "body").text, text)
+
+    def click(self, path):
+        """Clicks the first element of an XPath that can be clicked; a bare text names a link, button or tab."""
+        from selenium.common.exceptions import WebDriverException
+
+        if not path.startswith("/"):
+            path = f"//*[self::a or self::button or @role='tab' or self::span][normalize-space()='{path}']"
+
+        def clicked():
+            for element in self._browser.find_elements("xpath", path):
+                try:
+                    element.click()
+                    return True
+                except WebDriverException:  # below another one, or redrawn meanwhile
+                    continue
+            return False
+
+        self._wait(clicked, path)
+
+    def count(self, path, number):
+        self._wait(lambda: len(self._browser.find_elements("xpath", path)) >= number, f"{number} × {path}")
+
+    def keep(self, name):
+        if folder := os.environ.get("SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._browser.save_screenshot(str(Path(folder, f"{name}.png")))
+
+    def _wait(self, condition, what):
+        from selenium.common.exceptions import TimeoutException, WebDriverException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        try:
+            wait = WebDriverWait(self._browser, SECONDS, poll_frequency=0.5, ignored_exceptions=[WebDriverException])
+            wait.until(lambda _: condition())
+        except TimeoutException:
+            self.keep("failed")
+            page = self._browser.find_element("tag name", "body").text
+            raise AssertionError(f"{what}: not on {self._browser.current_url}:\n{page}") from None
+
+
+def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
+    pages = Pages(browser)
+    browser.get(f"{server.uri}/#/experiments")
+    pages.click("optimizers")
+    pages.see("4 matching runs")
+    pages.click("//button[contains(@data-component-id, 'assistant.chat_panel.close')]")
+    pages.click("//button[contains(@data-component-id, 'runnamecellrenderer')]")  # the parent's runs
+    pages.see(*NAMES)
+    pages.keep("runs")
+
+    pages.click(NAMES[0])
+    pages.see("Parent run", "pretrain train", "Train")
+    pages.click("Model metrics")
+    pages.see("evaluation/norms")
+    pages.count("//*[contains(@class, 'js-plotly-plot')]", 2)
+    pages.count("//img[contains(@src, 'norms')] | //img[contains(@src, 'blob:')]", 1)
+    pages.keep("metrics")
+    pages.click("Artifacts")
+    pages.click("//*[normalize-space()='evaluation']")
+    pages.click("//*[normalize-space()='samples.json']")
+    pages.see("The [cat 12] sat.")
+    pages.keep("table")
+
+    pages.click("Runs")
+    pages.see("4 matching runs")
+    if NAMES[0] not in browser.find_element("tag name", "body").text:
+        pages.click("//button[contains(@data-component-id, 'runnamecellrenderer')]")
+    pages.see(*NAMES)
+    for row in (1, 2, 3):
+        pages.click(f"//div[@role='row' and @row-index='{row}']//input[@type='checkbox']")
+    pages.click("Compare")
+    pages.see("Comparing 3 Runs", "optimizer.name")
+    pages.keep("comparison")
+
+    browser.get(f"{server.uri}/#/experiments/1/models?workflowType=machine_learning")
+    pages.see(*(f"{name}-step-00000012" for name in NAMES), "best-t5")
+    pages.keep("models")
+    pages.click("Model registry")
+    pages.click("best-t5")
+    pages.see("Version 1")
+    pages.keep("registered")

@@ -1,0 +1,98 @@
+"""A run beside an MLflow server that dies and comes back, and beside one that accepts and never answers."""
+
+import socket
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+from pretrain.metrics.log import read_metrics
+from pretrain.run.hardware import free_port
+from pretrain.tracking import tracker as tracking
+from pretrain.tracking.state import FeedState
+from pretrain.tracking.tracker import Tracker, sync
+from tests.pretrain.mlflow_server import Server
+
+STEPS = 40
+MATRIX = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def feed_often(monkeypatch):
+    monkeypatch.setattr(tracking, "_SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "_LONGEST_PAUSE", 1.0)
+
+
+def start(run_dir, uri):
+    return Tracker(run_dir, attempt=1, run_name="r", uri=uri, experiment="outage")
+
+
+def take_steps(tracker, first):
+    """STEPS steps; returns the seconds that each waits for the tracker, and the median seconds of their arithmetic."""
+    waits, work = [], []
+    for step in range(first, first + STEPS):
+        began = time.perf_counter()
+        MATRIX @ MATRIX
+        logged = time.perf_counter()
+        tracker.log(step, {"train/loss": 1 / step})
+        waits.append(time.perf_counter() - logged)
+        work.append(logged - began)
+    return waits, statistics.median(work)
+
+
+def usual_wait(folder):
+    """The median seconds that a step waits for a tracker without MLflow."""
+    with start(folder, None) as tracker:
+        return statistics.median(take_steps(tracker, 1)[0])
+
+
+def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(tmp_path, caplog):
+    port = free_port()
+    server = Server(tmp_path, port)
+    try:
+        tracker = start(tmp_path / "run", server.uri)
+        waits, _ = take_steps(tracker, 1)
+        while not (state := FeedState.load(tmp_path / "run")) or not state.offsets:
+            time.sleep(0.05)
+        server.kill()
+        while not tracker._feeding._failing:
+            more, _ = take_steps(tracker, 1 + len(waits))
+            waits += more
+        without, work = take_steps(tracker, 1 + len(waits))
+        server = Server(tmp_path, port)
+        waits += without
+        waits += take_steps(tracker, 1 + len(waits))[0]
+        tracker.close("FINISHED", timeout=60)
+
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=server.uri)
+        run_id = FeedState.load(tmp_path / "run").run_id
+        history = client.get_metric_history(run_id, "train/loss")
+        assert [(point.step, point.value) for point in history] == [
+            (step, 1 / step) for step in range(1, len(waits) + 1)
+        ]
+        assert client.get_run(run_id).info.status == "FINISHED"
+    finally:
+        server.kill()
+    said = [message.partition(": ")[0].partition(" at ")[0] for message in caplog.messages]
+    assert said == ["MLflow", "MLflow"], caplog.messages  # one line for the outage, one for its end
+    assert "accepts metrics again" in caplog.messages[1]
+    assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
+
+
+def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        tracker = start(tmp_path / "run", f"http://127.0.0.1:{server.getsockname()[1]}")
+        connection, _ = server.accept()  # the tracker's request is under way
+        with connection:
+            waits, work = take_steps(tracker, 1)
+            began = time.monotonic()
+            tracker.close("FINISHED", timeout=1)
+            assert time.monotonic() - began < 3
+    assert statistics.median(waits) - usual_wait(tmp_path / "plain") < 0.02 * work
+    assert [row.step for row in read_metrics(tmp_path / "run")] == list(range(1, STEPS + 1))
+    assert sync(tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db") == STEPS

@@ -1,0 +1,108 @@
+"""`pretrain watch`: from the files of a run alone, in a terminal and without one."""
+
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.metrics.log import MetricLog
+from pretrain.metrics.text_plot import bars, plot
+from pretrain.metrics.watch import SAMPLES, Curves, watch
+
+BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    log = MetricLog(tmp_path, attempt=1)
+    for step in range(1, 101):
+        log.log(step, {"train/loss": 10 / step, "train/tokens_per_second": 1e6 + step, "train/learning_rate": 1e-3})
+        if step % 50 == 0:
+            log.log(step, {"validation/c4/loss": 5 / step})
+    path = tmp_path / SAMPLES
+    path.parent.mkdir(parents=True)
+    rows = [
+        [step, "c4", "The <extra_id_0> sat." + 30 * " on the mat", f"The [cat {step}] sat.", "x"] for step in (50, 100)
+    ]
+    path.write_text(json.dumps({"columns": ["step", "corpus", "given", "written", "original"], "data": rows}))
+    return tmp_path
+
+
+def test_a_snapshot_has_curves_and_the_last_samples_in_80_columns(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(run_dir)
+    watch(Path(), once=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert lines[0].startswith(".  step 100, logged 0 s ago")
+    assert "train/loss  0.1000 at step 100, lowest 0.1000" in lines
+    assert "validation/c4/loss  0.0500 at step 100, lowest 0.0500" in lines
+    assert next(line for line in lines if line.startswith("train/tokens_per_second")).split()[1] == "1,000,100"
+    assert "written  The [cat 100] sat." in lines
+    assert "cat 50" not in text
+    assert sum(any(character in BRAILLE for character in line) for line in lines) > 10
+    assert "\x1b" not in text
+
+
+def test_a_curve_falls_where_its_values_do():
+    """The top left dot is the first point, the bottom right one the last; labels are the values of their lines."""
+    lines = plot([(0, 3.0), (1, 2.0), (2, 1.0)], width=20, height=5)
+    assert [line.partition(" ┤")[0] for line in lines[:-1]] == ["3.00", "2.33", "1.67", "1.00"]
+    assert [len(line) for line in lines[:-1]] == sorted(len(line) for line in lines[:-1])
+    assert lines[-1].split() == ["0", "2"]
+    gap = plot([(0, 1.0), (1, math.nan), (2, 1.0)], width=20, height=4)
+    assert sum(character in BRAILLE for line in gap for character in line) == 2
+    assert plot([(0, math.nan)], 20, 5) == []
+    assert bars([1, 2, 3, 4, 5, 6, 7, 8], 8) == "▁▂▃▄▅▆▇█"
+    assert bars([1.0, 1.0, 8.0, 8.0], 2) == "▁█"
+
+
+def test_steps_that_a_resumed_run_takes_again_are_dropped(run_dir):
+    curves = Curves(run_dir / "metrics.jsonl")
+    curves.read()
+    MetricLog(run_dir, attempt=2).log(41, {"train/loss": 7.0})
+    curves.read()
+    assert curves.of("train/loss")[-2:] == [(40, 10 / 40), (41, 7.0)]
+    assert curves.of("validation/c4/loss") == []
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: no metrics here yet; give the directory of a run"):
+        watch(tmp_path, once=True)
+
+
+def test_a_terminal_follows_the_run_until_ctrl_c(run_dir):
+    terminal, other_end = pty.openpty()
+    command = "from pretrain.cli import main; main()"
+    environment = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "watch", str(run_dir)],
+        stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True,
+    )  # fmt: skip
+    os.close(other_end)
+
+    def until(text):
+        seen = b""
+        while text not in seen:
+            seen += os.read(terminal, 65536)
+
+    until(b"0.1000 at step 100")
+    MetricLog(run_dir, attempt=1).log(101, {"train/loss": 0.0625})
+    until(b"0.0625 at step 101")
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+    assert process.wait(60) == 0
