@@ -107,8 +107,7 @@ class _RMSNorm(torch.autograd.Function):
         flat, gains = x.flatten(0, -2), weight.to(precision)
         out = torch.empty_like(flat)
         factors = flat.new_empty(len(flat), 1, dtype=precision)
-        step = _rows_in_cache(x)
-        for part, factor, into in zip(flat.split(step), factors.split(step), out.split(step), strict=True):
+        for part, factor, into in _in_cache(flat, factors, out):
             rows = part.to(precision, copy=True)
             mean_square = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().div_(x.size(-1))
             factor.copy_(mean_square.add_(epsilon).rsqrt_())
@@ -123,9 +122,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, factors = ctx.saved_tensors
         flat, gains = x.flatten(0, -2), weight.to(factors.dtype)
         out, of_weight = torch.empty_like(flat), torch.zeros_like(gains)
-        step = _rows_in_cache(x)
-        parts = (tensor.split(step) for tensor in (flat, factors, gradient.flatten(0, -2), out))
-        for part, factor, along, into in zip(*parts, strict=True):
+        for part, factor, along, into in _in_cache(flat, factors, gradient.flatten(0, -2), out):
             normed = part * factor
             rows = along.to(normed.dtype, copy=True)
             products = rows * normed
@@ -135,9 +132,15 @@ class _RMSNorm(torch.autograd.Function):
         return out.view_as(x), of_weight.to(weight.dtype), None
 
 
-def _rows_in_cache(x: Tensor) -> int:
-    """As many rows as a cache holds in fp32 several times; all where a compiler fuses the operations anyway."""
-    return max(1, x.numel() if torch.compiler.is_compiling() else (1 << 16) // x.size(-1))
+def _in_cache(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The same rows of each of `tensors` (rows, …), as many at a time as a cache holds in fp32 several times.
+
+    All at once where a compiler fuses the operations anyway; none on the meta device, where nothing is computed.
+    """
+    if tensors[0].is_meta:
+        return []
+    step = max(1, len(tensors[0]) if torch.compiler.is_compiling() else (1 << 16) // tensors[0].size(-1))
+    return list(zip(*(tensor.split(step) for tensor in tensors), strict=True))
 
 
 class LayerNorm(nn.LayerNorm):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from pretrain.config import RunConfig
-from pretrain.deepspeed_keys import ZERO_PASSED_ON
+from pretrain.deepspeed_keys import ZERO_PASSED_ON, zero_defaults
 from pretrain.models.model import Model
 from pretrain.optimizers.config import AdafactorConfig
 from pretrain.optimizers.groups import parameter_groups
@@ -32,8 +32,9 @@ _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank
 
 
 def zero_sizes(zero: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes that `deepspeed.zero_optimization` sets, in elements, with DeepSpeed's defaults for the others."""
-    return {key: int(zero.get(key, ZERO_PASSED_ON[key].default)) for key in _SIZES}
+    """The sizes that `deepspeed.zero_optimization` sets, in elements, with the defaults on GPUs for the others."""
+    given = {**zero_defaults(3, "cuda"), **zero}
+    return {key: int(given.get(key, ZERO_PASSED_ON[key].default)) for key in _SIZES}
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,10 @@ class Setting:
 
 
 def settings(config: RunConfig) -> list[Setting]:
-    """Every stage with and without offloading and checkpointing of activations. The key `overlap_comm` is the run
-    file's; by default only stage 3 overlaps."""
+    """Every stage with and without offloading and checkpointing of activations, and `overlap_comm` as in a run."""
     given = config.deepspeed.zero_optimization.model_dump().get("overlap_comm")
     return [
-        Setting(stage, offload, checkpointing, stage == 3 if given is None else given)
+        Setting(stage, offload, checkpointing, zero_defaults(stage, "cuda")["overlap_comm"] if given is None else given)
         for stage in (1, 2, 3)
         for offload in offloads(stage)
         for checkpointing in (False, True)

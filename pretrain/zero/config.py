@@ -6,6 +6,7 @@ from typing import Any
 
 from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
+from pretrain.deepspeed_keys import zero_defaults
 
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         }
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
-    given["zero_optimization"] = {**_zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
+    given["zero_optimization"] = {**zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
     return {**given, **decided}
 
 
@@ -45,15 +46,6 @@ def _device() -> str:
     from pretrain.zero.internals import deepspeed
 
     return deepspeed.accelerator.get_accelerator().device_name()
-
-
-def _zero_defaults(stage: int, device: str) -> dict[str, Any]:
-    """Settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
-    if device == "cpu":
-        # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.
-        return {"reduce_bucket_size": 1 << (21 if stage == 3 else 17), "reduce_scatter": False}
-    # Stages 1 and 2 "scatter" by reducing a copy of the bucket to all ranks; without it they reduce the bucket itself.
-    return {"reduce_bucket_size": 50_000_000, "overlap_comm": True, "reduce_scatter": stage == 3}
 
 
 def quiet_deepspeed() -> None:
