@@ -124,6 +124,16 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
     assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
 
 
+def test_a_step_that_is_taken_again_with_the_same_loss_adds_no_point(run_dir, uri, client):
+    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}[12]
+    MetricLog(run_dir, attempt=2).log(12, {"train/loss": loss})
+    sync(run_dir, uri)
+    state = FeedState.load(run_dir)
+    model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
+    assert [metric.value for metric in model.metrics] == [loss]
+    assert [one.step for one in client.get_metric_history(state.run_id, "train/loss")] == list(range(1, 13))
+
+
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
