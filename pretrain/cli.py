@@ -180,6 +180,46 @@ def generate(
 
 
 @app.command()
+def evaluate(
+    checkpoint: Checkpoint,
+    corpora: Annotated[
+        list[Path] | None,
+        path_option("--corpus", "A corpus with held-out rows; may be repeated. Default: those of the run."),
+    ] = None,
+    suite: Annotated[str, typer.Option(help="fast: losses and the embedding's shape. full: all hooks.")] = "fast",
+    hooks: Annotated[list[str] | None, typer.Option("--hook", help="Only this hook; may be repeated.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
+    out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
+) -> None:
+    """Run evaluation hooks on a checkpoint, on one rank or those of a launcher."""
+    from pretrain.hook_settings import SUITES
+
+    if suite not in SUITES:
+        raise UserError(f"--suite: expected {' or '.join(SUITES)}, got {suite!r}")
+    from pretrain.checkpoint.choose import checkpoint_in
+    from pretrain.evaluation import command
+
+    command.evaluate(checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
+
+
+@app.command()
+def attention(
+    checkpoint: Checkpoint,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; may have <extra_id_0> … .")],
+    target: Annotated[str | None, typer.Option(help="What its decoder reads. Default: what the model answers.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="The most tokens on an axis.")] = 40,
+    out: Annotated[Path, path_option("--out", "A directory for the pictures.")] = Path("attention"),
+) -> None:
+    """Draw what each layer and head attends to."""
+    trained = _open(checkpoint).on_best_device()
+    from pretrain.evaluation.command import draw_attention
+
+    for path in draw_attention(trained, text, target, tokens, out):
+        print(path)
+
+
+@app.command()
 def export(
     checkpoint: Checkpoint,
     out: NewDirectory,

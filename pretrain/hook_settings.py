@@ -31,13 +31,59 @@ class HookSettings(Section):
 
 
 class ValidationLossSettings(HookSettings):
-    """The loss on the held-out rows, on their text alone, and of predictions by word counts."""
+    """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and that of word counts."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
 
     hook: Literal["validation_loss"] = "validation_loss"
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
+
+
+class LossBreakdownSettings(HookSettings):
+    """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.loss_breakdown.LossBreakdown"
+
+    hook: Literal["loss_breakdown"] = "loss_breakdown"
+    every_steps: PositiveInt = 2000
+    """Steps from one evaluation to the next."""
+    rows: PositiveInt = 512
+    """The most held-out rows of a corpus that are looked at."""
+
+
+class AttentionSettings(HookSettings):
+    """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.attention.AttentionPictures"
+
+    hook: Literal["attention"] = "attention"
+    every_steps: PositiveInt = 5000
+    """Steps from one evaluation to the next."""
+    tokens: PositiveInt = 24
+    """The most tokens on an axis; what a row has beyond them isn't shown."""
+
+
+class PositionsSettings(HookSettings):
+    """Pictures of what the model knows of positions: similarities of learned vectors, and curves of relative biases."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.positions.PositionPictures"
+    needs_corpus: ClassVar[bool] = False
+
+    hook: Literal["positions"] = "positions"
+    every_steps: PositiveInt = 5000
+    """Steps from one evaluation to the next."""
+
+
+class EmbeddingSettings(HookSettings):
+    """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.embedding.EmbeddingShape"
+    needs_corpus: ClassVar[bool] = False
+
+    hook: Literal["embedding"] = "embedding"
+    every_steps: PositiveInt = 1000
+    """Steps from one evaluation to the next."""
 
 
 class SamplesSettings(HookSettings):
@@ -54,7 +100,14 @@ class SamplesSettings(HookSettings):
     """Seed of the blanks."""
 
 
-_SHIPPED: tuple[type[HookSettings], ...] = (ValidationLossSettings, SamplesSettings)
+_SHIPPED: tuple[type[HookSettings], ...] = (
+    ValidationLossSettings,
+    LossBreakdownSettings,
+    SamplesSettings,
+    AttentionSettings,
+    PositionsSettings,
+    EmbeddingSettings,
+)
 
 
 def _found() -> dict[str, type[HookSettings]]:
@@ -72,6 +125,11 @@ def _found() -> dict[str, type[HookSettings]]:
 
 
 HOOKS = _found()
+SUITES = {
+    "fast": ["validation_loss", "embedding"],
+    "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED],
+}
+"""The hooks that `pretrain evaluate --suite` runs."""
 
 if TYPE_CHECKING:
     AnyHookSettings = HookSettings

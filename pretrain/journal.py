@@ -87,7 +87,7 @@ class Journal:
         if self._tracker is not None and findings.metrics:
             self._tracker.log(step, findings.metrics)
         for line in findings.lines:
-            self._print(f"step {step}  {line}")
+            self._print(f"step {step}  {line}{'; training goes on' if findings.failed else ''}")
 
     def saved(self, saved: "Saved") -> None:
         if self._tracker is None:

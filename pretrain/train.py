@@ -88,6 +88,7 @@ class Training:
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
         from pretrain.checkpoint.tensors import load_weights
+        from pretrain.evaluation import record
         from pretrain.evaluation.hook import HeldOut
         from pretrain.evaluation.hooks import Hooks
         from pretrain.micro_batch import settled
@@ -110,7 +111,7 @@ class Training:
         self.saver = Saver(self.engine, setup.origin)
         data, tokenizer = self.config.data, setup.training[0].tokenizer
         held_out = HeldOut(setup.validation, tokenizer, data.objective, data.on_damage == "skip", setup.cut)
-        self.hooks = Hooks(self.config.evaluation, held_out, setup.directory)
+        self.hooks = Hooks(self.config.evaluation, held_out, record.directory(setup.directory))
         self.standing = self.sound = setup.standing  # sound: after the last step that was applied
 
     def run(self) -> int:

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batches import Batch, validation_batches
+from data_pipeline.loading.batches import IGNORED, Batch, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.together import Together
+from pretrain.models.loss import noting_hits
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -38,12 +39,14 @@ class Findings:
     - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
     - `images`: matplotlib figures by name.
     - `lines`: what is printed; a line that begins with "warning: " is a warning.
+    - `failed`: the hook raised or hung, and found nothing.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     images: Mapping[str, "Figure"] = field(default_factory=dict)
     lines: Sequence[str] = ()
+    failed: bool = False
 
 
 class Subject(Protocol):
@@ -88,22 +91,35 @@ class Evaluation:
     step: int
     together: Together
 
-    def batches(self, corpus: Corpus) -> Iterator[Batch]:
+    def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
 
-        In rows that only fill the last batches, all labels are -100.
+        `rows`: about as many rows at most, over all ranks. In rows that only fill the last batches, all labels are
+        -100.
         """
         data = self.held_out
+        left = rows
         for batch in validation_batches(corpus, data.cut, data.objective, data.skip_damage):
             watchdog.alive()
             yield batch
-            if self.together.late:
+            if left is not None:
+                left -= data.cut.ranks * data.cut.micro_batch
+            if self.together.late or (left is not None and left <= 0):
                 return
 
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The fp32 losses of a batch by name, as the model's forward returns them; "labels": (batch, targets)."""
         with self.together.collective():
             return self.subject.losses(batch)
+
+    def losses_and_hits(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """`losses`, and whether each target is the model's likeliest id: bool (batch, targets)."""
+        with noting_hits() as hits:
+            losses = self.losses(batch)
+        labels, (found,) = batch["labels"].to(hits[0].device), hits
+        if found.shape != labels.shape:  # of the targets alone
+            found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found)
+        return losses, found
 
     @contextlib.contextmanager
     def whole_model(self) -> Iterator[Model]:

@@ -18,11 +18,11 @@ from pretrain.run import watchdog
 
 
 class Hooks:
-    """The hooks of the run in `run`."""
+    """Hooks, what they evaluate, and the `folder` for their tables and images; None: these aren't kept."""
 
-    def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, run: Path):
+    def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
         self._hooks = [(one, build(one)) for one in settings]
-        self._held_out, self._run = held_out, run
+        self._held_out, self._folder = held_out, folder
 
     def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
         """Runs each hook that is due after `step` steps, and records its tables and images. All ranks call this.
@@ -38,7 +38,7 @@ class Hooks:
                 yield self._evaluated(settings, hook, subject, step)
 
     def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
-        together = Together(settings.budget_seconds, subject.device)
+        together = Together(settings.budget_seconds, subject.device, alone=self._held_out.cut.ranks == 1)
         evaluation = Evaluation(subject, self._held_out, step, together)
         began = time.monotonic()
         with watchdog.apart(), torch.no_grad():
@@ -54,22 +54,24 @@ class Hooks:
         return Findings(metrics, lines=[*findings.lines, *warnings])
 
     def _kept(self, step: int, findings: Findings) -> Findings:
-        if self._held_out.cut.rank == 0:
-            record.keep(self._run, step, findings)
+        if self._held_out.cut.rank == 0 and self._folder is not None:
+            record.keep(self._folder, step, findings)
         return findings
 
     def _failed(self, hook: str, step: int, ended: Ended[Findings]) -> Findings:
         """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
         rank, ranks = self._held_out.cut.rank, self._held_out.cut.ranks
-        errors: list[str | None] = [None] * ranks
-        dist.all_gather_object(errors, None if ended.others_left else ended.error)
+        errors: list[str | None] = [ended.error]
+        if ranks > 1:
+            errors *= ranks
+            dist.all_gather_object(errors, None if ended.others_left else ended.error)
         first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
-        kept = record.directory(self._run) / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
-        if ended.traceback is not None:
+        if ended.traceback is not None and self._folder is not None:
             with contextlib.suppress(OSError):
+                kept = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
                 write_bytes(kept, ended.traceback.encode())
         where = f" on rank {first}" if ranks > 1 else ""
-        return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}; training goes on"])
+        return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
 
 
 def build(settings: HookSettings) -> Hook:

@@ -1,7 +1,7 @@
-"""What hooks leave in a run directory, from where MLflow is fed.
+"""What hooks leave in a folder: of a run, RUN/artifacts/evaluation, from where MLflow is fed.
 
-RUN/artifacts/evaluation/NAME.json                 a table in MLflow's form, with the rows of all steps
-RUN/artifacts/evaluation/NAME/step-00001000.png    an image
+NAME.json                 a table in MLflow's form, with the rows of all steps
+NAME/step-00001000.png    an image
 """
 
 import io
@@ -32,14 +32,14 @@ def directory(run: Path) -> Path:
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
-def keep(run: Path, step: int, findings: Findings) -> None:
+def keep(folder: Path, step: int, findings: Findings) -> None:
     """Adds the tables and images that were found after `step` steps; those of a later step, if any, are forgotten."""
     for name, rows in findings.tables.items():
-        path = directory(run) / f"{name}.json"
+        path = folder / f"{name}.json"
         before = [row for row in table(path) if row["step"] < step]
         _write(path, [*before, *({"step": step, **row} for row in rows)])
     for name, figure in findings.images.items():
-        write_bytes(directory(run) / name / f"step-{step:08d}.png", _png(figure))
+        write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 
 
 def table(path: Path) -> list[dict[str, Any]]:
@@ -53,7 +53,8 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
     write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
 
 
-def _png(figure: "Figure") -> bytes:
+def png(figure: "Figure") -> bytes:
+    """The image of a figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
     return buffer.getvalue()

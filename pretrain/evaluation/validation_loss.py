@@ -7,8 +7,8 @@ import torch
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED
-from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.loss_breakdown import is_text
 from pretrain.hook_settings import ValidationLossSettings
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
@@ -20,6 +20,8 @@ class ValidationLoss:
     validation/NAME/loss: the mean over all target tokens.
     validation/NAME/text_loss: the mean over text tokens only. Sentinels and end marks are predictable and learnt
     quickly, so they lower the overall mean.
+    validation/NAME/perplexity: e to the power of the loss.
+    validation/NAME/accuracy: the share of target tokens that are the model's likeliest ids.
     validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that word counts alone reach.
     validation/NAME/damaged_rows: the number of rows in damaged blocks, which are left out; absent if there are none.
 
@@ -55,17 +57,17 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
 
 def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
     vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
-    # loss, targets, loss of text, targets of text, rows with targets
-    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    # loss, targets, loss of text, targets of text, rows with targets, hits
+    sums = torch.zeros(6, dtype=torch.float64, device=device)
     next_sentence = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rows, rows that are right
     counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
     for batch in evaluation.batches(corpus):
-        every = evaluation.losses(batch)
+        every, hit = evaluation.losses_and_hits(batch)
         losses = every["labels"].double()
         labels = batch["labels"].to(device)
-        text, counted = _is_text(labels, vocabulary), labels != IGNORED
+        text, counted = is_text(labels, vocabulary), labels != IGNORED
         rows = counted.any(dim=1)
-        sums += torch.stack([losses.sum(), counted.sum(), (losses * text).sum(), text.sum(), rows.sum()])
+        sums += torch.stack([losses.sum(), counted.sum(), (losses * text).sum(), text.sum(), rows.sum(), hit.sum()])
         counts += torch.bincount(labels[text], minlength=vocabulary.size)
         if "next_sentence_labels" in batch:
             losses = every["next_sentence_labels"].double()
@@ -73,10 +75,11 @@ def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
             right = labelled & (losses < math.log(2))  # with two classes, the likelier one has a loss below ln 2
             next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
     sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))
-    loss, targets, text_loss, text_targets, whole_rows = sums.tolist()
+    loss, targets, text_loss, text_targets, whole_rows, hits = sums.tolist()
     frequencies = counts[counts > 0].double() / text_targets
     entropy = float(-(frequencies * frequencies.log()).sum()) if text_targets else math.nan
     metrics = dict(zip(_METRICS, (_mean(loss, targets), _mean(text_loss, text_targets), entropy), strict=True))
+    metrics |= {"perplexity": math.exp(min(metrics["loss"], 700.0)), "accuracy": _mean(hits, targets)}
     loss, rows, right_rows = next_sentence.tolist()
     if rows:
         metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
@@ -87,10 +90,3 @@ def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
 
 def _mean(total: float, count: float) -> float:
     return total / count if count else math.nan
-
-
-def _is_text(labels: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-    """Where a label is a text token, including unknown ones."""
-    first, end = vocabulary.text
-    text = (labels >= first) & (labels < end)
-    return text if vocabulary.unk is None else text | (labels == vocabulary.unk)

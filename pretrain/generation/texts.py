@@ -41,7 +41,7 @@ def write(
     if family.generates is None:
         raise UserError(f"models of the family {model.config.family} don't generate text")
     causal = family.generates == "continuations"
-    inputs = [_prompt(tokenizer, text) if causal else _input(tokenizer, text, family) for text in texts]
+    inputs = [prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
     return _written(trained, texts, inputs, causal, settings, batch_size)
 
@@ -85,13 +85,14 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor,
     return ids, None if mask.all() else mask
 
 
-def _input(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
+def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
+    """The ids of an input to answer, with its marks; `<extra_id_k>` is sentinel k."""
     bos = tokenizer.vocabulary.bos
     begin = [bos] if family.inputs_begin_with_bos and bos is not None else []
     return [*begin, *tokenizer.encode_with_sentinels(text)]
 
 
-def _prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt; for an empty text, the mark between documents."""
     return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
 

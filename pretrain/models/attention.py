@@ -1,6 +1,8 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2) with an additive bias, and its key-value caches."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +116,23 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 
+_weights: ContextVar[list[Tensor] | None] = ContextVar("weights", default=None)
+
+
+@contextlib.contextmanager
+def noting_weights() -> Iterator[list[Tensor]]:
+    """Within the block, each call of `attend` appends its weights (batch, heads, queries, keys), for pictures of them.
+
+    The fast kernels never hold these weights, so they are computed apart.
+    """
+    noted: list[Tensor] = []
+    before = _weights.set(noted)
+    try:
+        yield noted
+    finally:
+        _weights.reset(before)
+
+
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
@@ -122,6 +141,8 @@ def attend(
     In bf16 on a CPU, PyTorch's own kernels take up to three times as long as the two products written out. The softmax
     is in fp32 in both forms.
     """
+    if (noted := _weights.get()) is not None:
+        noted.append(_softmax(queries, keys, bias, causal, scale).detach())
     form = written_out if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
 
@@ -139,8 +160,12 @@ def written_out(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` as two products with a softmax between them, which keep (batch, heads, queries, keys) in memory."""
+    return F.dropout(_softmax(queries, keys, bias, causal, scale), dropout) @ values
+
+
+def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """The weights of attention (batch, heads, queries, keys)."""
     logits = (queries if scale == 1.0 else queries * scale) @ keys.transpose(-1, -2)
     if causal:
         bias = logits.new_full(logits.shape[-2:], MASKED).triu(1)
-    weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
-    return F.dropout(weights, dropout) @ values
+    return torch.softmax(logits if bias is None else logits + bias, dim=-1)

@@ -1,5 +1,8 @@
 """The loss of each target token."""
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,8 +30,28 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     return shifted
 
 
+_hits: ContextVar[list[Tensor] | None] = ContextVar("hits", default=None)
+
+
+@contextlib.contextmanager
+def noting_hits() -> Iterator[list[Tensor]]:
+    """Within the block, each forward pass of a model appends which targets are its likeliest ids.
+
+    A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
+    logits, so models don't return it.
+    """
+    hits: list[Tensor] = []
+    before = _hits.set(hits)
+    try:
+        yield hits
+    finally:
+        _hits.reset(before)
+
+
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
     """`token_losses`, with the z-loss and label smoothing of `config` in training."""
+    if (hits := _hits.get()) is not None:
+        hits.append(logits.argmax(dim=-1) == labels)
     return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))
 
 

@@ -1,24 +1,42 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
+import contextlib
+import io
 import json
+import math
 import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from pretrain.evaluation.hook import Findings
+from data_pipeline.corpus import open_corpus
+from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation import command
+from pretrain.evaluation.attention import patterns_of
+from pretrain.evaluation.embedding import embedding
+from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
+from pretrain.evaluation.record import table
 from pretrain.evaluation.together import Ended, Together
 from pretrain.hook_settings import SamplesSettings, ValidationLossSettings
 from pretrain.metrics.log import read_metrics
+from pretrain.models import build, parse
+from pretrain.models.loss import shift_right
 from tests.conftest import run as run_command
+from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
 
 CPU = torch.device("cpu")
+# Weights are spread over the ranks however small they are: the ranks exchange them in each forward.
+SHARDED = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 
 
 def _ended_on_each(case: str) -> Ended[str]:
@@ -123,12 +141,13 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     package, small_corpus, tmp_path, monkeypatch
 ):
     """At ZeRO-3, whose ranks exchange weights in each forward: what one rank does alone ends the hook on both."""
-    plain = run_file(tmp_path / "plain", small_corpus, stage=3)
+    plain = run_file(tmp_path / "plain", small_corpus, deepspeed=SHARDED)
     assert train_ranks(plain, 2) == [0, 0]
     troubles = [{"what": "raise", "on_rank": 1}, {"what": "hang", "budget_seconds": 0.5}]
     troubles += [{"what": "dawdle", "budget_seconds": 1.3}, {"what": "leave"}]
     hooks = [{"hook": "trouble", "every_steps": 5, **trouble} for trouble in troubles]
-    path = run_file(tmp_path / "trouble", small_corpus, stage=3, evaluation=[*hooks, {"hook": "validation_loss"}])
+    hooks.append({"hook": "validation_loss"})
+    path = run_file(tmp_path / "trouble", small_corpus, evaluation=hooks, deepspeed=SHARDED)
     with_package(monkeypatch, package)
     done = run_command("launch", "local", path, "--ranks", "2")
     assert done.returncode == 0, done.stderr
@@ -136,7 +155,6 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
     one_time = [
         "warning: evaluation by trouble failed on rank 1: ZeroDivisionError: integer division or modulo by zero; "
-        "training goes on",
         "warning: evaluation by trouble failed on rank 0: hung: no end after 1 s, twice its budget; training goes on",
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
@@ -149,7 +167,9 @@ def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
     unknown = run_command("pretrain", "train", path)
     assert unknown.returncode == 2
-    assert "evaluation.0.hook: expected one of validation_loss, samples, got 'trouble'" in unknown.stderr
+    assert (
+        "evaluation.0.hook: expected one of validation_loss, loss_breakdown, samples, got 'trouble'" in unknown.stderr
+    )
     with_package(monkeypatch, package)
     lacking = run_command("pretrain", "train", path)
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
@@ -162,7 +182,7 @@ def with_package(monkeypatch, folder):
 
 def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
     hooks = [{"hook": "samples", "every_steps": 2, "number": 3}]
-    path = run_file(tmp_path, small_corpus, evaluation=hooks)
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED)
     assert train_ranks(path, 2, stop=5) == [75, 75]
     assert train_ranks(path, 1) == [0]
     content = json.loads((tmp_path / "run/artifacts/evaluation/samples.json").read_text())
@@ -175,3 +195,135 @@ def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
         assert row["written"].startswith(f"{begin} [")
         assert row["original"].startswith(begin)
     assert read_metrics(tmp_path / "run")[-1].metrics["evaluation/samples/seconds"] > 0
+
+
+def test_span_lengths_are_those_of_a_worked_example():
+    """Ids below 90 are text; 99 and 98 are the first two sentinels, 1 is the end mark."""
+    vocabulary = Vocabulary(size=100, text=(3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
+    labels = torch.tensor([[99, 7, 8, 98, 9, 1, -100], [5, 99, 98, 6, 6, 2, 1]])
+    assert span_lengths(labels, vocabulary).tolist() == [[0, 2, 2, 0, 1, 0, 0], [0, 0, 0, 3, 3, 3, 0]]
+    assert power_of_two(torch.tensor([0, 1, 2, 3, 4, 7, 8])).tolist() == [0, 1, 2, 2, 3, 3, 4]
+
+
+def test_hits_are_where_the_target_is_the_likeliest_id():
+    """For a model whose head sees all positions, and for one whose head sees only the masked ones."""
+    sizes = {"vocab_size": 50, "d_model": 8, "d_ff": 16, "num_heads": 2, "dropout_rate": 0.0}
+    t5 = build(parse({"family": "t5", **sizes, "d_kv": 4, "num_encoder_layers": 1, "num_decoder_layers": 1})).eval()
+    bert = build(parse({"family": "encoder_only", **sizes, "num_layers": 1})).eval()
+    ids, labels = torch.randint(3, 50, (4, 6)), torch.randint(3, 50, (4, 6))
+    labels[:, 4:] = -100
+    with torch.no_grad():
+        cases = [
+            (t5, t5.decode(shift_right(labels, 0), t5.encode(ids))),
+            (bert, bert.masked_lm_logits(bert.encode(ids))),
+        ]
+        for model, logits in cases:
+            own = labels.clone()
+            own[0, 0] = logits[0, 0].argmax()  # what T5 sees after it doesn't change its first logits
+            subject = SimpleNamespace(losses=lambda batch, model=model: model(**batch))
+            evaluation = Evaluation(subject, SimpleNamespace(), 0, Together(None, CPU, alone=True))
+            _, hits = evaluation.losses_and_hits({"encoder_input_ids": ids, "labels": own})
+            if model is t5:
+                logits = t5.decode(shift_right(own, 0), t5.encode(ids))
+            assert hits[0, 0]
+            assert torch.equal(hits, logits.argmax(dim=-1) == own)
+
+
+def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path):
+    """Each grouping's tokens and losses add up: by position to all targets, by frequency to all text."""
+    hooks = [{"hook": "validation_loss"}, {"hook": "loss_breakdown", "rows": 10_000}]
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
+    assert train_ranks(path, 2) == [0, 0]
+    whole = read_metrics(tmp_path / "run")[-1].metrics
+    rows = table(tmp_path / "run/artifacts/evaluation/loss_breakdown.json")
+    for by, metric in (("position", "loss"), ("frequency", "text_loss")):
+        found = [row for row in rows if row["by"] == by]
+        mean = sum(row["tokens"] * row["loss"] for row in found) / sum(row["tokens"] for row in found)
+        assert math.isclose(mean, whole[f"validation/small/{metric}"], rel_tol=1e-9)
+    hits = sum(row["tokens"] * row["accuracy"] for row in rows if row["by"] == "position")
+    targets = sum(row["tokens"] for row in rows if row["by"] == "position")
+    assert math.isclose(hits / targets, whole["validation/small/accuracy"], rel_tol=1e-9)
+    assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
+    (picture,) = (tmp_path / "run/artifacts/evaluation/loss_breakdown/small").glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
+    """At ZeRO-3, drawn by rank 0 alone. T5 has three kinds of attention and two tables of relative biases."""
+    hooks = [{"hook": "attention"}, {"hook": "positions"}, {"hook": "embedding"}]
+    run = {"max_steps": 2}
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED, run=run)
+    assert train_ranks(path, 2) == [0, 0]
+    folder = tmp_path / "run/artifacts/evaluation"
+    assert {str(file.parent.relative_to(folder)) for file in folder.rglob("*.png")} == {
+        *(f"attention/small/{kind}" for kind in ("encoder", "decoder", "cross")),
+        *(f"positions/{stack}.relative_attention_bias" for stack in ("encoder", "decoder")),
+    }
+    metrics = read_metrics(tmp_path / "run")[-1].metrics
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000002").model
+    rows = embedding(trained).detach().numpy()
+    values = np.linalg.svd(rows, compute_uv=False)
+    shares = values / values.sum()
+    assert math.isclose(metrics["embedding/effective_rank"], math.exp(-(shares * np.log(shares)).sum()), rel_tol=1e-4)
+    directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = (directions @ directions.T)[~np.eye(len(rows), dtype=bool)]
+    assert math.isclose(metrics["embedding/mean_cosine"], cosines.mean(), abs_tol=1e-6)
+
+
+def test_patterns_are_the_softmax_of_each_layer(small_corpus):
+    """Each query's weights sum to 1, a causal one sees nothing later, and what is noted gives the layer's output."""
+    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2, "d_kv": 4, "dropout_rate": 0.0}
+    model = build(parse({"family": "t5", **sizes, "num_encoder_layers": 2, "num_decoder_layers": 1})).eval()
+    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
+    tokenizer = open_corpus(small_corpus).tokenizer
+    with torch.no_grad():
+        patterns = patterns_of(model, row, tokenizer, most=6)
+    assert {kind: tuple(one.weights.shape) for kind, one in patterns.items()} == {
+        "encoder": (2, 2, 6, 6),
+        "decoder": (1, 2, 5, 5),
+        "cross": (1, 2, 5, 6),
+    }
+    decoder = patterns["decoder"]
+    assert torch.allclose(decoder.weights.sum(dim=-1), torch.ones(1, 2, 5))
+    assert not decoder.weights.triu(1).any()
+    assert len(patterns["cross"].keys) == 6
+    assert len(decoder.queries) == 5
+
+
+def _evaluated(run: Path, corpora: list[Path]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        command.evaluate(checkpoint_in(run), corpora, as_json=True)
+    return out.getvalue()
+
+
+def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
+    """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints."""
+    hooks = [{"hook": name} for name in ("validation_loss", "loss_breakdown", "embedding")]
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
+    assert train_ranks(path, 2) == [0, 0]
+    logged = read_metrics(tmp_path / "run")[-1].metrics
+    wanted = {name: value for name, value in logged.items() if name.startswith(("validation/", "embedding/"))}
+    alone = run_forked("evaluate", tmp_path / "run", "--suite", "full", "--json", "--out", tmp_path / "out")
+    assert alone.returncode == 0, alone.stderr
+    found = json.loads(alone.stdout)
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    assert (tmp_path / "out/samples.json").exists()
+    first, second = on_ranks(2, _evaluated, tmp_path / "run", [small_corpus], joined=False)
+    assert second == ""
+    on_two = json.loads(first)
+    assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+
+
+def test_attention_is_drawn_for_a_text(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    done = run_forked(
+        "attention", tmp_path / "run", "See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"
+    )
+    assert done.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in ("encoder", "decoder", "cross")], (
+        done.stderr
+    )
+    wrong = run_forked("evaluate", tmp_path / "run", "--hook", "lss")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "--hook: expected one of validation_loss," in wrong.stderr

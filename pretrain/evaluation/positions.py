@@ -1,0 +1,69 @@
+"""Pictures of what a model has learnt of positions."""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.hook_settings import PositionsSettings
+from pretrain.models.positions import LearnedPositions, RelativePositionBias
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST = 512  # positions on an axis
+
+
+class PositionPictures:
+    """Images `positions/MODULE`: cosines between the vectors of positions, or a curve of biases for each head.
+
+    A model without learned positions gives none.
+    """
+
+    def __init__(self, settings: PositionsSettings):
+        pass
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        images: dict[str, Figure] = {}
+        with evaluation.whole_model() as model:
+            for name, module in model.named_modules() if evaluation.held_out.cut.rank == 0 else ():
+                title = f"{name}, step {evaluation.step}"
+                if isinstance(module, LearnedPositions):
+                    images[f"positions/{name}"] = _similarities(module, title)
+                elif isinstance(module, RelativePositionBias):
+                    images[f"positions/{name}"] = _curves(module, title)
+        return Findings(images=images)
+
+
+def similarities(positions: LearnedPositions) -> torch.Tensor:
+    """Cosines (positions, positions) between the vectors of the first positions, fp32."""
+    vectors = positions.weight[positions.offset :][:_MOST].float()
+    vectors = F.normalize(vectors, dim=-1)
+    return (vectors @ vectors.T).cpu()
+
+
+def _similarities(positions: LearnedPositions, title: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 4.2), layout="constrained")
+    axes = figure.add_subplot(title=f"cosine of positions: {title}", xlabel="position", ylabel="position")
+    figure.colorbar(axes.imshow(similarities(positions), cmap="RdBu_r", vmin=-1, vmax=1))
+    return figure
+
+
+def _curves(bias: RelativePositionBias, title: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    farthest = 2 * bias.max_distance
+    first = farthest if bias.bidirectional else 0
+    # the row of one query that looks `farthest` back, and as far ahead if it can
+    row = bias(farthest + 1 + first, farthest + 1 + first)[0, :, farthest].float().cpu()
+    distances = torch.arange(row.size(1)) - farthest
+    shown = distances <= first
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel="key position − query position", ylabel="bias of the logit")
+    for head, values in enumerate(row):
+        axes.plot(distances[shown], values[shown], label=f"head {head}", linewidth=1)
+    axes.legend(fontsize=6, ncols=2)
+    return figure
