@@ -139,8 +139,10 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
     with Tracker(tmp_path, attempt=1, run_name="r", uri=None, experiment="pages"):
-        record.keep(tmp_path, 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure}))
-        record.keep(tmp_path, 10, Findings(tables={"samples": rows}))
+        record.keep(
+            record.directory(tmp_path), 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure})
+        )
+        record.keep(record.directory(tmp_path), 10, Findings(tables={"samples": rows}))
     sync(tmp_path, uri)
     state = FeedState.load(tmp_path)
     table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])

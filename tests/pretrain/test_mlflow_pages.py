@@ -47,7 +47,9 @@ def server(whole, tmp_path_factory):
                 figure = matplotlib.figure.Figure(figsize=(4, 3))
                 figure.add_subplot().plot(range(step))
                 rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
-                record.keep(run_dir, step, Findings(tables={"samples": rows}, images={"norms": figure}))
+                record.keep(
+                    record.directory(run_dir), step, Findings(tables={"samples": rows}, images={"norms": figure})
+                )
         sync(run_dir, uri)
     trained = TrainedModel.open(newest(run_dir))
     huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, folder / "out")
