@@ -3,7 +3,7 @@
     python benchmarks/outage.py [--steps 300] [--corpus DIR]
 
 Trains the quickstart's model twice at the same time, on one thread each: without MLflow, and beside a server. So both
-see the same load of the machine. The server dies after a third of the steps and comes back after two thirds; or it
+see the same load of the machine. The server dies after a quarter of the steps and comes back after half of them; or it
 accepts connections and never answers. A pair without any server shows how far two equal runs differ. Prints the median
 times of a step over all steps but the first ten, and what MLflow has in the end.
 """
@@ -70,7 +70,7 @@ def pair(folder: Path, uri: str | None, corpus: Path, steps: int, at: Callable[[
 
 @contextlib.contextmanager
 def dying_server(folder: Path) -> Iterator[tuple[str, Callable[[float], None]]]:
-    """A real MLflow server that is killed after a third of the steps and started again after two thirds."""
+    """A real MLflow server that is killed after a quarter of the steps and started again after half of them."""
     port = free_port()
     address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "files")]
@@ -94,10 +94,10 @@ def dying_server(folder: Path) -> Iterator[tuple[str, Callable[[float], None]]]:
 
     def at(done: float) -> None:
         nonlocal server, phase
-        if phase == 0 and done > 1 / 3:
+        if phase == 0 and done > 1 / 4:
             kill()
             phase = 1
-        elif phase == 1 and done > 2 / 3:
+        elif phase == 1 and done > 1 / 2:
             server, phase = serve(), 2
 
     try:

@@ -124,13 +124,25 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
     assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
 
 
+def test_a_step_that_is_taken_again_with_the_same_loss_adds_no_point(run_dir, uri, client):
+    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}[12]
+    MetricLog(run_dir, attempt=2).log(12, {"train/loss": loss})
+    sync(run_dir, uri)
+    state = FeedState.load(run_dir)
+    model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
+    assert [metric.value for metric in model.metrics] == [loss]
+    assert [one.step for one in client.get_metric_history(state.run_id, "train/loss")] == list(range(1, 13))
+
+
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
     with Tracker(tmp_path, attempt=1, run_name="r", uri=None, experiment="pages"):
-        record.keep(tmp_path, 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure}))
-        record.keep(tmp_path, 10, Findings(tables={"samples": rows}))
+        record.keep(
+            record.directory(tmp_path), 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure})
+        )
+        record.keep(record.directory(tmp_path), 10, Findings(tables={"samples": rows}))
     sync(tmp_path, uri)
     state = FeedState.load(tmp_path)
     table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])
