@@ -57,13 +57,13 @@ def _curves(bias: RelativePositionBias, title: str) -> "Figure":
 
     farthest = 2 * bias.max_distance
     first = farthest if bias.bidirectional else 0
-    # the row of one query that looks `farthest` back, and as far ahead if it can
-    row = bias(farthest + 1 + first, farthest + 1 + first)[0, :, farthest].float().cpu()
-    distances = torch.arange(row.size(1)) - farthest
-    shown = distances <= first
+    # the diagonals of as many queries as keys, from the farthest key before a query to the farthest after it
+    length = farthest + 1 + first
+    distances = torch.arange(-farthest, first + 1)
+    row = bias(length, length)[:, length - 1 + distances].float().cpu()
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel="key position − query position", ylabel="bias of the logit")
     for head, values in enumerate(row):
-        axes.plot(distances[shown], values[shown], label=f"head {head}", linewidth=1)
+        axes.plot(distances, values, label=f"head {head}", linewidth=1)
     axes.legend(fontsize=6, ncols=2)
     return figure

@@ -60,12 +60,12 @@ class Weights:
         decoder: Any = self.model.decoder
         weight = self.model.embedding.weight
         if isinstance(self.model, T5):
-            of_last_query = decoder.bias(1, distances, weight)
+            diagonals = decoder.diagonals(1, distances, weight)
         elif isinstance(self.model, DecoderOnly) and decoder.linear_bias is not None:
-            of_last_query = decoder.linear_bias(1, distances, weight.device, weight.dtype)
+            diagonals = decoder.linear_bias(1, distances, weight.device, weight.dtype)
         else:
             return None
-        return None if of_last_query is None else of_last_query[0, :, 0].flip(-1)
+        return None if diagonals is None else diagonals.flip(-1)
 
     def placed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Vectors (hypotheses, d_model) of `tokens` (hypotheses, 1) at `positions`, (1,) or (hypotheses, 1)."""

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +129,7 @@ class Attention(nn.Module):
         return self.o(context.transpose(1, 2).flatten(2))
 
 
-_weights: ContextVar[list[Tensor] | None] = ContextVar("weights", default=None)
+_noted: list[Tensor] | None = None  # where `attend` leaves its weights
 
 
 @contextlib.contextmanager
@@ -139,12 +138,12 @@ def noting_weights() -> Iterator[list[Tensor]]:
 
     The fast kernels never hold these weights, so they are computed apart.
     """
-    noted: list[Tensor] = []
-    before = _weights.set(noted)
+    global _noted
+    before, _noted = _noted, []
     try:
-        yield noted
+        yield _noted
     finally:
-        _weights.reset(before)
+        _noted = before
 
 
 def attend(
@@ -163,11 +162,11 @@ def attend(
     learns. The softmax is in fp32 in all forms.
     """
     if isinstance(bias, Pattern):
-        if queries.size(3) <= LONGEST_HEAD and _weights.get() is None:
+        if queries.size(3) <= LONGEST_HEAD and _noted is None:
             return flash(queries, keys, values, bias, scale, dropout)
         bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
-    if (noted := _weights.get()) is not None:
-        noted.append(_softmax(queries, keys, bias, causal, scale).detach())
+    if _noted is not None:
+        _noted.append(_softmax(queries, keys, bias, causal, scale).detach())
     learned = bias is not None and bias.requires_grad
     slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
     form = written_out if slow else fused

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     return shifted
 
 
-_hits: ContextVar[list[Tensor] | None] = ContextVar("hits", default=None)
+_hits: list[Tensor] | None = None  # where `configured_losses` leaves them
 
 
 @contextlib.contextmanager
@@ -40,17 +39,17 @@ def noting_hits() -> Iterator[list[Tensor]]:
     A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
     logits, so models don't return it.
     """
-    hits: list[Tensor] = []
-    before = _hits.set(hits)
+    global _hits
+    before, _hits = _hits, []
     try:
-        yield hits
+        yield _hits
     finally:
-        _hits.reset(before)
+        _hits = before
 
 
 def hits_are_noted() -> bool:
     """Whether the block of `noting_hits` runs."""
-    return _hits.get() is not None
+    return _hits is not None
 
 
 def places_of_targets(labels: Tensor) -> Tensor:
@@ -60,8 +59,8 @@ def places_of_targets(labels: Tensor) -> Tensor:
 
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
     """`token_losses`, with the z-loss and label smoothing of `config` in training."""
-    if (hits := _hits.get()) is not None:
-        hits.append(logits.argmax(dim=-1) == labels)
+    if _hits is not None:
+        _hits.append(logits.argmax(dim=-1) == labels)
     return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))
 
 
