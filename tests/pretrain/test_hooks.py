@@ -154,8 +154,11 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     assert losses(path) == losses(plain)
     said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
     one_time = [
-        "warning: evaluation by trouble failed on rank 1: ZeroDivisionError: integer division or modulo by zero; "
-        "warning: evaluation by trouble failed on rank 0: hung: no end after 1 s, twice its budget; training goes on",
+        f"warning: evaluation by trouble failed on rank {rank}: {error}; training goes on"
+        for rank, error in (
+            (1, "ZeroDivisionError: integer division or modulo by zero"),
+            (0, "hung: no end after 1 s, twice its budget"),
+        )
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
     assert "warning: trouble was cut after 2 s, its budget of 1.3 s (evaluation.budget_seconds)" in said[2]
@@ -167,9 +170,8 @@ def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
     unknown = run_command("pretrain", "train", path)
     assert unknown.returncode == 2
-    assert (
-        "evaluation.0.hook: expected one of validation_loss, loss_breakdown, samples, got 'trouble'" in unknown.stderr
-    )
+    assert "evaluation.0.hook: expected one of validation_loss, loss_breakdown, " in unknown.stderr
+    assert "got 'trouble'" in unknown.stderr
     with_package(monkeypatch, package)
     lacking = run_command("pretrain", "train", path)
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
