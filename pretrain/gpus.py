@@ -40,7 +40,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Sources, all NVIDIA's. Where a sheet gives arithmetic with sparsity only, this is half of it.
+# The documents of NVIDIA that have these figures. Most were compared by way of pages that quote them, but those of the
+# NVL models and of GH200 were not. Where a sheet gives arithmetic with sparsity only, this is half of it.
 # - A100: data sheet 1758950, which has the SXM and PCIe models: 312 TFLOP/s; 1,555, 1,935 or 2,039 GB/s; NVLink 600 and
 #   PCIe 4.0 64 GB/s in both directions together.
 # - H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture", which gives dense figures (989.4, 756

@@ -26,7 +26,7 @@ class Protocol:
     network: float
 
 
-# What NCCL 2.10 itself reckons with when it chooses (src/graph/tuning.cc): LL, Simple and LL128, in rings and in trees.
+# What NCCL itself reckons with when it chooses (src/graph/tuning.cc): LL, Simple and LL128, in rings and in trees.
 _RINGS = (Protocol(1 / 4, 3.6, 0.47, 1.0, 2.7), Protocol(1.0, 8.4, 3.4, 5.7, 9.6), Protocol(0.92, 10.0, 1.9, 2.5, 4.0))
 _TREES = (Protocol(0.9 / 3.8, 4.4, 0.52, 1.0, 5.0), Protocol(0.9, 0.0, 28, 28, 50), Protocol(0.82, 4.4, 1.2, 1.9, 8.5))
 _SLOWER_LL = 1.8  # a hop of LL inside a node, where there are several
