@@ -60,7 +60,8 @@ PROFILES = """## Where a step goes
 ![the operations of a training step of T5-v1.1-small, before and after](step-profile.svg)
 
 A step of T5-v1.1-small in bf16 on one thread, before the work on its speed and now, and transformers' on the same
-tokens: the processor's time by kind of operation, from `python benchmarks/step_profile.py`.
+tokens: the processor's time by kind of operation, from `python benchmarks/step_profile.py`. Only the step of now keeps
+freed memory, as our ranks do.
 """
 LONGER = """## Benchmarks that take longer
 
