@@ -8,7 +8,8 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: quickstart test install lint bench gpu gpu-wheels clean
 
-quickstart: export DS_ACCELERATOR = cpu  # two ranks and the same losses on every machine
+# two ranks and the same losses on every machine
+quickstart: export DS_ACCELERATOR = cpu
 quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through every component
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
 	$(BIN)/data-pipeline verify corpora/quickstart

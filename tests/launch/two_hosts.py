@@ -98,6 +98,7 @@ class Hosts:
         _run("ip", "link", "set", link.names[1], "netns", name)
         for command in (f"address add {address}/24 dev {link.names[1]}", f"link set {link.names[1]} up"):
             _run("ip", "-n", name, *command.split())
+        self._forget_devices()
         link.start()
         try:
             yield link
@@ -105,6 +106,13 @@ class Hosts:
             link.end()
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             self.connect(index)
+            self._forget_devices()
+
+    def _forget_devices(self) -> None:
+        """Everyone looks up anew which device has an address: for up to a minute, frames would go to the one before."""
+        _run("ip", "neighbour", "flush", "dev", self._bridge)
+        for name in self.names:
+            _run("ip", "-n", name, "neighbour", "flush", "all")
 
     def processes(self, index: int) -> list[int]:
         done = subprocess.run(["ip", "netns", "pids", self.names[index]], capture_output=True, text=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models, optimizers
+from pretrain.deepspeed_keys import zero_defaults
 from pretrain.optimizers import flat as flats
 from pretrain.optimizers.flat import Flat, Fragment
 from pretrain.optimizers.tiles import tiles
-from pretrain.zero.config import _zero_defaults
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
@@ -149,11 +149,11 @@ def test_few_tiles_cover_the_matrices_of_repeated_layers(monkeypatch):
 
 def test_the_settings_of_zero_suit_the_device():
     for stage in (1, 2, 3):
-        on_gpus = _zero_defaults(stage, "cuda")
+        on_gpus = zero_defaults(stage, "cuda")
         assert on_gpus["overlap_comm"]
         assert on_gpus["reduce_bucket_size"] == 50_000_000
         assert on_gpus["reduce_scatter"] == (stage == 3)
-        assert "overlap_comm" not in _zero_defaults(stage, "cpu")
+        assert "overlap_comm" not in zero_defaults(stage, "cpu")
 
 
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
