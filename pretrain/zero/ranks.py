@@ -35,6 +35,8 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
     on_gpu = _choose_device()
     if not on_gpu:
         keep_freed_memory()
+        # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
+        torch.set_flush_denormal(True)  # before there are other threads, which take it over
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
     from pretrain.zero import internals
     from pretrain.zero.config import quiet_deepspeed

@@ -15,6 +15,7 @@ from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.masks import MASKED
 from pretrain.models.t5 import T5, T5Config
 from pretrain.zero.layers import prepare_layers
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import run_config
 
 
@@ -210,3 +211,12 @@ def test_freed_memory_is_used_again_without_new_pages():
         for which in ("mapped", "kept")
     }
     assert faults["kept"] < faults["mapped"] / 10
+
+
+def _tiniest_product() -> float:
+    return float(torch.full((), 1e-20) * torch.full((), 1e-20))
+
+
+def test_ranks_round_numbers_that_slow_a_cpu_down_to_zero():
+    assert _tiniest_product() > 0
+    assert on_ranks(1, _tiniest_product) == [0.0]
