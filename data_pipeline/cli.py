@@ -65,21 +65,46 @@ def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = Fals
 
 
 @app.command("verify")
-def verify_command(directory: Directory) -> None:
+def verify_command(
+    location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
+) -> None:
     """Check every checksum and count; name the damaged files."""
     from data_pipeline.corpus import open_corpus
     from data_pipeline.corpus.manifest import has_documents, verify
     from data_pipeline.foundation.progress import counted
 
-    corpus = open_corpus(directory)
+    corpus = open_corpus(location)
     if problems := verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
+        if corpus.remote:
+            way_out = f"to send damaged files again: data-pipeline publish DIR {location}"
         raise FailedError("\n".join([*problems, way_out]))
     shards = counted(sum(len(split["shards"]) for split in corpus.manifest["splits"].values()), "shard")
     documents = ""
     if has_documents(corpus):
         documents = f" and {counted(len(corpus.manifest['documents']), 'file')} of documents"
-    print(f"{directory}: {shards}{documents} agree with the manifest. Next: data-pipeline stats {directory}")
+    following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
+    print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
+
+
+@app.command("publish")
+def publish_command(
+    directory: Directory,
+    url: Annotated[str, path_argument("URL", "Where to: s3://bucket/corpus, or another fsspec URL.", paths.url)],
+    documents: Annotated[
+        bool, typer.Option("--documents/--no-documents", help="With the clean text, which training doesn't need.")
+    ] = True,
+    connections: Annotated[int, typer.Option(min=1, help="Files that are sent at the same time.")] = 4,
+) -> None:
+    """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
+    from data_pipeline.corpus import open_corpus
+    from data_pipeline.corpus.publish import publish
+    from data_pipeline.foundation.progress import counted
+
+    done = publish(open_corpus(directory), url, documents, connections)
+    sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
+    present = f"{done.present:,} there already ({done.present_bytes:,} bytes)"
+    print(f"{url} is complete: {sent}, {present}. Next: data-pipeline verify {url}")
 
 
 @app.command()

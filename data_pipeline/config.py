@@ -221,6 +221,14 @@ class CorpusConfig(Section):
     ray: RayConfig = RayConfig()
     """Where the build runs."""
 
+    @field_validator("output", mode="before")
+    @classmethod
+    def _a_url_is_published_to(cls, output: Any) -> Any:
+        if isinstance(output, str) and "://" in output:
+            way_out = f"build on this machine or on a mounted file system, then data-pipeline publish DIR {output}"
+            raise ValueError(f"{output} is a URL; expected a path: {way_out}")
+        return output
+
     @field_validator("sources")
     @classmethod
     def _names_are_unique(cls, sources: list[SourceConfig]) -> list[SourceConfig]:

@@ -12,12 +12,12 @@ _NOT_FOR_TRAINING = ("documents", ".stages")
 
 
 def overrides(config: RunConfig, directory: Path) -> list[str]:
-    """The overrides that make a run read the copies in `directory`."""
+    """The overrides that make a run read the copies in `directory`. Remote corpora have a cache of their own."""
     return [f"{key}.corpus={_place(directory, corpus)}" for key, corpus in _corpora(config)]
 
 
 def stage(config: RunConfig, directory: Path) -> None:
-    """Copies what is not in `directory` yet. Raises FailedError where that fails; remote corpora are an error too.
+    """Copies what is not in `directory` yet, except remote corpora. Raises FailedError where that fails.
 
     A file counts as copied if its size and time agree. Copies appear whole; one process of a node copies at a time.
     """
@@ -54,11 +54,12 @@ def _same(source: Path, target: Path) -> bool:
 
 
 def _corpora(config: RunConfig) -> list[tuple[str, str]]:
-    """(key, corpus) for each corpus of a run."""
-    return [
+    """(key, corpus) for each corpus of a run that isn't remote."""
+    found = [
         *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
         *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
     ]
+    return [(key, corpus) for key, corpus in found if "://" not in corpus]
 
 
 def _place(directory: Path, corpus: str) -> Path:

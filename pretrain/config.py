@@ -6,6 +6,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -13,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
@@ -68,6 +69,8 @@ class CacheSection(Section):
     $SLURM_TMPDIR, $TMPDIR or /tmp."""
     gigabytes: PositiveFloat = 100.0
     """The largest size of the cache, in gigabytes."""
+    wait_seconds: NonNegativeFloat = stores.WAIT_SECONDS
+    """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
 
 
 class DataSection(Section):
@@ -93,6 +96,12 @@ class DataSection(Section):
     """What a damaged block does. `stop`: it ends the run. `skip`: its rows get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether any corpus is at a URL."""
+        corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
+        return any("://" in corpus for corpus in corpora)
 
     @field_validator("train")
     @classmethod
@@ -220,7 +229,7 @@ class FaultsSection(Section):
     """What a loss that jumps does. null: spikes aren't looked for."""
     hang_seconds: PositiveFloat | None = None
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
-    1800 with `compute.compile`."""
+    1800 with `compute.compile`. Remote corpora add `data.cache.wait_seconds`."""
     start_seconds: PositiveFloat = 3600.0
     """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
     it saves or evaluates, if `hang_seconds` is null."""

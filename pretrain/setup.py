@@ -15,7 +15,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.origin import Origin
-from pretrain.config import RunConfig
+from pretrain.config import CacheSection, RunConfig
 from pretrain.device_problems import device_problems
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
@@ -121,9 +121,8 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
 
     Raises UserError with every problem found, one line each.
     """
-    cache = Path(config.data.cache.directory) if config.data.cache.directory else None
-    training = [open_corpus(entry.corpus, cache) for entry in config.data.train]
-    validation = [open_corpus(entry.corpus, cache) for entry in config.data.validation]
+    training = [_opened(entry.corpus, config.data.cache) for entry in config.data.train]
+    validation = [_opened(entry.corpus, config.data.cache) for entry in config.data.validation]
     cut, problems = cut_rows(config, rank, ranks)
     problems += device_problems(config) if ranks_are_here else []
     problems += _given_twice("train", training) + _given_twice("validation", validation)
@@ -140,6 +139,11 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
         raise UserError("\n".join(problems))
     assert cut is not None
     return Setup(config, training, dict(zip(names, validation, strict=True)), model, cut, resume)
+
+
+def _opened(location: str, cache: CacheSection) -> Corpus:
+    directory = Path(cache.directory) if cache.directory else None
+    return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
 
 
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
@@ -172,7 +176,6 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         data.lanes,
         data.objective,
         data.on_damage,
-        int(data.cache.gigabytes * 1e9),
         data.pack,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.loading.ahead import Ahead
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import StreamState
@@ -26,7 +27,7 @@ from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
 from pretrain.zero.construction import construct
 from pretrain.zero.layers import compiles
-from pretrain.zero.ranks import by_rank_0, communication_device, joined, of_rank_0
+from pretrain.zero.ranks import by_rank_0, communication_device, first_of_ranks, joined, of_rank_0
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -38,6 +39,8 @@ _HANG_WHERE_RANKS_COMPILE = 1800.0
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
+    It stops on request, or because the store of a remote corpus doesn't answer.
+
     `fresh` starts a new run and moves an existing one in the run directory aside.
     """
     lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
@@ -45,12 +48,13 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     hang = faults.hang_seconds
     if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
         hang = _HANG_WHERE_RANKS_COMPILE
+    store_seconds = config.data.cache.wait_seconds if config.data.remote else 0.0
     arithmetic.settle(config.compute)
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)
     with (
-        watching(int(os.environ.get("RANK", "0")), hang, faults.start_seconds),
-        joined(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds)) as (rank, ranks),
+        watching(int(os.environ.get("RANK", "0")), hang, faults.start_seconds, store_seconds),
+        joined(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds) + store_seconds) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 
@@ -136,14 +140,17 @@ class Training:
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         pin = self.engine.device.type == "cuda"
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
+        ahead = Ahead(loaded) if any(corpus.remote for corpus in setup.training) else None
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now
-        for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
+        for waited, step_batches in _timed(on_device(ahead or loaded, self.engine.device)):
             before = self.standing
-            requests = (self._stop_wanted(before.step + 1), self.saver.failed)
+            lost = ahead.lost if ahead else None
+            requests = (self._stop_wanted(before.step + 1), self.saver.failed, lost is not None)
             outcome = self.engine.step(before.step, before.position, step_batches, requests)
             watchdog.step_done()
-            stopping, save_failed = outcome.requests
+            stopping, save_failed, store_lost = outcome.requests
+            stopping |= store_lost
             rows = setup.cut.rows(len(step_batches))
             health = before.health.after(outcome.loss, outcome.applied, config.faults.spikes)
             self.standing = Standing(before.step + 1, before.position + rows, batches.skipped, health)
@@ -171,6 +178,8 @@ class Training:
                     self._saved(self.saver.start(self.standing))
                 self.meter.restart()
             if stopping and not last:
+                if store_lost:
+                    self.journal.warn(f"{first_of_ranks(lost)}; stopping after step {step}, which is saved")
                 return End.STOPPED
         return End.FINISHED
 

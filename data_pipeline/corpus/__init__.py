@@ -1,5 +1,5 @@
 """A finished corpus: its manifest, its blocks, and checks that the files match them."""
 
-from data_pipeline.corpus.corpus import FORMAT_VERSION, Blocks, Corpus, open_corpus
+from data_pipeline.corpus.corpus import CACHE_BYTES, FORMAT_VERSION, Blocks, Corpus, Remote, open_corpus
 
-__all__ = ["FORMAT_VERSION", "Blocks", "Corpus", "open_corpus"]
+__all__ = ["CACHE_BYTES", "FORMAT_VERSION", "Blocks", "Corpus", "Remote", "open_corpus"]

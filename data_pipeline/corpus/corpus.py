@@ -6,13 +6,13 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, TypeAdapter
 
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
@@ -24,6 +24,7 @@ from data_pipeline.tokenizer import Tokenizer, load
 
 FORMAT_VERSION = 1
 DOCUMENTS = "documents/"
+CACHE_BYTES = 100 * 10**9
 _OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 
 
@@ -62,13 +63,30 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Remote:
+    """Where a remote corpus is, and the directory on this machine that caches up to `cache_bytes` of its blocks.
+
+    A store that doesn't answer is waited for, up to `wait_seconds`.
+    """
+
+    url: str
+    cache: Path
+    cache_bytes: int = CACHE_BYTES
+    wait_seconds: float = stores.WAIT_SECONDS
+
+
+@dataclass(frozen=True)
 class Corpus:
-    """A finished corpus in `directory`. The shards of a remote corpus are read from `url` through `cache`."""
+    """A finished corpus in `directory`. If it is `remote`, that has copies of its small files, but no shards."""
 
     directory: Path
     manifest: dict[str, Any]
-    url: str = ""
-    cache: Path | None = None
+    remote: Remote | None = None
+
+    @property
+    def location(self) -> str:
+        """Its directory or URL."""
+        return self.remote.url if self.remote else str(self.directory)
 
     @property
     def name(self) -> str:
@@ -108,25 +126,34 @@ class Corpus:
         return blocks
 
 
-def open_corpus(location: str | Path, cache: Path | None = None) -> Corpus:
+def open_corpus(
+    location: str | Path,
+    cache: Path | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    wait_seconds: float = stores.WAIT_SECONDS,
+) -> Corpus:
     """The corpus in a directory or at an fsspec URL. Raises UserError if there is none.
 
-    All files of a remote corpus but the shards are copied into `cache` now, by default to a disk of this machine.
-    Blocks are copied there when they are read.
+    The manifest, the tokenizer and the index of blocks of a remote corpus are copied into `cache` now, by default to a
+    disk of this machine. Blocks are copied there when they are read, up to `cache_bytes`.
     """
     if "://" in str(location):
-        return _open_remote(str(location), cache or default_directory())
+        url = str(location).rstrip("/")
+        return _open_remote(Remote(url, cache or default_directory(), cache_bytes, wait_seconds))
     return _read(Path(location))
 
 
-def _open_remote(url: str, cache: Path) -> Corpus:
+def _open_remote(remote: Remote) -> Corpus:
+    url = remote.url
+
     def fetch(name: str) -> bytes:
         with opening(f"{url}/{name}"):
-            filesystem, root = fsspec.core.url_to_fs(url)
-            return filesystem.cat_file(f"{root.rstrip('/')}/{name}")
+            filesystem, root = stores.filesystem(url)
+            path = f"{root.rstrip('/')}/{name}"
+            return stores.patiently(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
 
     content = fetch("manifest.json")
-    directory = cache / "corpora" / hashlib.sha256(content).hexdigest()
+    directory = remote.cache / "corpora" / hashlib.sha256(content).hexdigest()
     write_bytes(directory / "manifest.json", content)
     corpus = _read(directory)
     blocks = corpus.manifest["blocks"]
@@ -136,7 +163,7 @@ def _open_remote(url: str, cache: Path) -> Corpus:
             write_bytes(path, fetch(name))
             if sha256(path) != expected:
                 raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
-    return replace(corpus, url=url, cache=cache)
+    return replace(corpus, remote=remote)
 
 
 def _read(directory: Path) -> Corpus:

@@ -4,12 +4,14 @@ import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.config import SourceConfig
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.json_file import read_sound_json
@@ -36,14 +38,17 @@ def list_files(source: SourceConfig) -> list[InputFile]:
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
-        filesystem, path = fsspec.core.url_to_fs(pattern)
-        list_below = _local_files if isinstance(filesystem, LocalFileSystem) else _remote_files
-        root = path if filesystem.isdir(path) else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
-        files = sorted(list_below(filesystem, path, root))
+        filesystem, path = stores.filesystem(pattern)
+        is_directory = stores.patiently(partial(filesystem.isdir, path), pattern)
+        root = path if is_directory else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
+        if stores.is_local(filesystem):
+            files = {file: filesystem.info(file) for file in _local_files(path, root)}
+        else:
+            files = stores.patiently(partial(_remote_files, filesystem, path, root), pattern)
         if not files:
+            stores.need_bucket(pattern)
             raise UserError(f"{pattern}: no such file (path of source {source.name!r})")
-        for file in files:
-            info = filesystem.info(file)
+        for file, info in sorted(files.items()):
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
                 raise UserError(
@@ -54,14 +59,25 @@ def list_files(source: SourceConfig) -> list[InputFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
-    """The files that match `path`, which may be a glob: each file, and all files below each directory."""
-    named = filesystem.glob(path) if fsspec.core.has_magic(path) and path != root else [path]
-    below = {file for directory in named if filesystem.isdir(directory) for file in filesystem.find(directory)}
-    return {file for file in named if filesystem.isfile(file)} | below
+def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
+    """The files that match `path`, which may be a glob: each file, and all files below each directory.
+
+    Each has what the listing says of it: a request for each file would take an hour where there are 50,000.
+    """
+    if fsspec.core.has_magic(path) and path != root:
+        named = filesystem.glob(path, detail=True)
+    else:
+        try:
+            named = {path: filesystem.info(path)}
+        except FileNotFoundError:
+            return {}
+    files = {file: info for file, info in named.items() if info["type"] == "file"}
+    for directory in named.keys() - files.keys():
+        files |= filesystem.find(directory, detail=True)
+    return {file: info for file, info in files.items() if info["type"] == "file"}
 
 
-def _local_files(_: fsspec.AbstractFileSystem, path: str, root: str) -> set[str]:
+def _local_files(path: str, root: str) -> set[str]:
     """Like `_remote_files` for local files, where fsspec would silently skip linked and unreadable directories."""
     named = [path]
     if fsspec.core.has_magic(path) and path != root:
@@ -119,7 +135,7 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
     cuts = read_sound_json(plan, list[Range])
     if cuts is None:
         index = index_of(file.path)
-        exists = index != file.path and fsspec.core.url_to_fs(index)[0].exists(index)
+        exists = index != file.path and stores.exists(index)
         try:
             found = ranges(file.path, index if exists else None, bytes_per_unit)
             cuts = [Range(cut.start, cut.stop, cut.first_ordinal) for cut in found]

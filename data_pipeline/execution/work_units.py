@@ -23,7 +23,7 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, ray_environment
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import counted, track
 
@@ -114,6 +114,7 @@ class _Failed:
     name: str
     error: str
     exit_code: int = FailedError.exit_code
+    of_store: bool = False
 
 
 def run(
@@ -121,7 +122,8 @@ def run(
 ) -> list[Finished[ResultType]]:
     """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
 
-    A failed unit doesn't stop the others. At the end raises FailedError, with one line for each failure.
+    A failed unit doesn't stop the others, unless a remote store failed it. At the end raises FailedError, with one line
+    for each failure, or StoreError.
     """
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
     kind = stage.finished
@@ -146,6 +148,8 @@ def run(
         for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
             if isinstance(row, _Failed):
                 errors.append(row)
+                if row.of_store:  # every other unit would wait for it too
+                    break
             else:
                 done[row.name] = row
         shutil.rmtree(notes, ignore_errors=True)
@@ -239,7 +243,7 @@ def _perform(
             write_json(_sidecar(corpus, stage.name, unit.name), finished)
             return finished
     except UserError as error:
-        return _Failed(unit.name, str(error), error.exit_code)
+        return _Failed(unit.name, str(error), error.exit_code, isinstance(error, StoreError))
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
@@ -268,6 +272,9 @@ def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> _Failed:
 
 def _raise(errors: list[_Failed]) -> None:
     message = "\n".join(dict.fromkeys(failed.error for failed in errors))
+    if errors[-1].of_store:
+        refused = errors[-1].exit_code == StoreError.exit_code
+        raise (StoreError if refused else StoreUnavailable)(f"{message}; what is finished is kept")
     user_error = max(failed.exit_code for failed in errors) == UserError.exit_code
     raise UserError(message) if user_error else FailedError(message)
 

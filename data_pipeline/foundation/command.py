@@ -1,6 +1,6 @@
 """Shared by the commands of this project: path arguments, --version, and exit codes.
 
-Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 stopped.
+Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 (`STOPPED`) stopped.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from data_pipeline.foundation import paths
+from data_pipeline.foundation.errors import STOPPED as STOPPED
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.secrets import masked
 
-STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
 

@@ -1,5 +1,7 @@
 """Errors that the user can correct: shown as a message, without a traceback."""
 
+STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
+
 
 class UserError(Exception):
     """A wrong argument, config or input. The message is one line; the command exits with `exit_code`."""
@@ -11,6 +13,16 @@ class FailedError(UserError):
     """The work could not be done, or damage was found."""
 
     exit_code = 1
+
+
+class StoreError(UserError):
+    """A remote store doesn't give what it has: no credentials, no permission, no such bucket. No file is at fault."""
+
+
+class StoreUnavailable(StoreError):
+    """A remote store has not answered for as long as it was waited for. The same command can be run again."""
+
+    exit_code = STOPPED
 
 
 class DamagedInput(FailedError):

@@ -54,7 +54,6 @@ class TrainingBatches(Dataset):
                 cached=stream.lanes + 2,
                 skip_damage=stream.on_damage == "skip",
                 damaged=start.places(corpus, "train"),
-                cache_bytes=stream.cache_bytes,
             )
             for corpus in stream.corpora
         ]

@@ -11,8 +11,6 @@ from data_pipeline.loading.store import BlockStore
 from data_pipeline.objectives import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
-CACHE_BYTES = 100 * 10**9
-
 
 class Reader:
     """Rows of `split`, by id. `objective` overrides the corpus's if noise is applied at load.
@@ -29,11 +27,10 @@ class Reader:
         cached: int = 4,
         skip_damage: bool = False,
         damaged: Iterable[int] = (),
-        cache_bytes: int = CACHE_BYTES,
     ):
         self.corpus, self.split = corpus, split
         self.damaged = dict.fromkeys(damaged, "known")
-        self._store = BlockStore(corpus, split, cached, cache_bytes)
+        self._store = BlockStore(corpus, split, cached)
         self.blocks = self._store.index
         self._skip_damage = skip_damage
         self._objective = objective or corpus.objective

@@ -1,16 +1,16 @@
 """Blocks of one split, read by byte offset. Local blocks are memory-mapped; remote ones go through the disk cache."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
-import fsspec
 import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, decode_block
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.disk_cache import DiskCache, mapped_file
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, UserError
 
-_ATTEMPTS = 3  # to read a remote block
+_ATTEMPTS = 3  # to read a remote block whose checksum differs
 _SHARDS_OPEN = 16
 
 
@@ -20,17 +20,20 @@ class BlockStore:
     Blocks are views into the file. The operating system's page cache holds the bytes once for all ranks of a machine.
     """
 
-    def __init__(self, corpus: Corpus, split: str, cached: int, cache_bytes: int):
+    def __init__(self, corpus: Corpus, split: str, cached: int):
         self.corpus = corpus
         self.index = corpus.blocks(split)
         self._cached = lru_cache(maxsize=cached)(self._read)
         self._mapped = lru_cache(maxsize=_SHARDS_OPEN)(mapped_file)
-        self._cache = DiskCache(corpus.cache / "blocks", cache_bytes) if corpus.url and corpus.cache else None
-        self._remote = fsspec.core.url_to_fs(corpus.url) if corpus.url else None
+        remote = corpus.remote
+        self._cache = DiskCache(remote.cache / "blocks", remote.cache_bytes) if remote else None
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
 
     def __getitem__(self, place: int) -> Block:
-        """Raises DamagedInput, which names shard and byte, if a block can't be read or its checksum differs."""
+        """Raises DamagedInput, which names shard and byte, if a block can't be read or its checksum differs.
+
+        Raises StoreError if the store of a remote corpus refuses or doesn't answer.
+        """
         return self._cached(place)
 
     def _read(self, place: int) -> Block:
@@ -55,22 +58,24 @@ class BlockStore:
         return mapped[start : start + length]
 
     def _fetch(self, place: int) -> bytes:
-        assert self._remote is not None
-        filesystem, root = self._remote
+        assert self.corpus.remote is not None
+        url = self.corpus.remote.url
+        filesystem, root = stores.filesystem(url)
         shard = self.index.shards[self.index.shard[place]]
         start, length = int(self.index.offset[place]), int(self.index.length[place])
-        for attempt in range(_ATTEMPTS):
+        path = f"{root.rstrip('/')}/{shard}"
+        read = partial(filesystem.cat_file, path, start=start, end=start + length)
+        for _ in range(_ATTEMPTS):
             try:
-                content = filesystem.cat_file(f"{root.rstrip('/')}/{shard}", start, start + length)
+                content = stores.patiently(read, f"{url}/{shard}", self.corpus.remote.wait_seconds)
+            except UserError:
+                raise
             except Exception as error:  # each file system raises its own errors
-                if attempt == _ATTEMPTS - 1:
-                    raise self._damage(place, f"can't be read: {' '.join(str(error).split())[:200]}") from None
-            else:
-                if self.index.is_whole(place, content):
-                    return content
+                raise self._damage(place, f"can't be read: {' '.join(str(error).split())[:200]}") from None
+            if self.index.is_whole(place, content):
+                return content
         raise self._damage(place, "sha256 differs")
 
     def _damage(self, place: int, reason: str) -> DamagedInput:
         shard = self.index.shards[self.index.shard[place]]
-        where = self.corpus.url.rstrip("/") if self.corpus.url else str(self.corpus.directory)
-        return DamagedInput(f"{where}/{shard}", f"byte {self.index.offset[place]}", reason)
+        return DamagedInput(f"{self.corpus.location}/{shard}", f"byte {self.index.offset[place]}", reason)

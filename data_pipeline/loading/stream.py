@@ -6,7 +6,6 @@ from typing import Any, Literal
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.mixing import Mixture
-from data_pipeline.loading.reader import CACHE_BYTES
 from data_pipeline.objectives import Objective
 
 
@@ -25,8 +24,8 @@ class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
     Each epoch is read from `lanes` ranges in turn. `objective` overrides the corpora's if noise is applied at load.
-    `on_damage` chooses whether to stop at a damaged block or give its rows weight 0. `cache_bytes` limits the blocks of
-    remote corpora that are kept on this machine's disk. `pack` examples of a micro-batch share a row.
+    `on_damage` chooses whether to stop at a damaged block or give its rows weight 0. `pack` examples of
+    a micro-batch share a row.
     """
 
     corpora: list[Corpus]
@@ -35,7 +34,6 @@ class Stream:
     lanes: int
     objective: Objective | None = None
     on_damage: Literal["stop", "skip"] = "stop"
-    cache_bytes: int = CACHE_BYTES
     pack: int = 1
 
     @property

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.record import Input
 
@@ -47,6 +47,8 @@ def look_of(path: str) -> Look | None:
     try:
         with open_stream(path) as stream:
             head = stream.read(_HEAD)
+    except StoreError:
+        raise
     except UserError:
         return None
     return _look(head.removeprefix(b"\xef\xbb\xbf"), len(head) < _HEAD)

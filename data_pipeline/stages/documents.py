@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import fsspec
-
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
@@ -18,8 +16,9 @@ from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import list_files, pieces
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
@@ -158,7 +157,8 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits one input and writes its documents; returns counts of what was read and dropped.
 
     Damage ends the input, not the build: undamaged records are kept, and the result has the position and reason. The
-    status is "unreadable" if there is no undamaged record.
+    status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store
+    refuses or doesn't answer, which is no damage.
     """
     intake = Intake()
     damage: list[Damage] = []
@@ -168,6 +168,8 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
                 parts.add(*page)
         except DamagedInput as error:
             damage.append(Damage(error.position, error.reason))
+        except StoreError:
+            raise
         except UserError as error:  # the file was removed, or can't be read
             damage.append(Damage("the start", str(error)))
     counts = intake.counters
@@ -241,7 +243,7 @@ def _checksum(path: str) -> tuple[int, str]:
     """Bytes and sha256 of a whole input file."""
     digest, size = hashlib.sha256(), 0
     try:
-        with fsspec.open(path, "rb") as file:
+        with stores.open_file(path) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)

@@ -73,18 +73,19 @@ def _now(starting: bool, compiling: bool) -> None:
 
 
 @contextlib.contextmanager
-def watching(rank: int, hang_seconds: float | None, start_seconds: float) -> Iterator[None]:
+def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float = 0.0) -> Iterator[None]:
     """Within the block, ends the process with exit code 1 when it makes no progress within the limit.
 
     The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
     None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
-    known, and while the process saves or evaluates.
+    known, and while the process saves or evaluates. `store_seconds`, for which the store of a remote corpus is waited
+    for, are added to the limit.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
     starting()
     thread = threading.Thread(
-        target=_watch, args=(rank, hang_seconds, start_seconds, done), name="watchdog", daemon=True
+        target=_watch, args=(rank, hang_seconds, start_seconds, store_seconds, done), name="watchdog", daemon=True
     )
     thread.start()
     try:
@@ -111,12 +112,15 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     return "faults.start_seconds", start_seconds
 
 
-def _watch(rank: int, hang_seconds: float | None, start_seconds: float, done: threading.Event) -> None:
+def _watch(
+    rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float, done: threading.Event
+) -> None:
     while True:
         _changed.clear()
         if done.is_set():
             return
         setting, limit = _limit(hang_seconds, start_seconds)
+        limit += store_seconds
         left = _last + limit - time.monotonic()
         if left <= 0:
             break

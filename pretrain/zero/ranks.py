@@ -115,6 +115,13 @@ def by_rank_0(work: Callable[[], T]) -> T:
     return cast(T, done)
 
 
+def first_of_ranks(value: T | None) -> T | None:
+    """The value of the first rank that has one, on all ranks, which call this together."""
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return next((value for value in values if value is not None), None)
+
+
 def communication_device() -> torch.device:
     """The device that tensors must be on to be exchanged between ranks."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

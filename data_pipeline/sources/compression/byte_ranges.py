@@ -5,8 +5,7 @@ import io
 from collections.abc import Generator
 from typing import cast
 
-import fsspec
-
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.stream import open_stream, read_chunk
 from data_pipeline.sources.record import Input
@@ -36,7 +35,7 @@ def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
 def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
     """The content of the bzip2 streams, one after the other."""
     try:
-        opened = fsspec.open(file.path, "rb").open()
+        opened = stores.open_file(file.path)
     except FileNotFoundError:
         raise UserError(f"{file.path}: no such file") from None
     with opened as stored:

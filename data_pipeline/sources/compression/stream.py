@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-import fsspec
 import zstandard
 
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import advance
@@ -49,11 +49,12 @@ def open_stream(path: str) -> Iterator[BinaryIO]:
 def open_file(path: str) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
-    Only errors of opening are converted; errors of reading the file pass through.
+    Only errors of opening are converted; errors of reading the file pass through. A remote store that doesn't answer is
+    waited for, and then raises StoreUnavailable.
     """
     with contextlib.ExitStack() as stack:
         with opening(path):
-            file = stack.enter_context(fsspec.open(path, "rb"))
+            file = stack.enter_context(stores.open_file(path))
         yield file
 
 

@@ -13,8 +13,7 @@ from contextlib import closing
 from itertools import pairwise
 from typing import BinaryIO
 
-import fsspec
-
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.byte_ranges import pieces
 from data_pipeline.sources.compression.stream import open_stream
@@ -74,7 +73,7 @@ def _has_streams(path: str) -> bool:
     """Whether the file is bzip2 and its text is UTF-8, in which tags can be found as bytes."""
     with closing(pieces(Input(path))) as content:
         utf8 = is_utf8(next(content, (b"", False))[0])
-    with fsspec.open(path, "rb") as file:
+    with stores.open_file(path) as file:
         return utf8 and _begins_stream(file, 0)
 
 
@@ -87,7 +86,7 @@ def _begins_stream(file: BinaryIO, offset: int) -> bool:
 
 
 def _stream_offsets(path: str) -> Iterator[int]:
-    with fsspec.open(path, "rb") as file:
+    with stores.open_file(path) as file:
         base, held = 0, b""
         while data := file.read(_CHUNK):
             data = held + data
@@ -146,7 +145,7 @@ def _read_index(index_path: str) -> tuple[list[int], list[int]]:
 
 def _check_index(path: str, index_path: str, offsets: list[int], counts: list[int], starts: list[int]) -> None:
     """Each cut must be where a stream begins, and the first stream must hold as many pages as the index says."""
-    with fsspec.open(path, "rb") as file:
+    with stores.open_file(path) as file:
         for offset in [*starts, offsets[0], offsets[-1]]:
             if not _begins_stream(file, offset):
                 raise UserError(f"{index_path}: is no index of {path}: no bzip2 stream begins at its byte {offset}")

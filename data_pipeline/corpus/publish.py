@@ -1,0 +1,224 @@
+"""Copies a finished corpus to a remote store. The manifest comes last: half a copy is no corpus."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fsspec.callbacks import Callback
+
+from data_pipeline.corpus.corpus import Corpus
+from data_pipeline.corpus.manifest import has_documents
+from data_pipeline.foundation import stores
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.foundation.progress import track
+
+_MANIFEST = "manifest.json"
+_PART = 32 << 20  # bytes of a file that are sent at once
+_CHUNK = 1 << 20
+_TRIES = 3  # to send a file whose copy differs
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"}  # creating one may make a bucket
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was sent now, and what was there already."""
+
+    sent: int
+    sent_bytes: int
+    present: int
+    present_bytes: int
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the corpus; `sha256` is the manifest's, "" if that doesn't list the file."""
+
+    name: str
+    path: Path
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+def publish(corpus: Corpus, url: str, documents: bool = True, connections: int = 4) -> Published:
+    """Copies the local `corpus` to `url`, any URL of fsspec, except what is there already with the right content.
+
+    Each file is checked against the manifest before it is sent, and its copy afterwards: on S3 by its ETag, elsewhere
+    by reading it. `manifest.json` is written last. Called again after a kill, it continues. `documents`: with the clean
+    text, if the corpus has it.
+
+    Raises FailedError if a local file is damaged or can't be written there, UserError if another corpus is there, and
+    StoreError.
+    """
+    return _Publication(corpus, url.rstrip("/")).run(documents, connections)
+
+
+class _Publication:
+    def __init__(self, corpus: Corpus, url: str):
+        self._corpus, self._url = corpus, url
+        self._filesystem, self._root = stores.filesystem(url)
+        self._manifest = (corpus.directory / _MANIFEST).read_bytes()
+        self._lock, self._under_way = threading.Lock(), dict[str, Callback]()
+
+    def run(self, documents: bool, connections: int) -> Published:
+        self._refuse_another()
+        files = list(self._files(documents))
+        if missing := [str(file.path) for file in files if not file.path.exists()]:
+            raise FailedError("\n".join(f"{path}: missing; nothing was published" for path in missing))
+        total = sum(file.bytes for file in files)
+        was_sent = []
+        with ThreadPoolExecutor(connections) as pool:
+            try:
+                brought = zip(files, pool.map(self._bring, files), strict=True)
+                shown = track(
+                    brought, len(files), "publish", lambda pair: pair[0].bytes, total, under_way=self._bytes_under_way
+                )
+                was_sent = [(file.bytes, sent) for file, sent in shown]
+            finally:
+                pool.shutdown(cancel_futures=True)
+        was_sent.append((len(self._manifest), self._send_manifest()))
+        sizes = [[size for size, sent in was_sent if sent is wanted] for wanted in (True, False)]
+        return Published(len(sizes[0]), sum(sizes[0]), len(sizes[1]), sum(sizes[1]))
+
+    def _files(self, documents: bool) -> Iterator[_File]:
+        """The files of the corpus, without its manifest."""
+        manifest, directory = self._corpus.manifest, self._corpus.directory
+        shards = [shard for split in manifest["splits"].values() for shard in split["shards"]]
+        checksums = {shard["name"]: shard["sha256"] for shard in shards}
+        checksums |= {manifest["blocks"]["file"]: manifest["blocks"]["sha256"], **manifest["tokenizer"]["files"]}
+        if documents and has_documents(self._corpus):
+            checksums |= {file["name"]: file["sha256"] for file in manifest["documents"]}
+        checksums |= {path.name: "" for path in sorted(directory.glob("report.*"))}
+        for name, sha256 in checksums.items():
+            yield _File(name, directory / name, sha256)
+
+    def _refuse_another(self) -> None:
+        there = self._content(_MANIFEST)
+        if there is None:
+            return
+        try:
+            other = parse_json(there, dict[str, Any], f"{self._url}/{_MANIFEST}")
+        except FailedError:  # left by a writer that was killed
+            return
+        if other.get("fingerprint") != self._corpus.fingerprint:
+            raise UserError(
+                f"{self._url}: has another corpus, {other.get('name')!r}, whose fingerprint differs; "
+                "publish to another URL, or delete that one first"
+            )
+
+    def _bring(self, file: _File) -> bool:
+        """Makes sure that `file` is there; returns whether it had to be sent."""
+        sums = _Sums.of(file.path)
+        if file.sha256 and sums.sha256 != file.sha256:
+            raise FailedError(
+                f"{file.path}: sha256 differs from the manifest's; to rebuild it byte for byte: "
+                "data-pipeline build CORPUS.yaml --repair"
+            )
+        for tries in range(_TRIES):
+            if self._is_there(file.name, sums):
+                return tries > 0
+            callback = Callback()
+            with self._lock:
+                self._under_way[file.name] = callback
+            self._patiently(partial(self._put, file.path, file.name, callback), file.name)
+            with self._lock:
+                del self._under_way[file.name]
+        if self._is_there(file.name, sums):
+            return True
+        raise FailedError(f"{self._url}/{file.name}: differs from {file.path} after {_TRIES} uploads")
+
+    def _put(self, path: Path, name: str, callback: Callback) -> None:
+        target = self._place(name)
+        callback.absolute_update(0)
+        if "s3" in _protocols(self._filesystem):
+            self._filesystem.put_file(str(path), target, callback=callback, chunksize=_PART, max_concurrency=2)
+        else:
+            if not _WITHOUT_FOLDERS & {*_protocols(self._filesystem)}:
+                self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._filesystem.put_file(str(path), target, callback=callback)
+
+    def _send_manifest(self) -> bool:
+        """Writes the manifest, which makes the copy a corpus; returns whether it was missing."""
+        for tries in range(_TRIES):
+            if self._content(_MANIFEST) == self._manifest:
+                return tries > 0
+            self._patiently(partial(self._filesystem.pipe_file, self._place(_MANIFEST), self._manifest), _MANIFEST)
+        if self._content(_MANIFEST) == self._manifest:
+            return True
+        raise FailedError(f"{self._url}/{_MANIFEST}: differs after {_TRIES} uploads")
+
+    def _is_there(self, name: str, sums: "_Sums") -> bool:
+        """Whether the copy has the right size and content. The server has made its ETag from what it received."""
+        try:
+            info = self._patiently(partial(self._filesystem.info, self._place(name)), name)
+        except FileNotFoundError:
+            return False
+        if info["type"] != "file" or info["size"] != sums.size:
+            return False
+        if str(info.get("ETag", "")).strip('"') in sums.etags:
+            return True
+        with stores.open_file(f"{self._url}/{name}") as copy:
+            return hashlib.file_digest(copy, "sha256").hexdigest() == sums.sha256  # type: ignore[arg-type]
+
+    def _content(self, name: str) -> bytes | None:
+        try:
+            return self._patiently(partial(self._filesystem.cat_file, self._place(name)), name)
+        except FileNotFoundError:
+            return None
+
+    def _patiently(self, attempt: Any, name: str) -> Any:
+        try:
+            return stores.patiently(attempt, f"{self._url}/{name}")
+        except (UserError, FileNotFoundError):
+            raise
+        except Exception as error:  # each file system raises its own errors
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise FailedError(f"{self._url}/{name}: can't be written: {reason}") from None
+
+    def _place(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _bytes_under_way(self) -> int:
+        with self._lock:
+            return sum(callback.value for callback in self._under_way.values())
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Size and checksums of a file. `etags`: what S3 calls it, sent in one piece or in parts of `_PART` bytes."""
+
+    size: int
+    sha256: str
+    etags: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, path: Path) -> "_Sums":
+        size, sha256, whole, parts, part = 0, hashlib.sha256(), _md5(), list[bytes](), _md5()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                size += len(chunk)
+                for digest in (sha256, whole, part):
+                    digest.update(chunk)
+                if size % _PART == 0:
+                    parts.append(part.digest())
+                    part = _md5()
+        if size % _PART:
+            parts.append(part.digest())
+        of_parts = _md5(b"".join(parts)).hexdigest()
+        return cls(size, sha256.hexdigest(), {whole.hexdigest(), f"{of_parts}-{len(parts)}"})
+
+
+def _md5(content: bytes = b"") -> Any:
+    return hashlib.md5(content, usedforsecurity=False)

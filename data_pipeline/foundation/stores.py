@@ -1,0 +1,198 @@
+"""Files on remote stores: S3, and whatever else fsspec reads. A store that doesn't answer is waited for."""
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserError
+
+Result = TypeVar("Result")
+WAIT_SECONDS = 300.0  # for a store that doesn't answer
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+_SILENT = 2.0  # seconds of trouble of which nobody is told
+_READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
+
+# Failures that pass, by the package and the name of their class; those of OSError are in `_passes`.
+_PASSING = {
+    "aiohttp.ClientError",
+    "botocore.ConnectionError",
+    "botocore.HTTPClientError",
+    "botocore.IncompleteReadError",
+    "botocore.ResponseParserError",
+    "http.HTTPException",
+    "requests.RequestException",
+    "urllib3.HTTPError",
+}
+_NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
+_BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
+_S3_URLS = ("s3://", "s3a://")
+_S3 = {
+    # s3fs itself retries a part of an upload, or a range, that failed; `patiently` bridges the rest
+    "config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1}},
+    "use_listings_cache": False,  # others write there too
+}
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a path or URL, and the path in it. The environment says where S3 is, and who asks:
+    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_PROFILE, and all others that boto3 reads.
+
+    Raises StoreError if the package of that file system isn't installed.
+    """
+    is_s3 = url.startswith(_S3_URLS)
+    try:
+        found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))
+    except ImportError as error:
+        extra = "pip install 'encdec-pretrain[s3]'" if is_s3 else _one_line(error)
+        raise StoreError(f"{url}: the package of this file system isn't installed: {extra}") from None
+    if is_s3:
+        found.retries = 4
+    return found, path
+
+
+def is_local(found: Any) -> bool:
+    return isinstance(found, LocalFileSystem)
+
+
+def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
+    """The result of `attempt`, which is called again, less and less often, while the store at `url` doesn't answer.
+
+    Raises StoreUnavailable after `wait` seconds, StoreError at once if the store refuses, and errors of the file itself
+    (FileNotFoundError among them) as they are.
+    """
+    started, pause, told = time.monotonic(), _FIRST_PAUSE, False
+    while True:
+        try:
+            return attempt()
+        except UserError:
+            raise
+        except Exception as error:  # each file system raises its own errors
+            if refusal := _refusal(error, url):
+                raise refusal from None
+            if not _passes(error):
+                raise
+            waited, reason = time.monotonic() - started, _one_line(error)
+        if waited + pause > wait:
+            raise StoreUnavailable(f"{url}: unavailable for {waited:.0f} s: {reason}; run the same command again later")
+        if waited > _SILENT and not told:
+            told = True
+            print(f"warning: {url}: {reason}; waiting for it, up to {wait:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def open_file(path: str) -> BinaryIO:
+    """The file at a path or URL, open for reading at any position. A remote one is read patiently.
+
+    Raises what `patiently` raises, also when it is read.
+    """
+    found, inside = filesystem(path)
+    if is_local(found):
+        return cast(BinaryIO, found.open(inside, "rb"))
+    file = patiently(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
+    return cast(BinaryIO, _RemoteFile(file, path))
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file or directory at a path or URL; raises what `patiently` raises."""
+    found, path = filesystem(url)
+    try:
+        patiently(lambda: found.info(path), url)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def need_bucket(url: str) -> None:
+    """Raises StoreError if `url` is in a bucket of S3 that doesn't exist. Where nothing was found, this may be why."""
+    found, path = filesystem(url)
+    if url.startswith(_S3_URLS):
+        patiently(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of fsspec that is read patiently: after a failure, again from the same position."""
+
+    def __init__(self, file: Any, url: str):
+        self._file, self._url, self._at = file, url, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = patiently(lambda: self._file.seek(offset, whence), self._url)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        def attempt() -> bytes:
+            if self._file.tell() != self._at:
+                self._file.seek(self._at)
+            return self._file.read(-1 if size is None else size)
+
+        content = patiently(attempt, self._url)
+        self._at += len(content)
+        return content
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _refusal(error: Exception, url: str) -> StoreError | None:
+    """What the store refuses, with the way out; None if it may answer later, or if the file is at fault."""
+    code = _code(error)
+    if code == "NoSuchBucket":
+        return StoreError(f"{url}: there is no bucket {url.partition('://')[2].split('/')[0]!r}")
+    if type(error).__name__ in _NO_LOGIN:
+        way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true if it is public"
+        return StoreError(f"{url}: no credentials: {way_out}")
+    if isinstance(error, PermissionError):
+        return StoreError(f"{url}: permission denied: {code + ': ' if code else ''}{_one_line(error)}")
+    if type(error).__name__ == "FileExpired":
+        return StoreError(f"{url}: was replaced while it was read; run the same command again")
+    return None
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
+    status = getattr(error, "status", None)  # aiohttp's
+    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429):
+        return False
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    response = getattr(error.__cause__, "response", None)
+    if isinstance(error, OSError) and isinstance(response, dict):
+        http = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return http >= 500 or http == 429 or _code(error) in _BUSY
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    return bool(names & _PASSING)
+
+
+def _code(error: Exception) -> str:
+    """S3's code of an error, "" if it has none."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

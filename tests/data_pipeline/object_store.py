@@ -1,0 +1,149 @@
+"""A real S3 server (moto's) in a process of its own, behind a proxy that is slow, breaks off and answers 503."""
+
+import http.client
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import fsspec
+import pytest
+
+from data_pipeline.foundation import stores
+
+_SERVER = """
+import logging
+from werkzeug.serving import make_server
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_PIECE = 1 << 15
+_OWN_HEADERS = ("connection", "server", "date")
+
+
+class ObjectStore:
+    """The server and the proxy at `url`. What the proxy does is set by its attributes, and counted.
+
+    `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
+    connection is closed without an answer. `denied`: every answer is 403. `puts` counts the objects and parts received.
+    """
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
+        assert self._server.stdout
+        self.port = int(self._server.stdout.readline())
+        self.faults = self.away = self.denied = False
+        self.away_after: int | None = None  # requests
+        self.seconds_per_piece = 0.0
+        self.requests = self.busy = self.broken = self.puts = 0
+        self.lock = threading.Lock()
+        store = self
+
+        class Proxied(_Proxied):
+            pass
+
+        Proxied.store = store
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxied)
+        self._proxy.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        threading.Thread(target=self._proxy.serve_forever, args=[0.02], daemon=True).start()
+
+    def close(self) -> None:
+        self._proxy.shutdown()
+        self._proxy.server_close()
+        self._server.kill()
+        self._server.wait()
+
+    def calm(self) -> None:
+        self.faults = self.away = self.denied = False
+        self.away_after, self.seconds_per_piece = None, 0.0
+        self.requests = self.busy = self.broken = self.puts = 0
+
+    def filesystem(self) -> Any:
+        return stores.filesystem("s3://")[0]
+
+
+class _Proxied(BaseHTTPRequestHandler):
+    store: ObjectStore
+    protocol_version = "HTTP/1.1"
+
+    def _forward(self) -> None:
+        store = self.store
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with store.lock:
+            store.requests += 1
+            number = store.requests
+            if store.away_after is not None and number > store.away_after:
+                store.away = True
+        if store.away:
+            self.close_connection = True
+            return
+        if store.denied:
+            self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
+            return
+        if store.faults and number % 4 == 1:
+            store.busy += 1
+            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", store.port)
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        store.puts += self.command == "PUT" and answer.status == 200
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN_HEADERS}
+        breaks = store.faults and number % 3 == 0 and len(content) > 1
+        if breaks:
+            store.broken += 1
+        self._answer(answer.status, kept, content, len(content) // 2 if breaks else None)
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding"):
+                self.send_header(name, value)
+        # the answer to HEAD has the length of a body that doesn't follow
+        self.send_header("Content-Length", headers.get("Content-Length", str(len(content))))
+        self.end_headers()
+        if self.command != "HEAD":
+            for start in range(0, len(content[:cut]), _PIECE):
+                self.wfile.write(content[start : min(start + _PIECE, cut or len(content))])
+                time.sleep(self.store.seconds_per_piece)
+        if cut is not None:
+            self.close_connection = True
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _forward
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def forget_filesystems() -> None:
+    """fsspec keeps them, with the environment that they were made in."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A store that the environment names, with an empty bucket `bucket`."""
+    store = ObjectStore()
+    forget_filesystems()
+    try:
+        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": store.url}.items():
+            patch.setenv(name, value)
+        store.filesystem().mkdir("bucket")
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,319 @@
+"""Sources and corpora on a real S3 server that is slow, breaks off in the middle of a body and answers 503."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.manifest import verify
+from data_pipeline.corpus.publish import publish
+from data_pipeline.execution.inputs import list_files
+from data_pipeline.foundation import stores
+from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.loading.ahead import Ahead
+from data_pipeline.loading.batches import TrainingBatches
+from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.stream import Stream, StreamState
+from data_pipeline.stages import documents
+from tests.conftest import run, write_corpus_file
+from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, serving
+from tests.in_process import run_here
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        yield from serving(patch)
+
+
+@pytest.fixture
+def store(server) -> ObjectStore:
+    server.calm()
+    return server
+
+
+@pytest.fixture(scope="module")
+def published(small_corpus, server) -> str:
+    """The URL of the small corpus, published through all faults."""
+    server.calm()
+    server.faults, server.seconds_per_piece = True, 0.002
+    url = "s3://bucket/published"
+    done = run_here("data-pipeline", "publish", small_corpus, url)
+    assert done.returncode == 0, done.stderr
+    assert server.busy and server.broken
+    files = [path for path in small_corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
+    size = sum(path.stat().st_size for path in files)
+    assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in done.stdout
+    return url
+
+
+def test_what_was_published_is_the_corpus_to_the_byte(small_corpus, published, store):
+    files = store.filesystem().find("bucket/published", detail=True)
+    for name, info in files.items():
+        content = (small_corpus / Path(name).relative_to("bucket/published")).read_bytes()
+        assert info["size"] == len(content)
+        assert store.filesystem().cat_file(name) == content
+
+
+def test_publishing_again_sends_nothing(small_corpus, published, store):
+    assert publish(open_corpus(small_corpus), published).sent == 0
+    assert store.puts == 0
+
+
+def test_it_is_verified_where_it_is(published, store):
+    store.faults = True
+    done = run_here("data-pipeline", "verify", published)
+    assert done.returncode == 0, done.stderr
+    assert "agree with the manifest" in done.stdout
+    assert store.busy and store.broken
+
+
+def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, published, store, tmp_path):
+    name = "bucket/published/shards/train/shard-00000.tar"
+    content = bytearray((small_corpus / "shards/train/shard-00000.tar").read_bytes())
+    content[700] ^= 1
+    store.filesystem().pipe_file(name, bytes(content))
+    (problem,) = verify(open_corpus(published, tmp_path))
+    assert problem.startswith(f"{published}/shards/train/shard-00000.tar: sha256 differs")
+    assert "damaged blocks start at rows 0" in problem
+    assert publish(open_corpus(small_corpus), published).sent == 1
+    assert verify(open_corpus(published, tmp_path)) == []
+
+
+def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, tmp_path):
+    store.faults = True
+    for workers in (0, 2):  # each with an empty cache
+        remote, local = open_corpus(published, tmp_path / str(workers)), open_corpus(small_corpus)
+        pairs = [
+            TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(12, workers)
+            for corpus in (remote, local)
+        ]
+        for (found,), (wanted,) in zip(*pairs, strict=True):
+            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert store.busy and store.broken
+
+
+def test_a_cached_block_that_is_damaged_is_read_again(published, store, tmp_path):
+    def batches() -> list[torch.Tensor]:
+        stream = Stream([open_corpus(published, tmp_path)], [1.0], 0, 8)
+        return [step[0]["labels"] for step in TrainingBatches(stream, Cut(0, 1, 128, 1)).loader(4, 0)]
+
+    wanted = batches()
+    block = next(path for path in sorted((tmp_path / "blocks").rglob("*")) if path.is_file() and path.name != "lock")
+    block.write_bytes(b"x" + block.read_bytes()[1:])
+    assert all(torch.equal(*pair) for pair in zip(batches(), wanted, strict=True))
+    assert block.read_bytes()[:1] != b"x"
+
+
+def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store, tmp_path):
+    """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
+    corpus = open_corpus(published, tmp_path, wait_seconds=0.5)
+    stream, cut = Stream([corpus], [1.0], 0, 1), Cut(0, 1, 64, 1)
+    ahead = Ahead(TrainingBatches(stream, cut).loader(8, 0))
+    taken = [next(ahead)[0]]
+    store.away = True
+    while ahead.lost is None:
+        taken.append(next(ahead)[0])
+    assert 0 < len(taken) < 8
+    gone = r"s3://bucket/published/shards/.*: unavailable for \d s: .*run the same"
+    with pytest.raises(StoreUnavailable, match=gone):
+        [next(ahead) for _ in range(2)]
+    store.calm()
+    state = StreamState.at(stream, 64 * len(taken), [])
+    rest = [step[0] for step in TrainingBatches(stream, cut, state).loader(8 - len(taken), 0)]
+    whole = [step[0] for step in TrainingBatches(stream, cut).loader(8, 0)]
+    for found, wanted in zip([*taken, *rest], whole, strict=True):
+        assert torch.equal(found["labels"], wanted["labels"])
+
+
+def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store):
+    url = "s3://bucket/killed"
+    store.seconds_per_piece = 0.05
+    process = subprocess.Popen([sys.executable, "-m", "data_pipeline", "publish", small_corpus, url])
+    while store.puts < 2 and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    store.calm()
+    with pytest.raises(UserError, match=rf"{url}/manifest.json: no such file"):
+        open_corpus(url)
+    done = publish(open_corpus(small_corpus), url)
+    assert done.present >= 2
+    assert done.sent > 0
+    assert verify(open_corpus(url)) == []
+
+
+def test_another_corpus_is_not_overwritten(corpus_built_with_noise, published, store):
+    with pytest.raises(UserError, match=f"{published}: has another corpus, 'small', whose fingerprint differs"):
+        publish(open_corpus(corpus_built_with_noise), published)
+    assert store.puts == 0
+
+
+def test_a_damaged_corpus_is_not_published(small_corpus, store, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
+    with (copy / "tokenizer/spiece.model").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(FailedError, match=r"spiece.model: sha256 differs from the manifest's; to rebuild it"):
+        publish(open_corpus(copy), "s3://bucket/damaged")
+    assert not store.filesystem().exists("bucket/damaged/manifest.json")
+
+
+def test_other_file_systems_are_published_to_and_read_back(small_corpus, tmp_path):
+    url = f"file://{tmp_path}/there"
+    assert publish(open_corpus(small_corpus), url, documents=False).present == 0
+    assert publish(open_corpus(small_corpus), url, documents=False).sent == 0
+    assert verify(open_corpus(url, tmp_path / "cache")) == []
+    assert not (tmp_path / "there/documents").exists()
+
+
+def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tmp_path):
+    for path in small_corpus.parent.glob("*.json.gz"):
+        store.filesystem().put_file(str(path), f"bucket/in/{path.name}")
+    sources = [{"format": "c4", "path": "s3://bucket/in/*.json.gz", "language": "en"}]
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, ray={"num_cpus": 1})
+    store.faults, store.seconds_per_piece = True, 0.002
+    done = run("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    assert store.busy and store.broken
+    found, wanted = (json.loads((one / "manifest.json").read_text()) for one in (tmp_path / "corpus", small_corpus))
+    for key in ("fingerprint", "splits", "inputs", "documents", "tokenizer"):
+        assert found[key] == wanted[key]
+
+
+def source(path: str):
+    from data_pipeline.config import SourceConfig
+
+    return SourceConfig(format="text", path=path)
+
+
+def test_a_listing_has_names_sizes_and_etags(store):
+    filesystem = store.filesystem()
+    for name in ("a.txt", "deep/b.txt", "deep/c.md"):
+        filesystem.pipe_file(f"bucket/listed/{name}", name.encode())
+    store.faults = True
+    files = list_files(source("s3://bucket/listed"))
+    assert [(file.name, file.bytes) for file in files] == [("a.txt", 5), ("deep/b.txt", 10), ("deep/c.md", 9)]
+    assert [file.name for file in list_files(source("s3://bucket/listed/*/*.txt"))] == ["deep/b.txt"]
+    (one,) = list_files(source("s3://bucket/listed/a.txt"))
+    assert one.stamp == files[0].stamp
+    filesystem.pipe_file("bucket/listed/a.txt", b"a.TXT")  # as long as before
+    assert list_files(source("s3://bucket/listed"))[0].stamp != one.stamp
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://no-such-bucket/x", "s3://no-such-bucket/x: there is no bucket 'no-such-bucket'"),
+        ("s3://no-such-bucket/*.gz", "there is no bucket 'no-such-bucket'"),
+        ("s3://bucket/nothing", "s3://bucket/nothing: no such file"),
+        ("s3://bucket/nothing/*.gz", r"s3://bucket/nothing/\*.gz: no such file"),
+    ],
+)
+def test_a_source_that_is_not_there_is_one_line(store, path, message):
+    with pytest.raises(UserError, match=message) as error:
+        list_files(source(path))
+    assert error.value.exit_code == 2
+
+
+def test_no_permission_is_one_line(store, tmp_path):
+    store.denied = True
+    with pytest.raises(StoreError, match=r"^s3://bucket/in: permission denied: AccessDenied: Access Denied$"):
+        list_files(source("s3://bucket/in"))
+    with pytest.raises(StoreError, match=r"^s3://bucket/x/manifest.json: permission denied"):
+        open_corpus("s3://bucket/x", tmp_path)
+
+
+def test_no_credentials_is_one_line(store, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    forget_filesystems()
+    done = run_here("data-pipeline", "verify", "s3://bucket/x")
+    forget_filesystems()
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: s3://bucket/x/manifest.json: no credentials: set AWS_ACCESS_KEY_ID")
+    assert done.stderr.count("\n") == 1
+
+
+def documents_spec(path: str) -> documents.DocumentsSpec:
+    from data_pipeline.cleaning.config import CleaningConfig
+    from data_pipeline.sources import Range
+
+    return documents.DocumentsSpec(
+        path=path,
+        format="text",
+        name="text",
+        language="en",
+        options={},
+        cleaning=CleaningConfig(profile="none"),
+        file="a.txt",
+        range=Range(),
+        split=(0, 1),
+        part="part-00000",
+        folder="documents",
+        urls=False,
+        characters_per_part=10**6,
+    )
+
+
+def test_a_bucket_that_vanishes_ends_the_unit_and_is_no_damage(store, tmp_path):
+    filesystem = store.filesystem()
+    filesystem.mkdir("vanishing")
+    filesystem.pipe_file("vanishing/a.txt", b"line\n" * (1 << 21))
+    with stores.open_file("s3://vanishing/a.txt") as file:
+        assert file.read(5) == b"line\n"
+        filesystem.rm("vanishing", recursive=True)
+        with pytest.raises(StoreError, match=r"^s3://vanishing/a.txt: there is no bucket 'vanishing'$"):
+            file.read()
+    with pytest.raises(StoreError, match="there is no bucket 'vanishing'"):
+        documents.write_documents(tmp_path, documents_spec("s3://vanishing/a.txt"))
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):
+    filesystem = store.filesystem()
+    filesystem.pipe_file("bucket/replaced", b"a" * (10 << 20))
+    with stores.open_file("s3://bucket/replaced") as file:
+        file.read(5)
+        filesystem.pipe_file("bucket/replaced", b"b" * (10 << 20))
+        with pytest.raises(StoreError, match="s3://bucket/replaced: was replaced while it was read"):
+            file.read()
+
+
+def test_a_missing_object_is_an_unreadable_input_as_a_missing_file_is(store, tmp_path):
+    result = documents.write_documents(tmp_path, documents_spec("s3://bucket/removed.txt"))
+    assert result.status == "unreadable"
+    assert "no such file" in result.damage[0].reason
+
+
+def test_a_store_that_does_not_answer_is_waited_for_and_then_named(store, capsys, monkeypatch):
+    monkeypatch.setattr(stores, "_SILENT", 0.1)
+    store.away = True
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/x: unavailable for \d s: .*run the same command") as error:
+        stores.patiently(lambda: store.filesystem().info("bucket/x"), "s3://bucket/x", 4.0)
+    assert error.value.exit_code == 75
+    assert capsys.readouterr().err.count("warning: s3://bucket/x: ") == 1
+
+
+def test_an_output_on_a_store_is_refused_with_the_way_there(tmp_path):
+    config = write_corpus_file(tmp_path / "corpus.yaml")
+    done = run_here("data-pipeline", "build", config, "output=s3://bucket/x")
+    assert done.returncode == 2
+    assert "output: s3://bucket/x is a URL; expected a path: " in done.stderr
+    assert "data-pipeline publish DIR s3://bucket/x" in done.stderr
+
+
+def test_a_path_is_no_place_to_publish_to(small_corpus, tmp_path):
+    done = run_here("data-pipeline", "publish", small_corpus, tmp_path / "there")
+    assert done.returncode == 2
+    assert "expected a URL such as s3://bucket/corpus" in done.stderr
