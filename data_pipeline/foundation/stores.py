@@ -30,10 +30,11 @@ _PASSING = {
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
 _BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
+_S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 _S3 = {
     # s3fs itself retries a part of an upload, or a range, that failed; `patiently` bridges the rest
-    "config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1}},
+    "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
     "use_listings_cache": False,  # others write there too
 }
 
@@ -51,7 +52,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         extra = "pip install 'encdec-pretrain[s3]'" if is_s3 else _one_line(error)
         raise StoreError(f"{url}: the package of this file system isn't installed: {extra}") from None
     if is_s3:
-        found.retries = 4
+        found.retries = _S3_TRIES
     return found, path
 
 
@@ -62,10 +63,10 @@ def is_local(found: Any) -> bool:
 def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
     """The result of `attempt`, which is called again, less and less often, while the store at `url` doesn't answer.
 
-    Raises StoreUnavailable after `wait` seconds, StoreError at once if the store refuses, and errors of the file itself
+    Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors of the file itself
     (FileNotFoundError among them) as they are.
     """
-    started, pause, told = time.monotonic(), _FIRST_PAUSE, False
+    failing_since, pause, told = None, _FIRST_PAUSE, False
     while True:
         try:
             return attempt()
@@ -76,7 +77,9 @@ def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECOND
                 raise refusal from None
             if not _passes(error):
                 raise
-            waited, reason = time.monotonic() - started, _one_line(error)
+            reason = _one_line(error)
+        failing_since = failing_since or time.monotonic()
+        waited = time.monotonic() - failing_since
         if waited + pause > wait:
             raise StoreUnavailable(f"{url}: unavailable for {waited:.0f} s: {reason}; run the same command again later")
         if waited > _SILENT and not told:
@@ -110,8 +113,8 @@ def exists(url: str) -> bool:
 
 def need_bucket(url: str) -> None:
     """Raises StoreError if `url` is in a bucket of S3 that doesn't exist. Where nothing was found, this may be why."""
-    found, path = filesystem(url)
     if url.startswith(_S3_URLS):
+        found, path = filesystem(url)
         patiently(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
 
 

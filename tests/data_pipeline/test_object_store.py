@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus import publish as publishing
 from data_pipeline.corpus.manifest import verify
 from data_pipeline.corpus.publish import publish
 from data_pipeline.execution.inputs import list_files
@@ -89,14 +91,12 @@ def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, publ
 
 def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, tmp_path):
     store.faults = True
-    for workers in (0, 2):  # each with an empty cache
-        remote, local = open_corpus(published, tmp_path / str(workers)), open_corpus(small_corpus)
-        pairs = [
-            TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(12, workers)
-            for corpus in (remote, local)
-        ]
-        for (found,), (wanted,) in zip(*pairs, strict=True):
-            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    pairs = [
+        TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(12, workers)
+        for corpus, workers in ((open_corpus(published, tmp_path), 2), (open_corpus(small_corpus), 0))
+    ]
+    for (found,), (wanted,) in zip(*pairs, strict=True):
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert store.busy and store.broken
 
 
@@ -148,6 +148,15 @@ def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store)
     assert done.present >= 2
     assert done.sent > 0
     assert verify(open_corpus(url)) == []
+
+
+def test_a_file_sent_in_parts_is_known_by_its_etag(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "_PART", 5 << 20)
+    (tmp_path / "file").write_bytes(random.Random(0).randbytes(11 << 20))
+    store.filesystem().put_file(str(tmp_path / "file"), "bucket/parts", chunksize=5 << 20)
+    etag = store.filesystem().info("bucket/parts")["ETag"].strip('"')
+    assert etag.endswith("-3")
+    assert etag in publishing._Sums.of(tmp_path / "file").etags
 
 
 def test_another_corpus_is_not_overwritten(corpus_built_with_noise, published, store):
