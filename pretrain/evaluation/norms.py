@@ -146,7 +146,7 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
         axes.set_yticks(range(len(shown)), shown, fontsize=7)
         ticks = sorted({round(place * (len(steps) - 1) / 4) for place in range(5)})
         axes.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks], fontsize=7)
-        figure.colorbar(drawn_cells, ax=axes).ax.tick_params(labelsize=7)
+        figure.colorbar(drawn_cells, ax=axes).ax.tick_params(which="both", labelsize=7)
     for axes in panels[2:]:
         axes.set_xlabel("step", fontsize=8)
     return figure
