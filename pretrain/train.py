@@ -147,7 +147,9 @@ class Training:
             before = self.standing
             lost = ahead.lost if ahead else None
             requests = (self._stop_wanted(before.step + 1), self.saver.failed, lost is not None)
-            outcome = self.engine.step(before.step, before.position, step_batches, requests)
+            last = before.step + 1 == config.run.max_steps
+            with self.hooks.during(self.engine, before.step + 1, last):
+                outcome = self.engine.step(before.step, before.position, step_batches, requests)
             watchdog.step_done()
             stopping, save_failed, store_lost = outcome.requests
             stopping |= store_lost
@@ -161,7 +163,7 @@ class Training:
                 self._skipped()
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
                 return End.REWOUND
-            step, last = self.standing.step, self.standing.step == config.run.max_steps
+            step = self.standing.step
             self.meter.step(waited, step_batches)
             if step % config.tracking.log_every_steps == 0 or last or stopping:
                 counts = {

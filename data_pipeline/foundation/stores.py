@@ -63,8 +63,8 @@ def is_local(found: Any) -> bool:
 def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
     """The result of `attempt`, which is called again, less and less often, while the store at `url` doesn't answer.
 
-    Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors of the file itself
-    (FileNotFoundError among them) as they are.
+    Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors
+    of the file itself (FileNotFoundError among them) as they are.
     """
     failing_since, pause, told = None, _FIRST_PAUSE, False
     while True:
