@@ -225,8 +225,8 @@ class CorpusConfig(Section):
     @classmethod
     def _a_url_is_published_to(cls, output: Any) -> Any:
         if isinstance(output, str) and "://" in output:
-            way_out = f"build on this machine or on a mounted file system, then data-pipeline publish DIR {output}"
-            raise ValueError(f"{output} is a URL; expected a path: {way_out}")
+            here = "expected a path on this machine or on a file system mounted here"
+            raise ValueError(f"{output} is a URL; {here}; then data-pipeline publish DIR {output} copies the corpus")
         return output
 
     @field_validator("sources")
