@@ -39,12 +39,13 @@ def list_files(source: SourceConfig) -> list[InputFile]:
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         filesystem, path = stores.filesystem(pattern)
-        is_directory = stores.patiently(partial(filesystem.isdir, path), pattern)
+        is_directory = stores.patiently(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
         root = path if is_directory else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
         if stores.is_local(filesystem):
             files = {file: filesystem.info(file) for file in _local_files(path, root)}
         else:
-            files = stores.patiently(partial(_remote_files, filesystem, path, root), pattern)
+            found_there = partial(_remote_files, filesystem, path, root)
+            files = stores.patiently(found_there, pattern, stores.LISTING_SECONDS)
         if not files:
             stores.need_bucket(pattern)
             raise UserError(f"{pattern}: no such file (path of source {source.name!r})")

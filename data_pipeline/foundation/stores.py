@@ -13,6 +13,7 @@ from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserEr
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
+LISTING_SECONDS = 15.0  # the same at the start of a build, when the reason may be a wrong address
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _SILENT = 2.0  # seconds of trouble of which nobody is told
 _READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once

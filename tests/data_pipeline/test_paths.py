@@ -10,6 +10,7 @@ import data_pipeline.cli
 import launch.cli
 import pretrain.cli
 from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
@@ -120,7 +121,7 @@ def path_arguments() -> list[tuple[str, str, type, typing.Any]]:
 
 def test_every_path_argument_of_every_command_follows_the_rule():
     found = path_arguments()
-    assert {"export", "local", "wet", "verify_command"} <= {command for command, *_ in found}
+    assert {"export", "local", "wet", "publish_command"} <= {command for command, *_ in found}
     for command, name, _, described in found:
         assert described.parser("~/there") == Path("/home/ada/there"), (command, name)
         with pytest.raises(UserError, match="s3://bucket/there is a URL"):
@@ -128,14 +129,15 @@ def test_every_path_argument_of_every_command_follows_the_rule():
 
 
 def test_an_argument_that_is_a_url_is_one_line(tmp_path):
-    done = run("data-pipeline", "verify", "s3://bucket/corpus", cwd=tmp_path)
+    done = run("data-pipeline", "stats", "s3://bucket/corpus", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: DIR: s3://bucket/corpus is a URL; expected a path on this machine")
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
-def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url):
+def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url, monkeypatch):
+    monkeypatch.setattr(stores, "LISTING_SECONDS", 0.1)
     path = tmp_path / "corpus.yaml"
     path.write_text(CORPUS)
     with pytest.raises(UserError) as error:
