@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import forkserver
 from typing import Any
 
 import fsspec
@@ -34,7 +35,8 @@ class ObjectStore:
     """The server and the proxy at `url`. What the proxy does is set by its attributes, and counted.
 
     `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
-    connection is closed without an answer. `denied`: every answer is 403. `puts` counts the objects and parts received.
+    connection is closed without an answer, also once `blocks_left` ranges of shards have been asked for. `denied`:
+    every answer is 403. `puts` counts the objects and parts received.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class ObjectStore:
         assert self._server.stdout
         self.port = int(self._server.stdout.readline())
         self.faults = self.away = self.denied = False
-        self.away_after: int | None = None  # requests
+        self.blocks_left: int | None = None
         self.seconds_per_piece = 0.0
         self.requests = self.busy = self.broken = self.puts = 0
         self.lock = threading.Lock()
@@ -65,7 +67,7 @@ class ObjectStore:
 
     def calm(self) -> None:
         self.faults = self.away = self.denied = False
-        self.away_after, self.seconds_per_piece = None, 0.0
+        self.blocks_left, self.seconds_per_piece = None, 0.0
         self.requests = self.busy = self.broken = self.puts = 0
 
     def filesystem(self) -> Any:
@@ -82,8 +84,9 @@ class _Proxied(BaseHTTPRequestHandler):
         with store.lock:
             store.requests += 1
             number = store.requests
-            if store.away_after is not None and number > store.away_after:
-                store.away = True
+            if store.blocks_left is not None and "/shards/" in self.path and "Range" in self.headers:
+                store.blocks_left -= 1
+                store.away |= store.blocks_left < 0
         if store.away:
             self.close_connection = True
             return
@@ -143,6 +146,7 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     try:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": store.url}.items():
             patch.setenv(name, value)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs has another environment
         store.filesystem().mkdir("bucket")
         yield store
     finally:

@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.publish import publish
 from tests.data_pipeline.object_store import serving
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.runs import losses, run_file, train
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +30,25 @@ def sections(corpus: str | Path, cache: Path, workers: int) -> dict[str, object]
     }
 
 
-def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_losses(
-    small_corpus, store, tmp_path, capfd
-):
+def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_losses(small_corpus, store, tmp_path):
     url = "s3://bucket/corpus"
     publish(open_corpus(small_corpus), url)
     local = run_file(tmp_path / "local", small_corpus, **sections(small_corpus, tmp_path / "none", 0))
     remote = run_file(tmp_path / "remote", small_corpus, **sections(url, tmp_path / "cache", 2))
-    assert train_ranks(local, 2) == [0, 0]
+    assert train(local, 1).returncode == 0
     store.calm()
-    store.faults = True
-    store.away_after = 9
-    assert train_ranks(remote, 2) == [75, 75]
-    told = capfd.readouterr().err
-    assert "warning: s3://bucket/corpus/shards/train/" in told
+    store.blocks_left = 5  # of 8
+    done = train(remote, 1)
+    assert done.returncode == 75, done.stderr
     stopped = max(losses(remote))
-    assert f"stopping after step {stopped}, which is saved" in told
-    assert 0 < stopped < 8
-    assert (remote.parent / f"run/checkpoints/step-{stopped:08d}/index.json").exists()
+    assert 0 < stopped < 5
+    assert f"warning: {url}/shards/train/shard-00000.tar: unavailable for " in done.stderr
+    assert f"; stopping after step {stopped}, which is saved" in done.stderr
+    assert "Traceback" not in done.stderr
     store.calm()
     store.faults = True
-    assert train_ranks(remote, 2) == [0, 0]
+    done = train(remote, 1)
+    assert done.returncode == 0, done.stderr
+    assert store.busy and store.broken
     assert losses(remote) == losses(local)
     assert len(losses(local)) == 8
