@@ -118,6 +118,38 @@ def show(
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
 
 
+@app.command("trace")
+def trace_command(
+    location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.")],
+    name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
+) -> None:
+    """Tell what became of a document, and by which rule. Its input is read again."""
+    from data_pipeline.story import trace
+    from data_pipeline.story.finished_build import open_build
+
+    found = trace.trace(open_build(location), name)
+    if as_json:
+        print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(map(trace.as_text, found)))
+
+
+@app.command("diff")
+def diff_command(
+    a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.")],
+    b: Annotated[Path, path_argument("B", "Another one.")],
+    limit: Annotated[int, typer.Option(min=0, help="The most ids to show for each rule.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
+    from data_pipeline.story import differences
+    from data_pipeline.story.finished_build import open_build
+
+    found = differences.summary(open_build(a), open_build(b), limit)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if as_json else differences.as_text(found))
+
+
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:
     """Builds up to the stage `until` and prints a summary. Returns the corpus's directory."""
     from data_pipeline import report

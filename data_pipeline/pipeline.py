@@ -135,6 +135,7 @@ def _record(config: CorpusConfig, corpus: Path, built: Built) -> report.Json:
 
     Returns the report.
     """
+    manifest.write_settings(config, corpus)
     lineage = manifest.lineage(config)
     stages = {
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])

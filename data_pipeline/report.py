@@ -15,12 +15,10 @@ from data_pipeline.foundation.progress import counted
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.text.tally import EXAMPLES
+from data_pipeline.text.tally import NO_RULES, smallest
 
 Json = dict[str, Any]
 FILE, FOR_PEOPLE = "report.json", "report.md"
-# counted, but no reason to drop anything
-_NO_RULES = {"read", "passed", "undecodable", "truncated_xml"}
 _LINE, _SPAN = "line_", "span_"
 _BAR = 40
 
@@ -35,7 +33,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     input_bytes = sum(result.bytes for result in documents)
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
     sizes = {"documents": input_bytes} | dict.fromkeys(("tokenizer", "tokens", "rows", "shards"), text_left)
-    rules = {rule: n for rule, n in counts.items() if rule not in _NO_RULES}
+    rules = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
     report = {
         "name": name,
         "documents": {
@@ -142,9 +140,8 @@ def as_markdown(report: Json) -> str:
 
 
 def _of_kind(prefix: str, rules: dict[str, int]) -> dict[str, int]:
-    """How many lines or spans each rule dropped. line_passed and line_seen are counts, not rules."""
-    kind = {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
-    return {rule: n for rule, n in kind.items() if rule not in ("passed", "seen")}
+    """How many lines or spans each rule dropped."""
+    return {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
 
 
 def _lines_read(counts: Counter[str]) -> int:
@@ -167,12 +164,12 @@ def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
 
 
 def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
+    """For each rule, three texts that it dropped, with single spaces."""
     examples: dict[str, list[str]] = {}
     for result in results:
         for rule, found in result.examples.items():
-            kept = examples.setdefault(rule, [])
-            kept += found[: EXAMPLES - len(kept)]
-    return dict(sorted(examples.items()))
+            examples[rule] = smallest([*examples.get(rule, []), *found])
+    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(examples.items())}
 
 
 def _input(result: DocumentsResult) -> Json:

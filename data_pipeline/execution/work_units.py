@@ -167,6 +167,13 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
     return ""
 
 
+def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
+    """The committed units of `stage` in a corpus, by name. Those whose sidecar is damaged are left out."""
+    sidecars = sorted((corpus / ".stages" / stage.name).glob("*.json"), key=lambda path: (len(path.stem), path.stem))
+    units = (_committed(sidecar, stage.finished) for sidecar in sidecars)
+    return [unit for unit in units if unit is not None]
+
+
 def forget_damaged(corpus: Path) -> list[str]:
     """Removes the sidecars of units with a damaged or missing file, so that `run` does those units again.
 
