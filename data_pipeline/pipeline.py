@@ -141,7 +141,7 @@ def _record(config: CorpusConfig, corpus: Path, built: Built) -> report.Json:
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
         for stage, units in built.by_stage.items()
     }
-    names = [report.FILE, report.FOR_PEOPLE]
+    names = [report.FILE, report.FOR_PEOPLE, report.PAGE]
     if built.shards:
         names += ["manifest.json", "blocks.parquet"]
     recorded = read_sound_json(_mark(corpus), dict[str, str]) or {}
