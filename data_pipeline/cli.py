@@ -9,7 +9,7 @@ import typer
 
 from data_pipeline.fetch.commands import fetch_app
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import Version, config_path, path_argument, run_command
+from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError
 
 # Each command imports what it needs itself, so that --help and a mistyped option answer at once.
@@ -116,6 +116,34 @@ def show(
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
+
+
+@app.command("plan")
+def plan_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    speeds: Annotated[
+        Path | None, path_option("--speeds", "Take speeds from this finished corpus, not from a calibration here.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the build; by default this machine's cores.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
+) -> None:
+    """Forecast units, time, memory, disk and files opened of a build, before it starts."""
+    from data_pipeline import report
+    from data_pipeline.config import CorpusConfig
+    from data_pipeline.foundation.config_file import load
+    from data_pipeline.planning import plan
+    from data_pipeline.planning.calibration import calibrate
+
+    settings = load(config, overrides or [], CorpusConfig)
+    if speeds is None:
+        measured, found = "calibrated here, on the first 4 MB of each source", calibrate(settings)
+    else:
+        measured, found = f"of {speeds}", report.read(speeds)
+    forecast = plan.plan(settings, found, measured, workers)
+    print(json.dumps(plan.as_json(forecast), indent=1) if as_json else plan.as_text(forecast))
 
 
 @app.command("trace")

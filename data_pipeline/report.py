@@ -192,6 +192,7 @@ def _sources(
         sources[name] = {
             "inputs": len(own),
             "bytes": sum(result.bytes for result in own),
+            "text_read_bytes": sum(result.text_bytes for result in own),
             "text_bytes": sum(result.text_bytes for result in kept),
             "read": counts["read"],
             "kept": sum(sum(result.documents.values()) for result in kept),

@@ -19,7 +19,7 @@ body { margin: 0; padding: 24px; background: var(--page); color: var(--ink);
 main { max-width: 1180px; margin: auto; }
 h1 { margin: 0 0 4px; font-size: 26px; } h2 { margin: 36px 0 12px; font-size: 18px; }
 h3 { margin: 0 0 10px; font-size: 14px; } p { margin: 0; } .soft { color: var(--soft); }
-.grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
+.grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(270px, 100%), 1fr)); }
 .card { padding: 14px 16px; border: 1px solid var(--line); border-radius: 8px; background: var(--card); min-width: 0; }
 .facts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); margin-top: 18px; }
 .facts b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; }
@@ -30,7 +30,7 @@ h3 { margin: 0 0 10px; font-size: 14px; } p { margin: 0; } .soft { color: var(--
 .track { height: 10px; border-radius: 3px; background: var(--line); overflow: hidden; }
 .track i { display: block; height: 100%; min-width: 1px; background: var(--bar); } .drop i { background: var(--drop); }
 .rule { margin-bottom: 14px; } .rule:last-child { margin-bottom: 0; }
-.rule .row { grid-template-columns: minmax(0, 15em) 1fr auto; font-size: 14px; }
+.rule .row { grid-template-columns: minmax(0, 17em) 1fr auto; font-size: 14px; }
 blockquote { margin: 4px 0 0; padding: 1px 10px; border-left: 3px solid var(--line); color: var(--soft);
   font-size: 13px; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
@@ -38,8 +38,8 @@ th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); text-ali
   font-variant-numeric: tabular-nums; }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 td.long { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 12em; }
-@media (max-width: 600px) { body { padding: 14px; } .row { grid-template-columns: minmax(0, 7em) 1fr auto; }
-  .rule .row { grid-template-columns: minmax(0, 11em) 1fr auto; } }
+@media (max-width: 600px) { body { padding: 14px; } .row { grid-template-columns: minmax(0, 9em) 1fr auto; }
+  .rule .row { grid-template-columns: 1fr auto; } .rule .track { order: 3; grid-column: 1 / -1; } }
 """
 
 
