@@ -205,6 +205,8 @@ def _stages(
     worker = _GROUP_MEMORY + 3 * largest_part * tokens_per_byte * width
     found.append(stage("tokens", parts, sum(kept), largest_part, worker, 2 * parts, 1.1 * width * sum(tokens.values())))
     worker = 4 * width * min(config.tokens_per_shard, sum(tokens.values()))
+    if config.rows.packing != "concatenate":
+        found.append(stage("rows", shards, sum(kept), sum(kept) / shards, worker, shards * (parts + 1), 0.0))
     written = 1.02 * width * sum(tokens.values())
     found.append(stage("shards", shards, sum(kept), sum(kept) / shards, worker, shards * (parts + 1), written))
     return found, tokens

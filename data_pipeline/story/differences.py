@@ -141,12 +141,14 @@ def _first_difference(in_a: list[Passage], in_b: list[Passage]) -> str:
     """The first drop that only one of two stories has: "line_policy in B"."""
     for step in dict.fromkeys(passage.step for passage in (*in_a, *in_b)):
         of_a, of_b = (
-            Counter((drop.rule, drop.what) for passage in passages if passage.step == step for drop in passage.drops)
+            [drop for passage in passages if passage.step == step for drop in passage.drops]
             for passages in (in_a, in_b)
         )
         for name, own, other in (("A", of_a, of_b), ("B", of_b, of_a)):
-            for rule, _ in own - other:
-                return f"{rule} in {name}"
+            left = Counter(drop.what for drop in own) - Counter(drop.what for drop in other)
+            for drop in own:
+                if drop.what in left:
+                    return f"{drop.rule} in {name}"
     return "cleaning.web_rules (citation marks)"  # the only rule that changes a line
 
 
