@@ -176,8 +176,8 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
             steps.append(Decided(step, [f".stages/{FILTERS.name}/{part.name}.parquet" for part in in_order], []))
             continue
         own = [f".stages/{step}-keys/{part.name}.safetensors" for part in in_order]
-        units = read_finished(CLUSTERS if step == "minhash" else LOSERS[step], corpus)
-        losers = [name for unit in units for name in unit.outputs]
+        clustered = read_finished(CLUSTERS, corpus) if step == "minhash" else read_finished(LOSERS[step], corpus)
+        losers = [name for unit in clustered for name in unit.outputs]
         steps.append(Decided(step, [part.urls for part in in_order] if step == "urls" else own, losers))
     return steps
 

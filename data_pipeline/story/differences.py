@@ -50,8 +50,8 @@ def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> dict[str, Any]:
             if len(ids) < limit:
                 ids.append(difference.id)
     rules: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TITLES}
-    for (kind, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        rules[kind].append({"rule": rule, "documents": count, "examples": examples[kind, rule]})
+    for decided, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        rules[decided[0]].append({"rule": decided[1], "documents": count, "examples": examples[decided]})
     return {"a": str(a.directory), "b": str(b.directory), "same": same, **rules}
 
 

@@ -49,7 +49,7 @@ def _of_url(build: FinishedBuild, url: str) -> Iterator[tuple[Unit, set[int]]]:
 def _with_url(build: FinishedBuild, url: str) -> list[Unit]:
     """The inputs whose keys of URLs have `url` or, if URLs weren't compared, whose documents have it."""
     if build.config.dedup.urls:
-        wanted = {(hash64(url),)}
+        wanted: set[tuple[int, ...]] = {(hash64(url),)}
         return [
             unit
             for unit in build.documents
