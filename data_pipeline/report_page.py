@@ -19,11 +19,12 @@ body { margin: 0; padding: 24px; background: var(--page); color: var(--ink);
 main { max-width: 1180px; margin: auto; }
 h1 { margin: 0 0 4px; font-size: 26px; } h2 { margin: 36px 0 12px; font-size: 18px; }
 h3 { margin: 0 0 10px; font-size: 14px; } p { margin: 0; } .soft { color: var(--soft); }
-.grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(270px, 100%), 1fr)); }
+.grid { display: grid; gap: 16px; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 .card { padding: 14px 16px; border: 1px solid var(--line); border-radius: 8px; background: var(--card); min-width: 0; }
 .facts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); margin-top: 18px; }
 .facts b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; }
-.row { display: grid; grid-template-columns: minmax(0, 9.5em) 1fr auto; gap: 10px; align-items: center;
+.row { display: grid; grid-template-columns: minmax(0, 13em) 1fr auto; gap: 10px; align-items: center;
   font-size: 13px; line-height: 1.7; }
 .row > :first-child { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .row > :last-child { min-width: 4.5em; text-align: right; font-variant-numeric: tabular-nums; }

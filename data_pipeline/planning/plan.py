@@ -27,7 +27,7 @@ _KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "documents": 80, "minhash"
 _BYTES_PER_SPAN = 100  # of text, for each sentence
 _GROWTH_OF_PIECES = 0.13  # how much longer a piece gets when the vocabulary doubles; T5's 32,000 have 4.6 bytes
 _MANY_OPENS = 10_000_000
-_TRAINING, _READING = 1.5e6, 380e6  # bytes per second with which the tokenizer is trained, if unmeasured, and reads
+_TRAINING, _READING = 1.5e6, 380e6  # bytes per second with which a tokenizer is trained on 100 MB, and reads
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,15 @@ class _Speeds:
             1, left
         )
 
-    @property
-    def training(self) -> float:
-        """Bytes of the tokenizer's sample per core-second; 0 if none was trained."""
-        sample = self._report["tokenizer_sample"]
-        return sample["bytes"] / self._stages["tokenizer"]["core_seconds"] if sample else 0.0
+    def training(self, sample_bytes: float) -> float:
+        """Core-seconds of the tokenizer's training.
+
+        Much of it doesn't depend on the sample, so what a larger sample adds is taken from `_TRAINING`.
+        """
+        measured = self._report["tokenizer_sample"].get("bytes", 0)
+        seconds = self._stages["tokenizer"]["core_seconds"] if measured else 0.0
+        more = max(0.0, sample_bytes - measured) / _TRAINING
+        return more + seconds * min(1.0, sample_bytes / max(1, measured))
 
     @property
     def pieces(self) -> int:
@@ -217,7 +221,7 @@ def _tokenizer(config: CorpusConfig, speeds: _Speeds, text: float, parts: int) -
     if config.tokenizer.path is not None:
         return StagePlan("tokenizer", 1, 0.0, 0.0, _STAGE_START, _WORKER_MEMORY, 0.0, 2)
     sample = min(text, config.tokenizer.sample_bytes)
-    seconds = sample / (speeds.training or _TRAINING) + text / _READING
+    seconds = speeds.training(sample) + text / _READING
     worker = _WORKER_MEMORY + MEMORY_PER_BYTE * sample
     return StagePlan("tokenizer", 1, text / 1e6, seconds, seconds + _STAGE_START, worker, 1e6, parts)
 
