@@ -9,7 +9,7 @@ import typer
 
 from data_pipeline.fetch.commands import fetch_app
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import Version, config_path, path_argument, run_command
+from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError
 
 # Each command imports what it needs itself, so that --help and a mistyped option answer at once.
@@ -141,6 +141,66 @@ def show(
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
+
+
+@app.command("plan")
+def plan_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    speeds: Annotated[
+        Path | None, path_option("--speeds", "Take speeds from this finished corpus, not from a calibration here.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the build; by default this machine's cores.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
+) -> None:
+    """Forecast units, time, memory, disk and files opened of a build, before it starts."""
+    from data_pipeline import report
+    from data_pipeline.config import CorpusConfig
+    from data_pipeline.foundation.config_file import load
+    from data_pipeline.planning import plan
+    from data_pipeline.planning.calibration import calibrate
+
+    settings = load(config, overrides or [], CorpusConfig)
+    if speeds is None:
+        measured, found = "calibrated here, on the first 4 MB of each source", calibrate(settings)
+    else:
+        measured, found = f"of {speeds}", report.read(speeds)
+    forecast = plan.plan(settings, found, measured, workers)
+    print(json.dumps(plan.as_json(forecast), indent=1) if as_json else plan.as_text(forecast))
+
+
+@app.command("trace")
+def trace_command(
+    location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.")],
+    name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
+) -> None:
+    """Tell what became of a document, and by which rule. Its input is read again."""
+    from data_pipeline.story import trace
+    from data_pipeline.story.finished_build import open_build
+
+    found = trace.trace(open_build(location), name)
+    if as_json:
+        print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(map(trace.as_text, found)))
+
+
+@app.command("diff")
+def diff_command(
+    a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.")],
+    b: Annotated[Path, path_argument("B", "Another one.")],
+    limit: Annotated[int, typer.Option(min=0, help="The most ids to show for each rule.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
+    from data_pipeline.story import differences
+    from data_pipeline.story.finished_build import open_build
+
+    found = differences.summary(open_build(a), open_build(b), limit)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if as_json else differences.as_text(found))
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:

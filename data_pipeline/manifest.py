@@ -11,10 +11,13 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import DOCUMENTS, FORMAT_VERSION
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.sources import OPTIONS
 from data_pipeline.stages.built import Built
 from data_pipeline.tokenizer import load
 
+SETTINGS = ".stages/config.json"
 _BLOCK_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -78,6 +81,20 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
             "code_version": code_version(),
         },
     )
+
+
+def write_settings(config: CorpusConfig, corpus: Path) -> None:
+    """Writes the settings with the paths of the sources, for commands that read the sources again.
+
+    The file is the build's own, below `.stages`: no copy of a corpus needs it. Passwords in URLs are left out.
+    """
+    settings = config.model_dump(exclude_unset=True)
+    for source, given in zip(settings["sources"], config.sources, strict=True):
+        found = [given.path] if isinstance(given.path, str) else given.path
+        source["path"] = [path if "://" in path else str(Path(path).absolute()) for path in found]
+    settings = masked_values({**settings, "output": str(corpus.absolute())})
+    if read_sound_json(corpus / SETTINGS, dict[str, Any]) != settings:
+        write_json(corpus / SETTINGS, settings)
 
 
 def lineage(config: CorpusConfig) -> dict[str, Any]:

@@ -135,12 +135,13 @@ def _record(config: CorpusConfig, corpus: Path, built: Built) -> report.Json:
 
     Returns the report.
     """
+    manifest.write_settings(config, corpus)
     lineage = manifest.lineage(config)
     stages = {
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
         for stage, units in built.by_stage.items()
     }
-    names = [report.FILE, report.FOR_PEOPLE]
+    names = [report.FILE, report.FOR_PEOPLE, report.PAGE]
     if built.shards:
         names += ["manifest.json", "blocks.parquet"]
     recorded = read_sound_json(_mark(corpus), dict[str, str]) or {}

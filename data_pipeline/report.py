@@ -1,4 +1,4 @@
-"""What came in, what each rule dropped, and the speed of each stage: report.json and report.md."""
+"""What came in, what each rule dropped, and the speed of each stage: report.json, report.md and report.html."""
 
 import json
 from collections import Counter
@@ -12,21 +12,20 @@ from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
+from data_pipeline.report_page import as_html
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.text.tally import EXAMPLES
+from data_pipeline.text.tally import NO_RULES, smallest
 
 Json = dict[str, Any]
-FILE, FOR_PEOPLE = "report.json", "report.md"
-# counted, but no reason to drop anything
-_NO_RULES = {"read", "passed", "undecodable", "truncated_xml"}
+FILE, FOR_PEOPLE, PAGE = "report.json", "report.md", "report.html"
 _LINE, _SPAN = "line_", "span_"
 _BAR = 40
 
 
 def write(corpus: Path, name: str, built: Built) -> Json:
-    """Writes report.json and report.md for the stages that have run; returns the content of report.json."""
+    """Writes the three files for the stages that have run; returns the content of report.json."""
     documents = [unit.result for unit in built.documents]
     left = [unit.result for unit in built.left]
     cleaned = [unit.result for unit in (*built.documents, *built.deduplicated)]
@@ -35,7 +34,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     input_bytes = sum(result.bytes for result in documents)
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
     sizes = {"documents": input_bytes} | dict.fromkeys(("tokenizer", "tokens", "rows", "shards"), text_left)
-    rules = {rule: n for rule, n in counts.items() if rule not in _NO_RULES}
+    rules = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
     report = {
         "name": name,
         "documents": {
@@ -47,9 +46,11 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "spans": {"dropped": _of_kind(_SPAN, rules)},
         "undecodable_documents": counts["undecodable"],
         "examples": _examples(cleaned),
-        "lengths": dict(sorted(_sum(result.lengths for result in left).items(), key=lambda item: int(item[0]))),
+        "lengths": _by_power(result.lengths for result in left),
+        "token_lengths": _by_power(unit.result.lengths for unit in built.tokens),
         "languages": _most_common(result.languages for result in left),
         "domains": _most_common(result.domains for result in left),
+        "sources": _sources(documents, left, [unit.result for unit in built.deduplicated]),
         "inputs": [_input(result) for result in documents],
         "pieces": sum(unit.result.pieces for unit in built.tokenizer),
         "splits": _splits([unit.result for unit in built.shards]),
@@ -60,6 +61,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     }
     write_json(corpus / FILE, report)
     write_bytes(corpus / FOR_PEOPLE, as_markdown(report).encode())
+    write_bytes(corpus / PAGE, as_html(report).encode())
     return report
 
 
@@ -135,16 +137,18 @@ def as_markdown(report: Json) -> str:
         "## Speed",
         _table(
             ["stage", "MB", "core-seconds", "MB per core-second"],
-            [[str(stage[key]) for key in stage] for stage in report["stages"]],
+            [
+                [str(stage[key]) for key in ("name", "megabytes", "core_seconds", "megabytes_per_core_second")]
+                for stage in report["stages"]
+            ],
         ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _of_kind(prefix: str, rules: dict[str, int]) -> dict[str, int]:
-    """How many lines or spans each rule dropped. line_passed and line_seen are counts, not rules."""
-    kind = {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
-    return {rule: n for rule, n in kind.items() if rule not in ("passed", "seen")}
+    """How many lines or spans each rule dropped."""
+    return {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
 
 
 def _lines_read(counts: Counter[str]) -> int:
@@ -167,12 +171,43 @@ def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
 
 
 def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
+    """For each rule, three texts that it dropped, with single spaces."""
     examples: dict[str, list[str]] = {}
     for result in results:
         for rule, found in result.examples.items():
-            kept = examples.setdefault(rule, [])
-            kept += found[: EXAMPLES - len(kept)]
-    return dict(sorted(examples.items()))
+            examples[rule] = smallest([*examples.get(rule, []), *found])
+    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(examples.items())}
+
+
+def _sources(
+    documents: list[DocumentsResult], left: Sequence[PartsResult], deduplicated: list[PartsResult]
+) -> dict[str, Json]:
+    """For each source: its inputs, and its documents as in the whole report."""
+    sources: dict[str, Json] = {}
+    for name in dict.fromkeys(result.source for result in documents):
+        own = [result for result in documents if result.source == name]
+        later = [result for result in deduplicated if result.parts[0].source == name]
+        kept = [result for result in left if result.parts[0].source == name]
+        counts = _sum(result.counts for result in (*own, *later))
+        sources[name] = {
+            "inputs": len(own),
+            "bytes": sum(result.bytes for result in own),
+            "text_read_bytes": sum(result.text_bytes for result in own),
+            "text_bytes": sum(result.text_bytes for result in kept),
+            "read": counts["read"],
+            "kept": sum(sum(result.documents.values()) for result in kept),
+            "dropped": {
+                rule: n for rule, n in counts.items() if rule not in NO_RULES and not rule.startswith((_LINE, _SPAN))
+            },
+            "lengths": _by_power(result.lengths for result in kept),
+            "languages": _most_common(result.languages for result in kept),
+        }
+    return sources
+
+
+def _by_power(counts: Any) -> dict[str, int]:
+    """Histograms by powers of two, added."""
+    return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
 
 
 def _input(result: DocumentsResult) -> Json:
@@ -205,11 +240,14 @@ def _splits(shards: list[ShardResult]) -> dict[str, dict[str, int]]:
 def _speed(stage: str, units: Sequence[Finished[Result]], size: int) -> Json:
     """`size`: the bytes that the stage worked on."""
     megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
+    written = sum(output.bytes for unit in units for output in unit.outputs.values())
     return {
         "name": stage,
         "megabytes": round(megabytes, 3),
         "core_seconds": round(seconds, 1),
         "megabytes_per_core_second": round(megabytes / seconds, 3) if seconds else None,
+        "units": len(units),
+        "written_megabytes": round(written / 1e6, 3),
     }
 
 

@@ -103,6 +103,27 @@ class KeyBucket:
         return np.concatenate(tables), np.repeat(np.arange(len(files), dtype=np.uint64), counts)
 
 
+def smallest_keys(
+    corpus: Path, files: Sequence[str], group: int, wanted: set[tuple[int, ...]]
+) -> dict[tuple[int, ...], tuple[int, int]]:
+    """(unit, document) of the smallest key of each of the groups `wanted`, in files with the keys of all units.
+
+    Reads one slot of every file for each group. The document is `NOBODY` for a page that was dropped before this step.
+    """
+    best: dict[tuple[int, ...], list[int]] = {}
+    for unit, name in enumerate(files):
+        with safe_open(corpus / name, "numpy") as file:
+            slots, keys = file.get_slice("slots"), file.get_slice("keys")
+            for words in wanted:
+                slot = words[0] // (2**64 // SLOTS)
+                start, stop = slots[slot : slot + 2].tolist()
+                for key in keys[start:stop].tolist() if stop > start else []:
+                    rank = [*key[group:-1], unit, key[-1]]
+                    if tuple(key[:group]) == words and (words not in best or rank < best[words]):
+                        best[words] = rank
+    return {words: (rank[-2], rank[-1] >> 32) for words, rank in best.items()}
+
+
 def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> None:
     """Writes the losing `places` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
     there = places >> np.uint64(32) != NOBODY

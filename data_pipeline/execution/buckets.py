@@ -74,6 +74,16 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
+def documents_before(corpus: Path, files: Sequence[str], bucket: TokenBucket, place: int) -> int:
+    """How many documents of `bucket` have a smaller hash than `place`."""
+    before = 0
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            found, _, _ = _slice(file, bucket)
+            before += int(np.searchsorted(found, np.uint64(place)))
+    return before
+
+
 def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
     hashes: list[np.ndarray] = []

@@ -5,6 +5,7 @@ counts. The driver decides which units run; Ray decides only when. The unit's si
 is written last and commits it: it has the fingerprint of the unit's inputs, its files and its counts.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -144,7 +145,7 @@ def run(
         notes = _notes(corpus, stage.name)
         shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
         notes.mkdir(parents=True, exist_ok=True)
-        rows = _on_ray(stage, todo, corpus, ray_config)
+        rows = _here(stage, todo, corpus) if _ray_is_off else _on_ray(stage, todo, corpus, ray_config)
         for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
             if isinstance(row, _Failed):
                 errors.append(row)
@@ -159,6 +160,29 @@ def run(
     return [finished for unit in units if (finished := done[unit.name]) is not None]
 
 
+_ray_is_off = False
+
+
+@contextlib.contextmanager
+def without_ray() -> Iterator[None]:
+    """Within the block, `run` does the units one after the other in this process."""
+    global _ray_is_off
+    _ray_is_off = True
+    try:
+        yield
+    finally:
+        _ray_is_off = False
+
+
+def _here(
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path
+) -> Iterator[Finished[ResultType] | _Failed]:
+    corpus = corpus.resolve()
+    token = ownership.begin(corpus)
+    for unit in todo:
+        yield _perform(stage, unit, corpus, token)
+
+
 def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> str:
     if finished is None:
         return "new"
@@ -169,6 +193,13 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
         if not path.exists() or path.stat().st_size != output.bytes:
             return "output missing or cut"
     return ""
+
+
+def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
+    """The committed units of `stage` in a corpus, by name. Those whose sidecar is damaged are left out."""
+    sidecars = sorted((corpus / ".stages" / stage.name).glob("*.json"), key=lambda path: (len(path.stem), path.stem))
+    units = (_committed(sidecar, stage.finished) for sidecar in sidecars)
+    return [unit for unit in units if unit is not None]
 
 
 def forget_damaged(corpus: Path) -> list[str]:

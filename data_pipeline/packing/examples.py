@@ -19,16 +19,27 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     objective = rules.objective
     assert isinstance(objective, TextToText), "checked with the config"
     pairs = complete_documents(documents, rules)
-    sizes = np.stack(
-        [pairs.columns["target_start"] + 1, np.diff(pairs.offsets) - pairs.columns["target_start"] + 1], axis=1
-    )
-    row, segment = best_fit(sizes, (objective.inputs_length, objective.targets_length))
+    row, segment = _places(pairs, objective)
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
     tokens = _padded(pairs)
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
     packed = _in_rows(one_each, row, segment, (objective.inputs_length, objective.targets_length))
     offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
     return Rows(pairs.tokens, offsets, pairs.documents, pairs.dropped, examples=packed)
+
+
+def rows_of_pairs(documents: Documents, rules: Rules) -> np.ndarray:
+    """The row (n,) that holds each pair."""
+    assert isinstance(rules.objective, TextToText), "checked with the config"
+    return _places(complete_documents(documents, rules), rules.objective)[0]
+
+
+def _places(pairs: Rows, objective: TextToText) -> tuple[np.ndarray, np.ndarray]:
+    """(row (n,), segment (n,)) of each pair."""
+    sizes = np.stack(
+        [pairs.columns["target_start"] + 1, np.diff(pairs.offsets) - pairs.columns["target_start"] + 1], axis=1
+    )
+    return best_fit(sizes, (objective.inputs_length, objective.targets_length))
 
 
 def balanced(one_each: Examples, per_row: int) -> Examples:

@@ -32,7 +32,7 @@ from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.name_lists import read_names, write_names
 from data_pipeline.execution.parts import Histograms, Part, PartsResult, part_file, read_documents
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, run
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, read_finished, run
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.text.document import Document
@@ -159,6 +159,29 @@ def deduplicate(
     return finished, run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
 
 
+@dataclass(frozen=True)
+class Decided:
+    """A finished step: its files by part, in the order of ids (keys or, for "filters", verdicts), and of its losers."""
+
+    step: str
+    files: list[str]
+    losers: list[str]
+
+
+def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[Decided]:
+    """The finished steps of a corpus, whose parts are `in_order` of their ids."""
+    steps = []
+    for step in config.steps:
+        if step == "filters":
+            steps.append(Decided(step, [f".stages/{FILTERS.name}/{part.name}.parquet" for part in in_order], []))
+            continue
+        own = [f".stages/{step}-keys/{part.name}.safetensors" for part in in_order]
+        clustered = read_finished(CLUSTERS, corpus) if step == "minhash" else read_finished(LOSERS[step], corpus)
+        losers = [name for unit in clustered for name in unit.outputs]
+        steps.append(Decided(step, [part.urls for part in in_order] if step == "urls" else own, losers))
+    return steps
+
+
 def forget(corpus: Path, config: CorpusConfig) -> None:
     """Removes the results of steps that the config no longer asks for."""
     steps = config.steps
@@ -173,7 +196,7 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
 
 def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents, as the earlier steps left them."""
-    step = _step(spec.step, spec.dedup)
+    step = step_of(spec.step, spec.dedup)
     keys = Keys(step.group, step.order)
     gone: list[int] = []
     for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
@@ -201,7 +224,7 @@ def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     files = read_names(corpus, spec.files)
     table, units = spec.bucket.read(corpus, files)
-    _, losers, _ = decide(table, _step(spec.step, spec.dedup).group, units)
+    _, losers, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
     write_losers(corpus / spec.output, units[losers], table[losers, -1], len(files))
     return Result()
 
@@ -209,7 +232,7 @@ def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
 def find_pairs(corpus: Path, spec: BucketSpec) -> Result:
     """Writes the near-duplicates in one bucket as distinct pairs of unit << 32 | document."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, losers, winners = decide(table, _step(spec.step, spec.dedup).group, units)
+    _, losers, winners = decide(table, step_of(spec.step, spec.dedup).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
     pairs = np.unique(np.stack([documents[losers], documents[winners]], axis=1), axis=0)
     with atomic_path(corpus / spec.output) as temporary, os_errors():
@@ -271,7 +294,7 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
             continue
         own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
         losers = read_losers(corpus, own, read_names(corpus, done.losers), spec.unit)
-        steps.append(partial(_without, _step(done.step, spec.dedup), losers))
+        steps.append(partial(_without, step_of(done.step, spec.dedup), losers))
         if done.step != "urls":  # noted before any step
             counted, gone = position, read_gone(corpus, done.file)
     for number, row in enumerate(read_documents(corpus, spec.part.path, columns)):
@@ -292,7 +315,8 @@ def _without(
     return step.without(row, losers.get(number, []), tally, min_sentences)
 
 
-def _step(name: str, config: DedupConfig) -> Step:
+def step_of(name: str, config: DedupConfig) -> Step:
+    """The step `name` with its settings."""
     if name == "minhash":
         assert config.minhash is not None, "a step that isn't asked for"
         return NearDuplicates(config.minhash)

@@ -22,6 +22,7 @@ from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
+from data_pipeline.text.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -211,17 +212,33 @@ def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Docume
     Every page that isn't too long may be the newest, even one that cleaning drops.
     """
     clean = Cleaner(spec.cleaning)
-    for record in READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake):
-        text = record.text
-        if spec.format == "wikipedia":
-            text = plain_text(text, record.title, record.hidden_namespaces)
+    for record in read_records(spec, intake):
+        text = text_of(record, spec.format)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
         too_long = intake.counters["too_long"]
-        kept = clean(text, record.url, spec.language or record.language, intake.counters)
+        document = clean_record(record, text, clean, spec, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
-        yield record, _document(record, *kept, spec) if kept else None, competes
+        yield record, document, competes
+
+
+def read_records(spec: DocumentsSpec, intake: Intake) -> Iterator[Record]:
+    """The records of one input, before cleaning."""
+    return READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake)
+
+
+def text_of(record: Record, declared: str) -> str:
+    """The text of a record of the format `declared`: wikitext as plain text."""
+    if declared == "wikipedia":
+        return plain_text(record.text, record.title, record.hidden_namespaces)
+    return record.text
+
+
+def clean_record(record: Record, text: str, clean: Cleaner, spec: DocumentsSpec, tally: Tally) -> Document | None:
+    """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
+    kept = clean(text, record.url, spec.language or record.language, tally)
+    return _document(record, *kept, spec) if kept else None
 
 
 def _document(record: Record, text: str, language: str, spec: DocumentsSpec) -> Document:

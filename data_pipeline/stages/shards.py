@@ -98,7 +98,7 @@ def plan(
     else:
         files = [name for unit in tokenized for name in unit.outputs]
         vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
-        rules = [_rules(spec, vocabulary) for spec, _ in planned]
+        rules = [rules_of(spec, vocabulary) for spec, _ in planned]
         tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
@@ -180,7 +180,8 @@ def _work(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Fin
     return work
 
 
-def _rules(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
+def rules_of(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
+    """How the documents of a bucket are cut into rows."""
     bucket = spec.bucket
     key = f"{bucket.split}/{bucket.number}-of-{bucket.count}"
     return Rules(spec.rows.objective, vocabulary, bucket.split == "validation", key, spec.seed)
@@ -188,7 +189,7 @@ def _rules(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
 
 def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
     vocabulary = tokenizer.load(corpus, spec.tokenizer.layout).vocabulary
-    rules = _rules(spec, vocabulary)
+    rules = rules_of(spec, vocabulary)
     documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
     return PACKINGS[spec.rows.packing](documents, rules), rules
 

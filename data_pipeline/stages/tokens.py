@@ -5,7 +5,8 @@ the number of files is the number of parts.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -42,9 +43,10 @@ class TokensSpec:
 
 @dataclass(frozen=True)
 class TokensResult(Result):
-    """The number of tokens by split."""
+    """The number of tokens by split, and of documents by length: `lengths` has the power of two of their tokens."""
 
     tokens: dict[str, int]
+    lengths: dict[str, int] = field(default_factory=dict)  # builds of earlier versions have none
 
 
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
@@ -73,7 +75,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
         of_targets = model.encode([document["target"] for document in batch]) if spec.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             tokens[document["split"]].append(np.array([*text, *target, *end], dtype=dtype))
-            hashes[document["split"]].append(_shuffle_hash(spec.seed, document["id"]))
+            hashes[document["split"]].append(shuffle_hash(spec.seed, document["id"]))
             targets[document["split"]].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
@@ -87,11 +89,16 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
     with atomic_path(corpus / spec.output) as path, os_errors():
         save_file(arrays, path)
-    return TokensResult({split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS})
+    powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
+    return TokensResult(
+        {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS},
+        {str(power): n for power, n in sorted(powers.items())},
+    )
 
 
 STAGE = Stage("tokens", 2, tokenize, "lower characters_per_part")
 
 
-def _shuffle_hash(seed: int, identity: str) -> int:
+def shuffle_hash(seed: int, identity: str) -> int:
+    """The place of the document `identity` in the global shuffle."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/shuffle/{identity}".encode(), digest_size=8).digest(), "little")

@@ -20,7 +20,7 @@ _THREADS = 8  # affects the result: another number trains another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 pieces: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
 # Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
 # itself takes one more byte.
-_MEMORY_PER_BYTE = 23
+MEMORY_PER_BYTE = 23
 
 
 def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
@@ -55,11 +55,11 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
 
 def check_memory(sample_bytes: int) -> None:
     """Raises FailedError if training on `sample_bytes` may take more memory than is free on this host now."""
-    needed, free = _MEMORY_PER_BYTE * sample_bytes, memory.available()
+    needed, free = MEMORY_PER_BYTE * sample_bytes, memory.available()
     if needed > free:
         raise FailedError(
             f"tokenizer.sample_bytes: training on {sample_bytes:,} bytes takes up to {needed / 1e9:.1f} GB of memory, "
-            f"and {free / 1e9:.1f} GB are free; set it to {free // _MEMORY_PER_BYTE:,} or less, "
+            f"and {free / 1e9:.1f} GB are free; set it to {free // MEMORY_PER_BYTE:,} or less, "
             "or use a machine with more memory"
         )
 

@@ -163,7 +163,7 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path):
     assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
     assert stats["inputs"][1]["documents"] == 1000
     assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()
-    assert {"name", "megabytes", "core_seconds", "megabytes_per_core_second"} == stats["stages"][0].keys()
+    assert {"name", "megabytes", "core_seconds", "megabytes_per_core_second"} <= stats["stages"][0].keys()
     table = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet")
     assert table.column_names[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     first = table.to_pylist()[0]

@@ -1,0 +1,1 @@
+"""What became of each document of a finished corpus, and by which rule."""

@@ -1,0 +1,177 @@
+"""`data-pipeline diff`: for each document in which two corpora differ, the rule that decided."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from data_pipeline.execution.parts import read_documents
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.progress import counted, track
+from data_pipeline.story.finished_build import FinishedBuild
+from data_pipeline.story.stories import Passage, Unit, deduplicated, ordinal_of, rows_of, stories
+
+ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
+_TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", SPLIT: "in another split"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A document in which A and B differ: `kind` says how, and `rule` which rule decided."""
+
+    kind: str
+    rule: str
+    id: str
+
+
+def differences(a: FinishedBuild, b: FinishedBuild) -> Iterator[tuple[int, list[Difference]]]:
+    """For each input of either corpus: the number of documents that are the same in both, and the differences.
+
+    Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
+    """
+    of_a, of_b = _by_input(a), _by_input(b)
+    inputs = sorted(of_a | of_b)
+    for name in track(inputs, len(inputs), "comparing"):
+        yield _of_input(a, b, of_a.get(name, []), of_b.get(name, []))
+
+
+def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> dict[str, Any]:
+    """The counts by kind and rule, the most frequent first, each with the smallest ids, `limit` at most."""
+    same = 0
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], list[str]] = {}
+    for equal, found in differences(a, b):
+        same += equal
+        for difference in found:
+            rule = difference.kind, difference.rule
+            counts[rule] += 1
+            ids = examples.setdefault(rule, [])
+            if len(ids) < limit:
+                ids.append(difference.id)
+    rules: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TITLES}
+    for decided, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        rules[decided[0]].append({"rule": decided[1], "documents": count, "examples": examples[decided]})
+    return {"a": str(a.directory), "b": str(b.directory), "same": same, **rules}
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The summary in lines."""
+    lines = [f"A {found['a']}", f"B {found['b']}", f"{counted(found['same'], 'document')} the same in both"]
+    for kind, title in _TITLES.items():
+        if found[kind]:
+            lines.append(f"{counted(sum(rule['documents'] for rule in found[kind]), 'document')} {title}")
+        for rule in found[kind]:
+            lines.append(f"  {rule['documents']:>9,}  {rule['rule']}")
+            lines += [f"             {identity}" for identity in rule["examples"]]
+    return "\n".join(lines)
+
+
+def _by_input(build: FinishedBuild) -> dict[str, list[Unit]]:
+    units: dict[str, list[Unit]] = {}
+    for unit in build.documents:
+        units.setdefault(f"{unit.result.source}/{unit.result.file}", []).append(unit)
+    return units
+
+
+def _of_input(a: FinishedBuild, b: FinishedBuild, of_a: list[Unit], of_b: list[Unit]) -> tuple[int, list[Difference]]:
+    in_a, in_b = _kept(a, of_a), _kept(b, of_b)
+    both = set(in_a) & set(in_b)
+    only_a, only_b = set(in_a) - both, set(in_b) - both
+    changed = {identity for identity in both if in_a[identity][0] != in_b[identity][0]}
+    moved = {identity for identity in both - changed if in_a[identity][1] != in_b[identity][1]}
+    if of_a and of_b and _checksum(of_a) != _checksum(of_b):
+        rules = dict.fromkeys(only_a | only_b | changed, "the input itself differs")
+    else:
+        rules = _dropping(b, of_b, only_a, "B") | _dropping(a, of_a, only_b, "A")
+        rules |= _changing((a, of_a), (b, of_b), changed)
+    kinds = dict.fromkeys(only_a, ONLY_A) | dict.fromkeys(only_b, ONLY_B) | dict.fromkeys(changed, TEXT)
+    found = [Difference(kinds[identity], rules[identity], identity) for identity in sorted(kinds)]
+    found += [Difference(SPLIT, "split.validation_fraction", identity) for identity in sorted(moved)]
+    return len(both) - len(changed) - len(moved), found
+
+
+def _kept(build: FinishedBuild, units: list[Unit]) -> dict[str, tuple[bytes, str]]:
+    """The documents of an input that are in the corpus: id -> (hash of the text, split)."""
+    kept = {}
+    for part in (part for unit in units for part in unit.result.parts):
+        path = f"documents/{part.name}.parquet"
+        if not (build.directory / path).exists():
+            raise FailedError(f"{build.directory / path}: missing; run data-pipeline build")
+        for row in read_documents(build.directory, path, ["id", "text", "target", "split"]):
+            text = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
+            kept[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
+    return kept
+
+
+def _checksum(units: list[Unit]) -> str:
+    return next((unit.result.sha256 for unit in units if unit.result.range.start == 0), "")
+
+
+def _dropping(build: FinishedBuild, units: list[Unit], ids: set[str], name: str) -> dict[str, str]:
+    """The rule by which the corpus, called `name`, has dropped each of the documents `ids`."""
+    if not units:
+        return dict.fromkeys(ids, f"{name} doesn't have the input")
+    rules = {
+        identity: f"{passages[-1].drops[-1].rule} in {name}"
+        for identity, passages in _deduplicated(build, units, ids).items()
+    }
+    for unit, ordinals in _by_unit(units, ids - set(rules)):
+        for story in stories(build, unit, ordinals).values():
+            rules[story.id] = f"{story.dropped_by} in {name}"
+    return {identity: rules.get(identity, f"{name} has no such record") for identity in ids}
+
+
+def _changing(
+    a: tuple[FinishedBuild, list[Unit]], b: tuple[FinishedBuild, list[Unit]], ids: set[str]
+) -> dict[str, str]:
+    """The first rule that made the texts of the documents `ids` differ."""
+    cleaned_a, cleaned_b = _cleaned(*a, ids), _cleaned(*b, ids)
+    in_cleaning = {identity for identity in ids if cleaned_a[identity] != cleaned_b[identity]}
+    passages = []
+    for build, units in (a, b):
+        found = _deduplicated(build, units, ids - in_cleaning)
+        for unit, ordinals in _by_unit(units, in_cleaning):
+            found |= {story.id: story.passages for story in stories(build, unit, ordinals).values()}
+        passages.append(found)
+    return {identity: _first_difference(*(found[identity] for found in passages)) for identity in ids}
+
+
+def _first_difference(in_a: list[Passage], in_b: list[Passage]) -> str:
+    """The first drop that only one of two stories has: "line_policy in B"."""
+    for step in dict.fromkeys(passage.step for passage in (*in_a, *in_b)):
+        of_a, of_b = (
+            [drop for passage in passages if passage.step == step for drop in passage.drops]
+            for passages in (in_a, in_b)
+        )
+        for name, own, other in (("A", of_a, of_b), ("B", of_b, of_a)):
+            left = Counter(drop.what for drop in own) - Counter(drop.what for drop in other)
+            for drop in own:
+                if drop.what in left:
+                    return f"{drop.rule} in {name}"
+    return "cleaning.web_rules (citation marks)"  # the only rule that changes a line
+
+
+def _cleaned(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, str]:
+    """The texts of the documents `ids` after cleaning."""
+    return {row["id"]: row["text"] for unit in units for _, rows in rows_of(build, unit, ids) for row in rows.values()}
+
+
+def _deduplicated(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, list[Passage]]:
+    """What the steps of deduplication did to those of `ids` that cleaning has kept."""
+    return {
+        row["id"]: passages
+        for unit in units
+        for part, rows in rows_of(build, unit, ids)
+        for passages, row in deduplicated(build, part, rows, winners=False)
+    }
+
+
+def _by_unit(units: list[Unit], ids: set[str]) -> Iterator[tuple[Unit, set[int]]]:
+    """The units of an input that hold the records `ids`, with their ordinals."""
+    ordinals = {ordinal_of(identity) for identity in ids}
+    first = sorted(units, key=lambda unit: unit.result.range.first_ordinal)
+    for unit, after in zip(first, [*first[1:], None], strict=True):
+        stop = after.result.range.first_ordinal if after else float("inf")
+        if own := {ordinal for ordinal in ordinals if unit.result.range.first_ordinal <= ordinal < stop}:
+            yield unit, own
