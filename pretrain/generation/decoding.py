@@ -71,10 +71,7 @@ def _token_by_token(
     for step in range(most):
         logits = decoder.step(tokens)[:, : config.vocab_size].float()
         logits = without_forbidden(logits, history, step, settings, config.eos_id)
-        if draws is None:
-            tokens = likeliest(logits)
-        else:
-            tokens = sample(warped(logits, settings), draws[rows, step : step + 1])
+        tokens = likeliest(logits) if draws is None else sample(warped(logits, settings), draws[rows, step, None])
         tokens = tokens.masked_fill(ended, config.pad_id)
         generated[:, step : step + 1] = tokens
         if settings.no_repeat_ngram_size:

@@ -1,4 +1,4 @@
-"""The largest of many scores. On a CPU, PyTorch's own functions look at one score at a time; `amax` at eight or more."""
+"""The largest of many scores. On a CPU, PyTorch's `max` and `topk` look at one score at a time, `amax` at several."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ _BLOCK = 64
 
 def likeliest(scores: Tensor) -> Tensor:
     """`scores.argmax(dim=1, keepdim=True)` for (rows, n) scores: the first of equal ones."""
-    rows, columns = scores.shape
+    columns = scores.size(1)
     if columns < 64 * _BLOCK or scores.device.type != "cpu":
         return scores.argmax(dim=1, keepdim=True)
     blocks, rest = _blocks(scores)

@@ -58,8 +58,7 @@ def _laid_out(weight: Tensor, bias: Tensor | None) -> Product | None:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN, as part of PyTorch, has fast products of `dtype` on this CPU; of bf16 it has none without AVX-512.
-    """
+    """Whether oneDNN, as part of PyTorch, has fast products of `dtype` on this CPU: of bf16 only with AVX-512."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
