@@ -47,7 +47,7 @@ def generate(
     model.eval()
     try:
         # the model's own code may gather weights under ZeRO-3, which training uses later
-        with torch.inference_mode() if weights else torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(weights is not None):
             decoder = start(model, input_ids, attention_mask, weights, plain=weights is None)
             if settings.num_beams > 1:
                 found = beam_search(decoder, model.config, settings, stop_early)
