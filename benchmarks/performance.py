@@ -28,7 +28,7 @@ CPU: dict[str, list[str]] = {
     "loss_head": ["loss_head.py", "--seconds", "2"],
     "optimizers": ["optimizers.py", "--seconds", "4"],
     "engine_overhead": ["engine_overhead.py", "--seconds", "8"],
-    "generation": ["generation.py"],
+    "generation": ["generation.py", "--threads", "1"],
     "start_up": ["start_up.py"],
     "saving": ["saving.py", "--model", "t5-v1.1-small", "--stages", "1", "--precision", "bf16"],
     "step_profile": ["step_profile.py"],

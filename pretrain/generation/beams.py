@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pretrain.generation.decoders import Decoder
 from pretrain.generation.forbidden import without_forbidden
+from pretrain.generation.largest import largest
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 
@@ -91,24 +92,6 @@ def continuations(scores: Tensor, sums: Tensor, number: int) -> tuple[Tensor, Te
     values = values.view(examples, width, number) + sums[..., None]
     candidates, places = values.flatten(1).topk(number)
     return candidates, places // number, tokens.view(examples, -1).gather(1, places)
-
-
-def largest(scores: Tensor, number: int, block: int = 64) -> tuple[Tensor, Tensor]:
-    """`scores.topk(number)` for (rows, n) scores, in less than half of the time if n is large.
-
-    The `number` blocks with the largest maxima hold the `number` largest scores.
-    """
-    rows, columns = scores.shape
-    whole = columns // block
-    if whole <= 4 * number or scores.device.type != "cpu":
-        return scores.topk(number)
-    blocks = scores[:, : whole * block].unflatten(1, (whole, block))
-    best = blocks.amax(dim=2).topk(number, sorted=False).indices[..., None]
-    found = blocks.gather(1, best.expand(-1, -1, block)).flatten(1)
-    places = (best * block + torch.arange(block)).flatten(1)
-    rest = torch.arange(whole * block, columns).expand(rows, -1)
-    values, at = torch.cat([found, scores[:, whole * block :]], dim=1).topk(number)
-    return values, torch.cat([places, rest], dim=1).gather(1, at)
 
 
 def _rows(hypotheses: Tensor, chosen: Tensor) -> Tensor:

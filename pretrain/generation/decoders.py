@@ -65,7 +65,7 @@ def start(
     weights = None if plain else weights or Weights.of(model)
     if isinstance(model, EncoderDecoder):
         if weights:
-            return _FastEncoderDecoder(model, weights, input_ids, attention_mask)
+            return _FastEncoderDecoder(weights, input_ids, attention_mask)
         return _EncoderDecoder(model, input_ids, attention_mask)
     if isinstance(model, CausalModel):
         if weights:
@@ -75,7 +75,8 @@ def start(
 
 
 class _FastEncoderDecoder(Incremental):
-    def __init__(self, model: EncoderDecoder, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
+    def __init__(self, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
+        model: Any = weights.model
         super().__init__(weights, len(input_ids), encode(model, input_ids, attention_mask), attention_mask)
         self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
 

@@ -12,13 +12,13 @@ from pretrain.generation.beams import LEAVE_AT, beam_search
 from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.incremental import Weights
+from pretrain.generation.largest import likeliest
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
 
-@torch.no_grad()
 def generate(
     model: Model,
     input_ids: Tensor,
@@ -38,17 +38,22 @@ def generate(
     calls, spare each call their copy. Raises UserError for settings that the model doesn't support.
     """
     settings = settings or GenerationSettings()
+    _check(model, input_ids.size(1), settings)
+    draws = None
+    if settings.temperature > 0.0:
+        draws = uniform_draws(settings, range(len(input_ids)) if numbers is None else numbers).to(input_ids.device)
+    weights = (weights or Weights.of(model)) if stop_early else None
     was_training = model.training
     model.eval()
     try:
-        _check(model, input_ids.size(1), settings)
-        decoder = start(model, input_ids, attention_mask, weights, plain=not stop_early)
-        if settings.num_beams > 1:
-            return beam_search(decoder, model.config, settings, stop_early)
-        draws = None
-        if settings.temperature > 0.0:
-            draws = uniform_draws(settings, range(len(input_ids)) if numbers is None else numbers).to(input_ids.device)
-        return _token_by_token(decoder, model.config, settings, draws, stop_early)
+        # the model's own code may gather weights under ZeRO-3, which training uses later
+        with torch.no_grad(), torch.inference_mode(weights is not None):
+            decoder = start(model, input_ids, attention_mask, weights, plain=weights is None)
+            if settings.num_beams > 1:
+                found = beam_search(decoder, model.config, settings, stop_early)
+            else:
+                found = _token_by_token(decoder, model.config, settings, draws, stop_early)
+        return found.clone()  # an ordinary tensor
     finally:
         model.train(was_training)
 
@@ -59,29 +64,30 @@ def _token_by_token(
     """Picks the likeliest tokens or, with `draws` (batch, max_new_tokens), samples them."""
     tokens, history = decoder.prompt, decoder.history
     batch, most = len(tokens), settings.max_new_tokens
-    generated = torch.full((batch, most), config.pad_id, device=tokens.device)
-    rows = torch.arange(batch, device=tokens.device)  # those still in the batch
+    result = torch.full((batch, most), config.pad_id, device=tokens.device)
+    rows = torch.arange(batch, device=tokens.device)  # those still in the batch; all that follows is about them
+    generated = result.clone()
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
     for step in range(most):
         logits = decoder.step(tokens)[:, : config.vocab_size].float()
         logits = without_forbidden(logits, history, step, settings, config.eos_id)
-        if draws is None:
-            tokens = logits.max(dim=-1, keepdim=True).indices  # the first of equal ones; argmax takes longer on a CPU
-        else:
-            tokens = sample(warped(logits, settings), draws[rows, step : step + 1])
+        tokens = likeliest(logits) if draws is None else sample(warped(logits, settings), draws[rows, step, None])
         tokens = tokens.masked_fill(ended, config.pad_id)
-        generated[rows, step] = tokens[:, 0]
+        generated[:, step : step + 1] = tokens
         if settings.no_repeat_ngram_size:
             history = torch.cat([history, tokens], dim=1)
         ended = ended | (tokens == config.eos_id)
-        left = (~ended).sum() if stop_early else batch
+        left = int((~ended).sum()) if stop_early else batch
         if left == 0:
-            return generated[:, : step + 1]
+            break
         if left <= LEAVE_AT * len(rows):
+            result[rows] = generated
             stay = (~ended[:, 0]).nonzero()[:, 0]
             decoder.keep(stay)
             rows, tokens, history, ended = rows[stay], tokens[stay], history[stay], ended[stay]
-    return generated
+            generated = generated[stay]
+    result[rows] = generated
+    return result[:, : step + 1]
 
 
 def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:

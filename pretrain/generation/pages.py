@@ -25,6 +25,7 @@ class Pages:
         self.places = torch.empty(examples, 0, dtype=torch.long, device=device)
         self.all_seen = True
         self._new = 0
+        self._own = self.seen  # (examples, width, width): each hypothesis sees its own new entry
 
     @property
     def used(self) -> int:
@@ -44,8 +45,9 @@ class Pages:
         if used + width > self._stored.size(4):
             self._turn_page()
             used = self.used
-        own = torch.eye(width, dtype=torch.bool, device=self.seen.device).expand(examples, -1, -1)
-        self.seen = torch.cat([self.seen, own], dim=2)
+        if self._own.shape != (examples, width, width):
+            self._own = torch.eye(width, dtype=torch.bool, device=self.seen.device).expand(examples, -1, -1)
+        self.seen = torch.cat([self.seen, self._own], dim=2)
         self.places = torch.cat([self.places, self.places.new_full((examples, width), place)], dim=1)
         self.all_seen = self.all_seen and width == 1
         self._new = used

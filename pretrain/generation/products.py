@@ -10,7 +10,8 @@ Product = Callable[[Tensor], Tensor]  # (rows, inputs) → (rows, outputs)
 
 _ROWS = 8  # the layout that oneDNN chooses for this number of rows is the fastest or close to it from 4 to 32
 _FEW = 4  # below this number of rows, `F.linear` is the fastest in fp32
-_SMALL = 2**20  # fp32 matrices of up to this number of weights are multiplied fastest as they are, transposed
+# fp32 matrices of up to this number of weights are multiplied fastest as they are, transposed, by instruction set
+_SMALL = {"AVX512": 2**20, "AVX2": 2**18}
 
 
 def joined(linears: Sequence[nn.Linear]) -> Product:
@@ -46,18 +47,18 @@ def product(weight: Tensor, bias: Tensor | None) -> Product:
 
 def _laid_out(weight: Tensor, bias: Tensor | None) -> Product | None:
     """The product with a copy of `weight` in the best order; None if the order doesn't matter or isn't known."""
-    if weight.dtype == torch.float32 and weight.numel() <= _SMALL:
+    if weight.dtype == torch.float32 and weight.numel() <= _SMALL.get(torch.backends.cpu.get_cpu_capability(), 2**20):
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else torch.addmm(bias, x, transposed)
-    if not _packs(weight.dtype):
+    if not multiplies(weight.dtype):
         return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def _packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN, as part of PyTorch, has fast products of `dtype` on this CPU."""
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN, as part of PyTorch, has fast products of `dtype` on this CPU: of bf16 only with AVX-512."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,5 +1,6 @@
 """Generation, compared with recomputation without a cache and with transformers."""
 
+import copy
 import io
 import json
 import random
@@ -19,7 +20,7 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.generation import decoding
+from pretrain.generation import decoding, incremental
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, start
@@ -82,6 +83,7 @@ def test_greedy_equals_the_likeliest_token_of_a_recomputed_prefix(model, inputs)
         logits = model.decode(prefix[:, :-1], model.encode(ids, mask), mask)[..., :100]
     for row, likeliest in zip(generated.tolist(), logits.argmax(dim=-1).tolist(), strict=True):
         assert until_eos(row) == likeliest[: len(until_eos(row))]
+    assert not generated.is_inference()  # which a caller couldn't change
 
 
 # What each family is compared with: a class of transformers and the config of a small one.
@@ -117,11 +119,71 @@ def pair(family, seed, folder):
         norm = "norm" in name or "ln_" in name
         std = 0.1 if norm else 1.0
         torch.nn.init.normal_(parameter, mean=float(norm and name.endswith("weight")), std=std)
+    return ours_of(reference, folder).double(), reference.double().eval()
+
+
+def ours_of(reference, folder):
+    """Our model with the weights of one in transformers."""
     reference.save_pretrained(folder)
     config, state = load_state(folder)
     ours = build(config)
     ours.load_state_dict(state)
-    return ours.double().eval(), reference.double().eval()
+    return ours.eval()
+
+
+@pytest.fixture(scope="module")
+def trained_pair(tmp_path_factory):
+    """A model that transformers has trained, and ours with the same weights. It has learnt to go on from the token that
+    fills an input: after 3 comes 10, then 17, 24 becomes 3."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {**SMALL_T5, "vocab_size": 32, "dropout_rate": 0.0}
+    reference = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **V1_0))
+    optimizer = torch.optim.Adam(reference.parameters(), lr=5e-3)
+    for _ in range(100):
+        ids = torch.randint(3, 32, (32, 1)).expand(-1, 5)
+        labels = (ids[:, :1] - 3 + 7 * torch.arange(13)) % 29 + 3
+        labels[:, -1] = 1
+        reference(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return ours_of(reference, tmp_path_factory.mktemp("trained")), reference.eval()
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "in fp32"])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, beams, native, monkeypatch):
+    """Its likeliest token is ahead by more than bf16's rounding. On a CPU that lacks products in bf16, ours decodes in
+    fp32."""
+    ours, theirs = (copy.deepcopy(model).bfloat16() for model in trained_pair)
+    if not native:
+        monkeypatch.setattr(incremental, "multiplies", lambda dtype: dtype != torch.bfloat16)
+    ids = torch.arange(3, 32)[:, None].expand(-1, 5)
+    found = generate(ours, ids, None, settings(max_new_tokens=16, num_beams=beams)).tolist()
+    options = {"max_new_tokens": 16, "num_beams": beams, "do_sample": False}
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, 1:].tolist()
+    assert [until_eos(row) for row in found] == [until_eos(row) for row in expected]
+    assert until_eos(found[0]) == [(7 * step) % 29 + 3 for step in range(12)] + [1]
+
+
+def test_in_bf16_tokens_differ_from_exact_ones_only_at_ties(monkeypatch):
+    """Random weights: at the first token that differs, the two logits are no further apart than rounding moves some."""
+    monkeypatch.setattr(incremental, "multiplies", lambda dtype: True)
+    rounded = of_random_weights(
+        build(T5Config(**TINY, num_encoder_layers=2, num_decoder_layers=2)), std=0.15
+    ).bfloat16()
+    exact = copy.deepcopy(rounded).double()  # the same weights
+    ids = torch.randint(3, 100, (64, 20), generator=torch.Generator().manual_seed(0))
+    found, expected = (generate(one, ids, None, settings(min_new_tokens=20)) for one in (rounded, exact))
+    rows = (found != expected).any(dim=1).nonzero()[:, 0].tolist()
+    assert 0 < len(rows) < 64
+    for row in rows:
+        step = int((found[row] != expected[row]).nonzero()[0])
+        prefix = torch.cat([torch.tensor([0]), found[row, :step]])[None]
+        with torch.no_grad():
+            logits, of_exact = (one.decode(prefix, one.encode(ids[row, None]))[0, -1] for one in (rounded, exact))
+        gap = of_exact[expected[row, step]] - of_exact[found[row, step]]
+        assert gap <= 2 * (logits - of_exact).abs().max()
 
 
 def any_settings(rng):

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.generation.beams import largest
 from pretrain.generation.decoders import start
 from pretrain.generation.incremental import Weights
+from pretrain.generation.largest import largest, likeliest
 from pretrain.generation.pages import PAGE
 from pretrain.generation.products import joined, product
 from pretrain.models import build, parse
@@ -111,6 +111,15 @@ def test_products_are_those_of_linear_layers(inputs, outputs, rows, bias, dtype,
     both = joined([first, second])(x)
     torch.testing.assert_close(both[:, :outputs].double(), expected, rtol=tolerance, atol=tolerance + 1e-12)
     assert both.shape == (rows, outputs + 8)
+
+
+@pytest.mark.parametrize("columns", [100, 8192, 10_007])
+def test_the_likeliest_is_the_first_of_equal_scores(columns):
+    scores = torch.randint(50, (200, columns), generator=torch.Generator().manual_seed(0)).float()
+    scores[0] = -torch.inf
+    scores[1, -1] = 50.0
+    expected = [row.index(max(row)) for row in scores.tolist()]
+    assert likeliest(scores)[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("columns", [100, 8192, 10_007])
