@@ -187,7 +187,12 @@ def evaluate(
         path_option("--corpus", "A corpus with held-out rows; may be repeated. Default: those of the run."),
     ] = None,
     suite: Annotated[str, typer.Option(help="fast: losses and the embedding's shape. full: all hooks.")] = "fast",
-    hooks: Annotated[list[str] | None, typer.Option("--hook", help="Only this hook; may be repeated.")] = None,
+    hooks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hook", help="Only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+import yaml
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import write_bytes
@@ -54,16 +55,24 @@ class Standalone:
         yield self.trained.model
 
 
-def hooks_of(suite: str, names: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks `names`, or else those of `suite`; with the settings of the run where it has them.
+def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
+    """The hooks `given`, or else those of `suite`; with the settings of the run where it has them.
 
-    Raises UserError for a name that no hook has.
+    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for a
+    name that no hook has, or a wrong setting.
     """
-    of_run = {settings.hook: settings for settings in trained_with}
-    if unknown := [name for name in names if name not in HOOKS]:
-        raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {unknown[0]!r}")
-    chosen = names or SUITES[suite]
-    return [of_run.get(name) or check({}, HOOKS[name], f"--hook {name}") for name in chosen]
+    hooks: list[HookSettings] = []
+    for one in given or SUITES[suite]:
+        try:
+            settings = yaml.safe_load(one) if one.startswith("{") else {"hook": one}
+        except yaml.YAMLError:
+            settings = None
+        name = settings.get("hook") if isinstance(settings, dict) else None
+        if name not in HOOKS:
+            raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
+        of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
+        hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
+    return hooks
 
 
 def evaluate(
@@ -89,6 +98,11 @@ def evaluate(
     with _ranks() as (rank, ranks):
         trained = TrainedModel.open(checkpoint).on_best_device()
         held_out, objective = _corpora(corpora, config, trained)
+        objectives = {name: (objective or corpus.objective).name for name, corpus in held_out.items()}
+        problems = {settings.hook: found for settings in hooks if (found := settings.problems(objectives))}
+        if names and problems:
+            raise UserError("\n".join(f"--hook {hook}: {line}" for hook, found in problems.items() for line in found))
+        hooks = [settings for settings in hooks if settings.hook not in problems]
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
         data = HeldOut(held_out, trained.tokenizer, objective, skip_damage=False, cut=Cut(rank, ranks, micro_batch, 1))
