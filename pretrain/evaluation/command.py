@@ -70,6 +70,8 @@ def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettin
         name = settings.get("hook") if isinstance(settings, dict) else None
         if name not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
+        if HOOKS[name].in_training:
+            raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
         of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
         hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
     return hooks
