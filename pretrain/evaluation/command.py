@@ -101,12 +101,11 @@ def evaluate(
         trained = TrainedModel.open(checkpoint).on_best_device()
         held_out, objective = _corpora(corpora, config, trained)
         objectives = {name: (objective or corpus.objective).name for name, corpus in held_out.items()}
-        problems = {settings.hook: found for settings in hooks if (found := settings.problems(objectives))}
-        if names and problems:
-            raise UserError("\n".join(f"--hook {hook}: {line}" for hook, found in problems.items() for line in found))
-        hooks = [settings for settings in hooks if settings.hook not in problems]
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
+        if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
+            raise UserError("\n".join(lines))
+        hooks = [settings for settings in hooks if not settings.problems(objectives)]
         data = HeldOut(held_out, trained.tokenizer, objective, skip_damage=False, cut=Cut(rank, ranks, micro_batch, 1))
         for findings in Hooks(hooks, data, out).after(Standalone(trained), step, last=True):
             metrics |= findings.metrics
