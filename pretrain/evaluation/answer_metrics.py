@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 Answers = Sequence[str]
 References = Sequence[Sequence[str]]  # of each answer, one or more
@@ -96,7 +97,7 @@ def _mean_of_best(score: Callable[[str, str], float], answers: Answers, referenc
     return sum(best) / len(best)
 
 
-def _streams(references: References) -> list[list[str | None]]:
+def _streams(references: References) -> list[list[Any]]:
     """The references as sacrebleu has them: a list of the first ones, one of the second ones …; None where a row has
     fewer."""
     most = max(map(len, references))

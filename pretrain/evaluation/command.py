@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 import yaml
@@ -63,18 +63,25 @@ def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettin
     """
     hooks: list[HookSettings] = []
     for one in given or SUITES[suite]:
-        try:
-            settings = yaml.safe_load(one) if one.startswith("{") else {"hook": one}
-        except yaml.YAMLError:
-            settings = None
-        name = settings.get("hook") if isinstance(settings, dict) else None
-        if name not in HOOKS:
+        settings = _given(one)
+        if (name := settings.get("hook")) not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
         if HOOKS[name].in_training:
             raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
         of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
         hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
     return hooks
+
+
+def _given(hook: str) -> dict[str, Any]:
+    """The settings that a name, or a YAML mapping of settings, stands for; none if it can't be read."""
+    if not hook.startswith("{"):
+        return {"hook": hook}
+    try:
+        settings = yaml.safe_load(hook)
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def evaluate(

@@ -109,7 +109,7 @@ class TextToTextAnswers:
     def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
         references = [question.references for question in questions]
         kinds = {"rank_accuracy": "chosen", "rank_accuracy_per_token": "chosen_per_token"}
-        found = {}
+        found: dict[str, float] = {}
         for name in self._settings.metrics:
             of_kind = [getattr(answer, kinds.get(name, "written")) for answer in answers]
             found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](of_kind, references)
