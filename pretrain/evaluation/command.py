@@ -64,7 +64,7 @@ def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettin
     hooks: list[HookSettings] = []
     for one in given or SUITES[suite]:
         settings = _given(one)
-        if (name := settings.get("hook")) not in HOOKS:
+        if (name := str(settings.get("hook"))) not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
         if HOOKS[name].in_training:
             raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
