@@ -35,6 +35,9 @@ class SourceConfig(Section):
     """The language of documents that don't state theirs. `""`: unknown."""
     options: dict[str, Any] = {}
     """Options of the format."""
+    split: Literal["train", "validation"] | None = None
+    """Where all of the source's documents go, for data that comes divided already. null: `split` of the corpus
+    decides."""
     cleaning: CleaningConfig | None = None
     """Replaces the corpus's section `cleaning` for this source. null: the corpus's rules; for pairs, none."""
 
@@ -259,6 +262,11 @@ class CorpusConfig(Section):
         if source.cleaning is not None:
             return source.cleaning
         return CleaningConfig(profile="none") if source.format == "pairs" else self.cleaning
+
+    def ratio_of(self, source: SourceConfig) -> tuple[int, int]:
+        """(p, q), as in `SplitConfig.ratio`, for the documents of `source`."""
+        whole = {"train": (0, 1), "validation": (1, 1)}
+        return whole[source.split] if source.split else self.split.ratio
 
     @property
     def steps(self) -> list[str]:

@@ -89,6 +89,17 @@ def summary(report: Json) -> str:
     return line + (f", {dropped:,} dropped: {_rules(documents['dropped'])}" if dropped else "")
 
 
+def cut_pairs(report: Json) -> list[str]:
+    """One line for each split in which inputs or targets of pairs are longer than the objective allows."""
+    return [
+        f"warning: {split}: {counts['cut_inputs']:,} inputs and {counts['cut_targets']:,} targets of "
+        f"{counts['documents']:,} pairs are longer than rows.objective allows (inputs_length, targets_length) "
+        "and lost their end"
+        for split, counts in report["splits"].items()
+        if counts.get("cut_inputs") or counts.get("cut_targets")
+    ]
+
+
 def why_nothing_is_left(report: Json) -> str:
     """One line: which rules dropped all documents, and which rules dropped lines."""
     documents, lines = report["documents"], report["lines"]["dropped"]
@@ -116,7 +127,7 @@ def as_markdown(report: Json) -> str:
         columns = ("documents", "rows", "tokens", "dropped_tokens", "shards")
         splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
         header = ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"]
-        parts += ["## Splits", _table(header, splits)]
+        parts += ["## Splits", _table(header, splits), *cut_pairs(report)]
     parts += [
         "## Lengths of documents, in characters",
         _histogram({f"{2 ** int(power):,}–{2 ** (int(power) + 1) - 1:,}": n for power, n in report["lengths"].items()}),
@@ -227,13 +238,17 @@ def _splits(shards: list[ShardResult]) -> dict[str, dict[str, int]]:
     splits: dict[str, dict[str, int]] = {}
     for shard in shards:
         split = splits.setdefault(
-            shard.split, {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
+            shard.split,
+            {"rows": 0, "tokens": 0, "shards": 0, "documents": 0, "dropped_tokens": 0}
+            | {"cut_inputs": 0, "cut_targets": 0},
         )
         split["rows"] += shard.rows
         split["tokens"] += shard.tokens
         split["shards"] += 1
         split["documents"] += shard.documents
         split["dropped_tokens"] += shard.dropped_tokens
+        split["cut_inputs"] += shard.cut_inputs
+        split["cut_targets"] += shard.cut_targets
     return splits
 
 

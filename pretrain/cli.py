@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +121,7 @@ def generate(
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences to take from --corpus.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of texts decoded together.")] = 16,
+    likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each blank.")] = 0,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
     out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 128,
@@ -174,9 +176,15 @@ def generate(
         originals += [original for _, original in blanked]
     from pretrain.generation.texts import write
 
-    written = write(trained.on_best_device(), wanted, settings, batch_size)
+    trained = trained.on_best_device()
+    written = write(trained, wanted, settings, batch_size)
+    fillings = None
+    if likeliest:
+        from pretrain.generation.fillings import likeliest_fillings
+
+        fillings = partial(likeliest_fillings, trained, number=likeliest)
     with new_file(out) if out else nullcontext(sys.stdout) as stream:
-        show(written, originals, jsonl, stream)
+        show(written, originals, jsonl, stream, fillings)
 
 
 @app.command()
@@ -187,7 +195,12 @@ def evaluate(
         path_option("--corpus", "A corpus with held-out rows; may be repeated. Default: those of the run."),
     ] = None,
     suite: Annotated[str, typer.Option(help="fast: losses and the embedding's shape. full: all hooks.")] = "fast",
-    hooks: Annotated[list[str] | None, typer.Option("--hook", help="Only this hook; may be repeated.")] = None,
+    hooks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hook", help="Only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,

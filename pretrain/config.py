@@ -61,6 +61,15 @@ class ValidationCorpus(Section):
     """The corpus's name in the names of its metrics. null: its own name."""
 
 
+class MixingSection(Section):
+    """How large each corpus's part is, by the corpora's sizes (Raffel et al. 2020, section 3.5.2)."""
+
+    limit: PositiveInt | None = None
+    """The most rows that a corpus counts for, so that a large one doesn't crowd out the others. null: no limit."""
+    temperature: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
+    """Parts are proportional to rows^(1 / temperature). 1: to the rows. The higher, the more equal are the parts."""
+
+
 class CacheSection(Section):
     """The cache for blocks of remote corpora."""
 
@@ -78,6 +87,9 @@ class DataSection(Section):
 
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     """The corpora to train on."""
+    mixing: MixingSection | None = None
+    """Multiplies each corpus's weight by the number of its training rows, within a limit and at a temperature. null:
+    the weights alone decide."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
     objective: AnyObjective | None = None

@@ -1,16 +1,32 @@
 """The settings of hooks: what `evaluation` of a run file may say. Doesn't import torch, as no settings do."""
 
+from collections.abc import Mapping
 from functools import reduce
 from importlib.metadata import entry_points
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import LocalPath, Section
 from data_pipeline.foundation.errors import UserError
 
 ENTRY_POINTS = "encdec_pretrain.hooks"
+AnswerMetric = Literal[
+    "exact_match",
+    "accuracy",
+    "squad_exact_match",
+    "squad_f1",
+    "bleu",
+    "chrf",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "rank_accuracy",
+    "rank_accuracy_per_token",
+]
 
 
 class HookSettings(Section):
@@ -30,6 +46,10 @@ class HookSettings(Section):
     budget_seconds: PositiveFloat | None = 60.0
     """The longest that an evaluation may take, in seconds; one that takes longer is cut, and a line says so. null: no
     limit."""
+
+    def problems(self, held_out: Mapping[str, str]) -> list[str]:
+        """One line for each reason why the hook can't evaluate the corpora `held_out`: objectives by corpus's name."""
+        return []
 
 
 class ValidationLossSettings(HookSettings):
@@ -114,6 +134,75 @@ class SamplesSettings(HookSettings):
     """Seed of the blanks."""
 
 
+class TextToTextSettings(HookSettings):
+    """Answers to held-out inputs of text-to-text pairs, scored beside the right ones."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.text_to_text.TextToTextAnswers"
+
+    hook: Literal["text_to_text"] = "text_to_text"
+    metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]
+    """What is measured. All are from 0 to 1, but `bleu` and `chrf` from 0 to 100."""
+    corpus: str | None = None
+    """The held-out corpus whose pairs are answered, by its name in metrics. null: each that has pairs."""
+    file: LocalPath | None = None
+    """A file of pairs to answer instead, TSV or JSONL; in JSONL, `targets` may list several right answers, and
+    `choices` what is ranked. null: the held-out rows."""
+    prefix: str = ""
+    """Text put before every input of `file`."""
+    choices: list[str] = []
+    """The labels that `rank_accuracy` ranks, for rows without choices of their own. Empty: the different targets of the
+    held-out rows."""
+    rows: PositiveInt = 500
+    """The most held-out rows of a corpus that are answered."""
+    shown: PositiveInt = 20
+    """How many of them the table shows."""
+    max_new_tokens: PositiveInt | None = None
+    """The longest answer, in tokens. null: the longest target of the corpus's objective."""
+    num_beams: PositiveInt = 1
+    """Hypotheses of beam search. 1: the likeliest token each time."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.file is None and self.prefix:
+            raise ValueError("prefix: is for file; a corpus's inputs have theirs from options.prefix of its source")
+        if self.file is not None and self.corpus is not None:
+            raise ValueError("corpus: the pairs come from a corpus or from a file, not from both")
+        return self
+
+    @property
+    def needs_corpus(self) -> bool:  # type: ignore[override]
+        return self.file is None
+
+    @property
+    def name(self) -> str:
+        """What the pairs of `file` are called in metrics."""
+        return Path(self.file or "").name.partition(".")[0]
+
+    @property
+    def ranks(self) -> bool:
+        """Whether choices are ranked."""
+        return any(name.startswith("rank_") for name in self.metrics)
+
+    @property
+    def writes(self) -> bool:
+        """Whether answers are written."""
+        return any(not name.startswith("rank_") for name in self.metrics)
+
+    def longest_answer(self, longest_target: int) -> int:
+        """The longest answer, in tokens, for targets of up to `longest_target`."""
+        return self.max_new_tokens or longest_target
+
+    def problems(self, held_out: Mapping[str, str]) -> list[str]:
+        if self.file is not None:
+            return [] if Path(self.file).is_file() else [f"file: {self.file}: no such file"]
+        there = ", ".join(held_out) or "none"
+        if self.corpus is not None and self.corpus not in held_out:
+            return [f"corpus: no held-out corpus is named {self.corpus!r}; there is {there}"]
+        if "text_to_text" not in (held_out.values() if self.corpus is None else [held_out[self.corpus]]):
+            return [f"corpus: {self.corpus or there} has no text-to-text pairs"]
+        return []
+
+
 _SHIPPED: tuple[type[HookSettings], ...] = (
     ValidationLossSettings,
     LossBreakdownSettings,
@@ -122,6 +211,7 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
     PositionsSettings,
     EmbeddingSettings,
     NormsSettings,
+    TextToTextSettings,
 )
 
 

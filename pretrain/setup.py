@@ -9,6 +9,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.mixing import rates, too_light
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
@@ -49,8 +50,9 @@ class Setup:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The greatest lengths of inputs and targets that the objective of the run allows."""
-        return (self.config.data.objective or self.training[0].objective).shape
+        """The greatest lengths of inputs and targets that the objectives of the run allow."""
+        shapes = [(self.config.data.objective or corpus.objective).shape for corpus in self.training]
+        return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
 
     @property
     def stream(self) -> Stream:
@@ -91,6 +93,12 @@ class Setup:
             settings=self.config.checkpoint,
         )
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the training rows that comes from each corpus, by its name."""
+        weights = self.stream.weights
+        return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
+
     def accumulation(self, step: int) -> int:
         """Micro-batches of each rank in step `step`."""
         return self.config.batch.rows(step) // self.cut.rows(1)
@@ -129,8 +137,10 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     names, alike = _names(config, validation)
     problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
+    problems += _too_light(config, training)
     model, unlike = with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
+    problems += _hook_problems(config, names, validation)
     if resume is not None:
         problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
     elif config.checkpoint.init_from is not None:
@@ -171,13 +181,32 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
     data = config.data
     return Stream(
         training,
-        [entry.weight for entry in data.train],
+        _weights_of(config, training),
         config.run.seed,
         data.lanes,
         data.objective,
         data.on_damage,
         data.pack,
     )
+
+
+def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
+    """The part of the rows that each corpus has, relative to the others."""
+    weights, mixing = [entry.weight for entry in config.data.train], config.data.mixing
+    if mixing is None:
+        return weights
+    return rates([corpus.rows("train") for corpus in training], weights, mixing.limit, mixing.temperature)
+
+
+def _too_light(config: RunConfig, training: list[Corpus]) -> list[str]:
+    """Corpora that `data.mixing` gives less than one row in a million."""
+    if config.data.mixing is None or not all(corpus.rows("train") for corpus in training):
+        return []
+    return [
+        f"data.mixing: gives {training[number].directory} less than one row in a million; lower data.mixing.limit, "
+        "raise data.mixing.temperature or leave the corpus out"
+        for number in too_light(_weights_of(config, training))
+    ]
 
 
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
@@ -310,6 +339,17 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
         else:
             problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
     return problems
+
+
+def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:
+    """Hooks that can't evaluate the held-out corpora."""
+    objective = config.data.objective
+    held_out = {name: (objective or corpus.objective).name for name, corpus in zip(names, validation, strict=True)}
+    return [
+        f"evaluation.{number}.{problem}"
+        for number, hook in enumerate(config.evaluation)
+        for problem in hook.problems(held_out)
+    ]
 
 
 def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:

@@ -12,6 +12,19 @@ def too_light(weights: Sequence[float]) -> list[int]:
     return np.flatnonzero(_rows(weights, _CYCLES[-1]) == 0).tolist()
 
 
+def rates(rows: Sequence[int], weights: Sequence[float], limit: int | None, temperature: float) -> list[float]:
+    """T5's mixing rates (Raffel et al. 2020, section 3.5.2), relative to one another.
+
+    Each corpus has weight · min(rows, limit)^(1 / temperature).
+
+    Rows [900, 100] with a limit of 400  ->  [400, 100]; at temperature 2  ->  [20, 10]
+    """
+    return [
+        weight * min(of_corpus, limit or of_corpus) ** (1 / temperature)
+        for of_corpus, weight in zip(rows, weights, strict=True)
+    ]
+
+
 class Mixture:
     """Assigns positions to corpora in proportion to `weights`, as evenly as possible, in a repeating cycle.
 

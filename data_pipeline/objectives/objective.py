@@ -1,7 +1,7 @@
 """The interface of objectives: pure functions from rows of tokens and their keys to inputs and targets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,13 +128,24 @@ def by_length(
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
     """Joins sets of examples. Each part has the places (k,) of its rows in the result.
 
-    Raises ValueError if some parts have segments, token types, … and others don't.
+    If some parts have segments, each row of the others is one. Raises ValueError if some parts have token types, …, and
+    others don't.
     """
+    if len({part.input_segments is None for _, part in parts}) == 2:
+        parts = [(places, _one_segment_each(part)) for places, part in parts]
     return Examples(
         placed([(places, part.inputs) for places, part in parts], pad),
         placed([(places, part.targets) for places, part in parts], pad),
         *(_optional(name, [(places, getattr(part, name)) for places, part in parts]) for name in _OPTIONAL),
     )
+
+
+def _one_segment_each(examples: Examples) -> Examples:
+    """The same examples, with the segment 1 in rows that had none."""
+    if examples.input_segments is not None:
+        return examples
+    inputs, targets = (side.filled.astype(np.uint8) for side in (examples.inputs, examples.targets))
+    return replace(examples, input_segments=inputs, target_segments=targets)
 
 
 def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:

@@ -37,11 +37,20 @@ def complete_documents(documents: Documents, rules: Rules) -> Rows:
 def _pairs(documents: Documents, objective: TextToText) -> Rows:
     assert documents.targets is not None, "pairs are tokenized with their targets"
     lengths = np.diff(documents.starts)
-    inputs = np.minimum(documents.targets, objective.inputs_length - 1)
-    targets = np.minimum(lengths - documents.targets, objective.targets_length - 1)
+    whole_inputs, whole_targets = documents.targets, lengths - documents.targets
+    inputs = np.minimum(whole_inputs, objective.inputs_length - 1)
+    targets = np.minimum(whole_targets, objective.targets_length - 1)
     place = np.arange(len(documents.tokens)) - np.repeat(documents.starts[:-1], lengths)
     in_target = place - np.repeat(documents.targets, lengths)
     kept = np.where(in_target < 0, place < np.repeat(inputs, lengths), in_target < np.repeat(targets, lengths))
     offsets = np.append(0, np.cumsum(inputs + targets))
     dropped = int(np.count_nonzero(~kept))
-    return Rows(documents.tokens[kept], offsets, offsets[:-1], dropped, {"target_start": inputs.astype(np.int32)})
+    return Rows(
+        documents.tokens[kept],
+        offsets,
+        offsets[:-1],
+        dropped,
+        {"target_start": inputs.astype(np.int32)},
+        cut_inputs=int(np.count_nonzero(inputs < whole_inputs)),
+        cut_targets=int(np.count_nonzero(targets < whole_targets)),
+    )

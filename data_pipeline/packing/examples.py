@@ -1,5 +1,7 @@
 """Packs several examples into one row by best fit; segment numbers separate them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from data_pipeline.objectives import Examples, Padded, TextToText
@@ -25,7 +27,7 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
     packed = _in_rows(one_each, row, segment, (objective.inputs_length, objective.targets_length))
     offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
-    return Rows(pairs.tokens, offsets, pairs.documents, pairs.dropped, examples=packed)
+    return replace(pairs, offsets=offsets, columns={}, examples=packed)
 
 
 def rows_of_pairs(documents: Documents, rules: Rules) -> np.ndarray:

@@ -42,7 +42,8 @@ class Rows:
     """Row i is `tokens[offsets[i] : offsets[i + 1]]` or, if rows are packed examples, row i of `examples`.
 
     `documents` has the starts of documents in `tokens`, `columns` an array (rows,) for each name. `dropped` counts the
-    documents' tokens that are in no row.
+    documents' tokens that are in no row. `cut_inputs` and `cut_targets` count the pairs whose input or target is longer
+    than the objective allows and lost its end.
     """
 
     tokens: np.ndarray
@@ -51,6 +52,8 @@ class Rows:
     dropped: int
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     examples: Examples | None = None
+    cut_inputs: int = 0
+    cut_targets: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -1,7 +1,11 @@
-"""Text-to-text pairs: lines of input, tab, target, or JSON Lines with `inputs` and `targets`."""
+"""Text-to-text pairs: lines of input, tab, target, or JSON Lines with `inputs` and `targets`.
+
+For evaluation, `targets` may be a list of right answers, of which the first is learnt, and `choices` a list of answers
+to choose from.
+"""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.jsonl import begins_object, json_lines, string
@@ -18,7 +22,9 @@ class Options(RecordOptions):
     inputs: str = "inputs"
     """Key of the input in jsonl."""
     targets: str = "targets"
-    """Key of the target in jsonl."""
+    """Key of the target in jsonl: a string, or a list of right answers, of which the first is learnt."""
+    choices: str = "choices"
+    """Key of a list of answers to choose from in jsonl, for evaluation by rank; may be absent."""
     prefix: str = ""
     """Text put before every input, such as `"translate English to German: "`."""
 
@@ -26,8 +32,8 @@ class Options(RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""Every pair, with the input as `text`; the ordinal is the line's index.
 
-    Counts `read` (lines that aren't blank), `empty` (no input or no target, dropped) and `undecodable` (bytes that
-    aren't UTF-8 become U+FFFD). A line that isn't a pair is noted as damage and skipped.
+    Counts `read` (lines that aren't blank), `empty_input` and `empty_target` (pairs that lack one, dropped) and
+    `undecodable` (bytes that aren't UTF-8 become U+FFFD). A line that isn't a pair is noted as damage and skipped.
 
         prefix="English to German: ":  b"A house.\tEin Haus.\n"
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
@@ -35,14 +41,17 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     options = Options(**file.options)
     is_json = begins_object(file) if options.layout == "auto" else options.layout == "jsonl"
     pairs = _jsonl if is_json else _tsv
-    for ordinal, source, target in pairs(file, intake, options):
-        if source.strip() and target.strip():
-            yield Record(ordinal, options.prefix + source, target=target)
+    for pair in pairs(file, intake, options):
+        if not pair.text.strip():
+            intake.counters.drop("empty_input", pair.target)
+        elif not pair.target.strip():
+            intake.counters.drop("empty_target", pair.text)
         else:
-            intake.counters["empty"] += 1
+            pair.text = options.prefix + pair.text
+            yield pair
 
 
-def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, str, str]]:
+def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
     with open_stream(file.path) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is not None and not line.strip(b" "):
@@ -56,12 +65,26 @@ def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, s
                 intake.damaged(f"line {number}", f"expected input, tab, target, found {line.count(9)} tabs")
             else:
                 source, _, target = decode(line, intake).partition("\t")
-                yield number - 1, source, target
+                yield Record(number - 1, source, target=target)
 
 
-def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[tuple[int, str, str]]:
+def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
     for number, pair in json_lines(file, intake, options):
         try:
-            yield number - 1, string(pair, options.inputs), string(pair, options.targets)
+            source = string(pair, options.inputs)
+            several = isinstance(pair.get(options.targets), list)
+            targets = _strings(pair, options.targets) if several else []
+            target = next(iter(targets), "") if several else string(pair, options.targets)
+            choices = _strings(pair, options.choices) if options.choices in pair else []
         except ValueError as error:
             intake.damaged(f"line {number}", str(error))
+            continue
+        yield Record(number - 1, source, target=target, targets=targets, choices=choices)
+
+
+def _strings(pair: dict[str, Any], name: str) -> list[str]:
+    """The strings in the list under `name`. Raises ValueError if it isn't a list of strings."""
+    values = pair[name]
+    if not isinstance(values, list):
+        raise ValueError(f'no list under the key "{name}"')
+    return [string({name: value}, name) for value in values]

@@ -48,7 +48,8 @@ class Record:
     `ordinal` is the record's index among all records of its file, dropped ones included, so that it never depends on
     filters. `text` is as in the file (wikitext for Wikipedia), `target` belongs to a text-to-text pair, and `timestamp`
     is ISO 8601 to the precision of the file. A field that the file doesn't give is "". `hidden_namespaces` are the
-    names that the wiki uses for files and categories; links to them show no text.
+    names that the wiki uses for files and categories; links to them show no text. Only evaluation reads `targets`, the
+    right answers of which `target` is the first, and `choices`, answers to choose from; empty if the file has no lists.
     """
 
     ordinal: int
@@ -58,6 +59,8 @@ class Record:
     timestamp: str = ""
     language: str = ""
     target: str = ""
+    targets: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
     hidden_namespaces: frozenset[str] = frozenset()
 
 

@@ -29,7 +29,7 @@ from data_pipeline.text.tally import Tally
 class DocumentsSpec:
     """One input, a `range` of the file at `path`, and how it becomes documents.
 
-    `name` is the source's, and `file` the path within the source. `split` is `SplitConfig.ratio`. `part` names the
+    `name` is the source's, and `file` the path within the source. `split` is `CorpusConfig.ratio_of`. `part` names the
     first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
     """
 
@@ -88,7 +88,7 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit[DocumentsSpec]]:
             cleaning=cleaning.without_page_filters() if "filters" in steps else cleaning,
             file=file.name,
             range=piece,
-            split=config.split.ratio,
+            split=config.ratio_of(source),
             part=name,
             folder=".stages/documents" if steps else "documents",
             urls="urls" in steps,

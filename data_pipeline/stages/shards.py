@@ -68,7 +68,8 @@ class WrittenBlock:
 
 @dataclass(frozen=True)
 class ShardResult(Result):
-    """The counts of a shard. Documents are counted where they begin; dropped tokens are too few for a row."""
+    """The counts of a shard. Documents are counted where they begin; dropped tokens are too few for a row. Pairs
+    that were cut lost the end of their input or target."""
 
     split: str
     rows: int
@@ -76,6 +77,8 @@ class ShardResult(Result):
     documents: int
     dropped_tokens: int
     blocks: list[WrittenBlock]
+    cut_inputs: int = 0
+    cut_targets: int = 0
 
 
 Tokenized = list[Finished[TokensResult]]
@@ -145,6 +148,8 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
         documents=int(np.count_nonzero(rows.documents < rows.offsets[-1])),
         dropped_tokens=rows.dropped,
         blocks=written,
+        cut_inputs=rows.cut_inputs,
+        cut_targets=rows.cut_targets,
     )
 
 

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
+import yaml
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import write_bytes
@@ -54,18 +55,33 @@ class Standalone:
         yield self.trained.model
 
 
-def hooks_of(suite: str, names: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks `names`, or else those of `suite`; with the settings of the run where it has them.
+def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
+    """The hooks `given`, or else those of `suite`; with the settings of the run where it has them.
 
-    Raises UserError for a name that no hook has.
+    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for a
+    name that no hook has, or a wrong setting.
     """
-    of_run = {settings.hook: settings for settings in trained_with}
-    if unknown := [name for name in names if name not in HOOKS]:
-        raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {unknown[0]!r}")
-    if of_steps := [name for name in names if HOOKS[name].in_training]:
-        raise UserError(f"--hook {of_steps[0]}: it measures training steps, and a checkpoint has none")
-    chosen = names or SUITES[suite]
-    return [of_run.get(name) or check({}, HOOKS[name], f"--hook {name}") for name in chosen]
+    hooks: list[HookSettings] = []
+    for one in given or SUITES[suite]:
+        settings = _given(one)
+        if (name := str(settings.get("hook"))) not in HOOKS:
+            raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
+        if HOOKS[name].in_training:
+            raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
+        of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
+        hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
+    return hooks
+
+
+def _given(hook: str) -> dict[str, Any]:
+    """The settings that a name, or a YAML mapping of settings, stands for; none if it can't be read."""
+    if not hook.startswith("{"):
+        return {"hook": hook}
+    try:
+        settings = yaml.safe_load(hook)
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def evaluate(
@@ -91,8 +107,12 @@ def evaluate(
     with _ranks() as (rank, ranks):
         trained = TrainedModel.open(checkpoint).on_best_device()
         held_out, objective = _corpora(corpora, config, trained)
+        objectives = {name: (objective or corpus.objective).name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
+        if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
+            raise UserError("\n".join(lines))
+        hooks = [settings for settings in hooks if not settings.problems(objectives)]
         data = HeldOut(held_out, trained.tokenizer, objective, skip_damage=False, cut=Cut(rank, ranks, micro_batch, 1))
         for findings in Hooks(hooks, data, out).after(Standalone(trained), step, last=True):
             metrics |= findings.metrics

@@ -162,11 +162,10 @@ class Evaluation:
         """
         rank, ranks = self.held_out.cut.rank, self.held_out.cut.ranks
         mine = [*work(items[rank::ranks])]
-        if ranks == 1:
-            return mine
-        gathered: list[list[Any]] = [[] for _ in range(ranks)]
+        gathered: list[list[Any]] = [mine] * ranks
         with self.together.collective():
-            dist.all_gather_object(gathered, mine)
+            if ranks > 1:
+                dist.all_gather_object(gathered, mine)
         return [gathered[place % ranks][place // ranks] for place in range(len(items))]
 
 

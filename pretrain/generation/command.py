@@ -1,14 +1,15 @@
 """`pretrain generate`: reads texts and shows answers."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import track
 
 if TYPE_CHECKING:
+    from pretrain.generation.fillings import Filling
     from pretrain.generation.texts import Written
 
 
@@ -31,15 +32,23 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
     return lines
 
 
-def show(written: "Iterator[Written]", originals: Sequence[str | None], jsonl: bool, out: TextIO) -> None:
+def show(
+    written: "Iterator[Written]",
+    originals: Sequence[str | None],
+    jsonl: bool,
+    out: TextIO,
+    fillings: "Callable[[str], list[list[Filling]]] | None" = None,
+) -> None:
     """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
 
-    `originals`: the texts before words were blanked out, if known; shown beside the answers.
+    `originals`: the texts before words were blanked out, if known; shown beside the answers. `fillings` gives the
+    likeliest fillings of each blank of a text.
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
     for one, original in zip(written, originals, strict=True):
-        out.write(_as_json(one, original) if jsonl else _as_text(one, original))
+        of_blanks = fillings(one.text) if fillings and one.has_blanks else []
+        out.write(_as_json(one, original, of_blanks) if jsonl else _as_text(one, original, of_blanks))
         out.flush()
 
 
@@ -53,13 +62,20 @@ def new_file(path: Path) -> TextIO:
         raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def _as_json(one: "Written", original: str | None) -> str:
-    fields = {"text": one.text, "generated": one.generated, "whole": one.whole}
-    return json.dumps(fields | ({"original": original} if original else {}), ensure_ascii=False) + "\n"
+def _as_json(one: "Written", original: str | None, of_blanks: "list[list[Filling]]") -> str:
+    fields: dict[str, Any] = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    if original:
+        fields["original"] = original
+    if of_blanks:
+        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in of_blanks]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def _as_text(one: "Written", original: str | None) -> str:
+def _as_text(one: "Written", original: str | None, of_blanks: "list[list[Filling]]") -> str:
     if not one.has_blanks:
         return one.whole + "\n"
     lines = [f"blanks    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+    for number, fillings in enumerate(of_blanks):
+        words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
+        lines.append(f"blank {number:<3} {words}")
     return "\n".join(lines) + "\n\n"

@@ -68,6 +68,9 @@ def test_pairs_are_cut_on_each_side():
     assert rows_of(rows) == [[3, 4, 5, 7], [10, 11]]  # an end mark follows on each side
     assert rows.columns["target_start"].tolist() == [3, 1]
     assert rows.dropped == 2
+    assert (rows.cut_inputs, rows.cut_targets) == (1, 1)
+    packed = pack("examples", two, TextToText(inputs_length=5, targets_length=2))
+    assert (packed.cut_inputs, packed.cut_targets) == (0, 1)
 
 
 def test_packed_examples_stand_behind_one_another_with_segments():

@@ -1,6 +1,7 @@
-"""The real text that ships with the package."""
+"""The samples that ship with the package: real text, and a task."""
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def test_c4_sample_has_the_published_layout():
         '"timestamp":"2019-04-25T12:57:54Z","url":"https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"}\n'
     )
     assert C4.read_bytes()[4:8] == bytes(4)  # no time in the gzip header
+
+
+def test_reversal_is_drawn_as_its_licence_file_says():
+    draw, drawn = random.Random(0), dict[tuple[str, ...], None]()
+    while len(drawn) < 12_000:
+        length = draw.randint(4, 8)
+        drawn.setdefault(tuple(draw.choice("abcdefghijklmnop") for _ in range(length)))
+    lines = content(SAMPLES / "reversal.tsv.bz2").decode().splitlines()
+    assert lines == [f"{' '.join(letters)}\t{' '.join(reversed(letters))}" for letters in drawn]
 
 
 def test_samples_are_small_and_have_their_licences():

@@ -257,18 +257,31 @@ def test_tab_separated_pairs_with_a_prefix(tmp_path):
         Record(0, "translate English to German: A house.", target="Ein Haus."),
         Record(4, "translate English to German: na\ufffdve", target="x"),
     ]
-    assert intake.counters == {"read": 5, "damaged": 2, "empty": 1, "undecodable": 1}
+    assert intake.counters == {"read": 5, "damaged": 2, "empty_input": 1, "undecodable": 1}
     assert intake.damage[0] == ("line 2", "expected input, tab, target, found 0 tabs")
 
 
 def test_json_pairs_under_any_keys(tmp_path):
-    lines = b'{"inputs": "a", "targets": "b"}\n{"inputs": "a"}\n{"inputs": "", "targets": "b"}\n'
+    lines = b'{"inputs": "a", "targets": "b"}\n{"inputs": "a"}\n{"inputs": "c", "targets": " "}\n'
     kept, intake = read_bytes("pairs", tmp_path / "a", lines)
     assert kept == [Record(0, "a", target="b")]
-    assert intake.counters == {"read": 3, "damaged": 1, "empty": 1}
+    assert intake.counters == {"read": 3, "damaged": 1, "empty_target": 1}
+    assert intake.counters.examples["empty_target"] == ["c"]
     named = b'{"translation": {"en": "a", "de": "b"}}'
     kept, _ = read_bytes("pairs", tmp_path / "a", named, inputs="translation.en", targets="translation.de")
     assert kept == [Record(0, "a", target="b")]
+
+
+def test_json_pairs_may_have_several_right_answers_and_choices(tmp_path):
+    lines = [
+        {"inputs": "a", "targets": ["b", "c"], "choices": ["b", "d"]},
+        {"inputs": "a", "targets": []},
+        {"inputs": "a", "targets": "b", "choices": "bd"},
+        {"inputs": "a", "targets": [1]},
+    ]
+    kept, intake = read_bytes("pairs", tmp_path / "a", "\n".join(map(json.dumps, lines)).encode())
+    assert kept == [Record(0, "a", target="b", targets=["b", "c"], choices=["b", "d"])]
+    assert intake.counters == {"read": 4, "damaged": 2, "empty_target": 1}
 
 
 def test_a_layout_may_be_named(tmp_path):

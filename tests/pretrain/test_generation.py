@@ -25,6 +25,7 @@ from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, start
 from pretrain.generation.decoding import generate, sample, uniform_draws, warped
+from pretrain.generation.fillings import likeliest_fillings
 from pretrain.generation.forbidden import repeating
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.spans import split_spans
@@ -609,6 +610,31 @@ def test_texts_are_answered_in_order_whatever_the_batches(trained):
     assert one[0].whole == one[0].generated
     assert [written.has_blanks for written in one] == [False, False, True]
     assert one[2].whole.startswith("A [")
+
+
+def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
+    """None of the empty filling and those of one token is likelier than what is found in its place."""
+    found = likeliest_fillings(trained, LINES[2], 3)
+    assert [len(fillings) for fillings in found] == [3, 3]
+    first = [filling.probability for filling in found[0]]
+    assert first == sorted(first, reverse=True)
+    model, tokenizer = trained.model, trained.tokenizer
+    sentinel = tokenizer.vocabulary.first_sentinel
+    ends = [tokenizer.vocabulary.eos, *tokenizer.vocabulary.sentinel_ids]
+    words = list(range(2, 300))
+    with torch.no_grad():
+        states = model.encode(torch.tensor([tokenizer.encode_with_sentinels(LINES[2])]))
+        prefixes = torch.tensor([[model.config.decoder_start_id, sentinel, word] for word in words])
+        shares = model.decode(prefixes, states.expand(len(words), -1, -1))[:, :, :320].softmax(dim=-1)
+    of_one = shares[range(len(words)), 1, words] * shares[:, 2, ends].sum(dim=1)
+    short = sorted([float(shares[0, 1, ends].sum()), *of_one.tolist()], reverse=True)
+    assert all(mine >= other - 1e-12 for mine, other in zip(first, short, strict=False))
+    assert any(abs(mine - other) < 1e-12 for mine in first for other in short[:3])
+    shown = invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9).stdout.splitlines()
+    assert shown[2].startswith(f"blank 0   [{found[0][0].text}] {found[0][0].probability:.1%}   [")
+    assert shown[3].startswith("blank 1   [")
+    one = json.loads(invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9, "--jsonl").stdout)
+    assert one["likeliest"][0][0] == {"text": found[0][0].text, "probability": pytest.approx(first[0])}
 
 
 def test_a_causal_model_goes_on_with_a_text(tokenizer):

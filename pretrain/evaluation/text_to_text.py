@@ -1,0 +1,237 @@
+"""Answers to held-out inputs of text-to-text pairs, beside the right ones."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+
+import torch
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.execution.parts import read_documents
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.loading.batches import IGNORED
+from data_pipeline.objectives import TextToText
+from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.evaluation.answer_metrics import ANSWER_METRICS
+from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.generation.decoding import generate
+from pretrain.generation.incremental import Weights
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import padded
+from pretrain.hook_settings import TextToTextSettings
+from pretrain.models.model import Model
+from pretrain.run import watchdog
+
+_AT_ONCE = 32  # rows that a rank answers before it asks whether the budget is spent
+_TOKENS_AT_ONCE = 16_384  # of choices, in one forward
+_MOST_CHOICES = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out input with its right answers, and what to choose from where answers are ranked."""
+
+    text: str
+    references: Sequence[str]
+    choices: Sequence[str] = ()
+
+
+class Task(NamedTuple):
+    """Held-out questions under the name of their corpus or file."""
+
+    name: str
+    objective: TextToText
+    questions: list[Question]
+
+
+class Answer(NamedTuple):
+    """What the model writes and what it chooses: by the likelihood of a choice, and by that of its mean token."""
+
+    written: str = ""
+    unfinished: bool = False
+    chosen: str = ""
+    chosen_per_token: str = ""
+
+
+class TextToTextAnswers:
+    """Metrics `text_to_text/NAME/METRIC` of each held-out corpus of pairs, and a table of answers beside references.
+
+    Inputs are cut to `inputs_length`, as in training; references are whole. The likeliest token is taken each time, or
+    the best of `num_beams`. Each row counts once over all ranks. If the budget is spent, the metrics are those of the
+    rows so far.
+    """
+
+    def __init__(self, settings: TextToTextSettings):
+        self._settings = settings
+        self._tasks: list[Task] | None = None
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        metrics: dict[str, float] = {}
+        tables: dict[str, list[dict[str, Any]]] = {}
+        lines: list[str] = []
+        if self._tasks is None:
+            self._tasks = self._read(evaluation)
+        with evaluation.whole_model() as model:
+            for task in self._tasks:
+                answerer = _Answerer(model, evaluation.held_out.tokenizer, task.objective, self._settings)
+                answers: list[Answer] = []
+                step = _AT_ONCE * evaluation.held_out.cut.ranks
+                for start in range(0, len(task.questions), step):
+                    watchdog.alive()
+                    answers += evaluation.shared(task.questions[start : start + step], answerer.answers)
+                    if evaluation.together.late:
+                        break
+                answered = task.questions[: len(answers)]
+                found = self._metrics(answered, answers)
+                metrics |= {f"text_to_text/{task.name}/{name}": value for name, value in found.items()}
+                tables[f"text_to_text/{task.name}"] = self._table(answered, answers)
+                lines += self._lines(task, answers, found)
+                if evaluation.together.late:
+                    break
+        return Findings(metrics, tables, lines=lines)
+
+    def _read(self, evaluation: Evaluation) -> list[Task]:
+        settings, corpora = self._settings, evaluation.held_out.corpora
+        if settings.file is not None:
+            objective = next(
+                (one.objective for one in corpora.values() if isinstance(one.objective, TextToText)), TextToText()
+            )
+            return [Task(settings.name, objective, _of_file(settings))]
+        found = []
+        for name, corpus in corpora.items():
+            if settings.corpus in (None, name) and isinstance(corpus.objective, TextToText):
+                questions = list(islice(_of_corpus(corpus), settings.rows))
+                found.append(Task(name, corpus.objective, _with_choices(questions, settings)))
+        return found
+
+    def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
+        references = [question.references for question in questions]
+        kinds = {"rank_accuracy": "chosen", "rank_accuracy_per_token": "chosen_per_token"}
+        found: dict[str, float] = {}
+        for name in self._settings.metrics:
+            of_kind = [getattr(answer, kinds.get(name, "written")) for answer in answers]
+            found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](of_kind, references)
+        return found
+
+    def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        """The first rows; columns that are empty in all of them are left out."""
+        rows: list[dict[str, Any]] = [
+            {
+                "input": question.text,
+                "answer": answer.written,
+                "choice": answer.chosen,
+                "choice per token": answer.chosen_per_token,
+                "reference": " | ".join(question.references),
+            }
+            for question, answer in islice(zip(questions, answers, strict=True), self._settings.shown)
+        ]
+        asked = {"answer": self._settings.writes, "choice": self._settings.ranks}
+        hidden = [column for column in ("answer", "choice", "choice per token") if not asked[column.split()[0]]]
+        return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+
+    def _lines(self, task: Task, answers: Sequence[Answer], found: dict[str, float]) -> Iterator[str]:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+        yield f"{task.name}: {values} of {len(answers):,} held-out rows"
+        question, first = task.questions[0], answers[0]
+        answer = first.written if self._settings.writes else first.chosen
+        yield f"  {question.text} → {answer} (reference: {question.references[0]})"
+        if unfinished := sum(answer.unfinished for answer in answers):
+            most = self._settings.longest_answer(task.objective.targets_length)
+            yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
+
+
+@dataclass
+class _Answerer:
+    """Answers questions as a model was trained to: `objective` cuts inputs."""
+
+    model: Model
+    tokenizer: Tokenizer
+    objective: TextToText
+    settings: TextToTextSettings
+
+    def __post_init__(self) -> None:
+        self._weights = Weights.of(self.model) if self.settings.writes else None
+        self._device = next(self.model.parameters()).device
+        most = self.settings.longest_answer(self.objective.targets_length)
+        self._decoding = GenerationSettings(max_new_tokens=most, num_beams=self.settings.num_beams)
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """The answers, in order."""
+        if not questions:
+            return []
+        eos = self.tokenizer.vocabulary.eos
+        ids = self.tokenizer.encode([question.text for question in questions])
+        inputs = [[*row[: self.objective.inputs_length - 1], eos] for row in ids]
+        answers = self._written(inputs) if self.settings.writes else [Answer()] * len(inputs)
+        if self.settings.ranks:
+            chosen = [self._chosen(row, question.choices) for row, question in zip(inputs, questions, strict=True)]
+            answers = [
+                answer._replace(chosen=by_sum, chosen_per_token=by_mean)
+                for answer, (by_sum, by_mean) in zip(answers, chosen, strict=True)
+            ]
+        return answers
+
+    def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
+        vocabulary = self.tokenizer.vocabulary
+        ids, mask = padded(inputs, vocabulary.pad, left=False)
+        mask = None if mask is None else mask.to(self._device)
+        rows = generate(self.model, ids.to(self._device), mask, self._decoding, weights=self._weights).tolist()
+        ended = [vocabulary.eos in row for row in rows]
+        texts = [self.tokenizer.decode(list(takewhile(lambda id_: id_ != vocabulary.eos, row))) for row in rows]
+        return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]
+
+    def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
+        """The likeliest of `choices`, and the one whose tokens are likeliest on average; end marks count."""
+        targets = [[*ids, self.tokenizer.vocabulary.eos] for ids in self.tokenizer.encode(list(choices))]
+        sums: list[float] = []
+        at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
+        for start in range(0, len(targets), at_once):
+            labels, _ = padded(targets[start : start + at_once], IGNORED, left=False)
+            given = torch.tensor([inputs]).expand(len(labels), -1)
+            losses = self.model(encoder_input_ids=given.to(self._device), labels=labels.to(self._device))
+            sums += losses["labels"].double().sum(dim=1).tolist()
+        means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
+        return choices[sums.index(min(sums))], choices[means.index(min(means))]
+
+
+def _of_corpus(corpus: Corpus) -> Iterator[Question]:
+    """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
+    parts = sorted((corpus.directory / "documents").glob("part-*.parquet"))
+    if not parts:
+        raise UserError(f"{corpus.directory}: this copy has no documents/, where the held-out pairs are")
+    for part in parts:
+        for row in read_documents(corpus.directory, f"documents/{part.name}", ["text", "target", "split"]):
+            if row["split"] == "validation":
+                yield Question(row["text"], [row["target"]])
+
+
+def _of_file(settings: TextToTextSettings) -> list[Question]:
+    """The pairs of a file, with all right answers and choices. Raises UserError if there is none, or a damaged line."""
+    intake = Intake()
+    file = Input(str(settings.file), options={"prefix": settings.prefix})
+    try:
+        records = list(islice(READERS["pairs"](file, intake), settings.rows))
+    except DamagedInput as error:
+        raise UserError(str(error)) from None
+    if intake.damage:
+        position, reason = intake.damage[0]
+        raise UserError(f"{settings.file}: {position}: {reason}")
+    if not records:
+        raise UserError(f"{settings.file}: has no pair; {intake.counters['read']} lines without input or target")
+    questions = [Question(one.text, one.targets or [one.target], one.choices) for one in records]
+    return _with_choices(questions, settings)
+
+
+def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
+    """The questions, each with choices: its own, else those of the settings, else all different right answers."""
+    if not settings.ranks:
+        return questions
+    labels = settings.choices or sorted({one.references[0] for one in questions})
+    if len(labels) > _MOST_CHOICES and not all(one.choices for one in questions):
+        raise UserError(
+            f"rank_accuracy: the held-out rows have {len(labels):,} different answers, too many to rank each; "
+            "name the labels under choices"
+        )
+    return [Question(one.text, one.references, one.choices or labels) for one in questions]

@@ -1,0 +1,72 @@
+"""The likeliest fillings of each blank, with their probabilities."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.generation.texts import input_ids
+from pretrain.models import FAMILIES
+from pretrain.models.encoder_decoder import EncoderDecoder
+
+_WIDTH = 4  # beams for each filling that is asked for
+_LONGEST = 8  # tokens of a filling
+
+
+class Filling(NamedTuple):
+    """Words for a blank, and how probable the model takes them to be."""
+
+    text: str
+    probability: float
+
+
+@torch.no_grad()
+def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[list[Filling]]:
+    """For each `<extra_id_k>` of `text`, its `number` likeliest fillings of up to 8 tokens, by a beam search.
+
+    A filling's probability is that of its tokens and of an end after them, which is another sentinel or the end mark.
+    Blanks before it are filled with their likeliest words. Raises UserError for a model that doesn't fill blanks.
+    """
+    model, tokenizer = trained.model, trained.tokenizer
+    if not isinstance(model, EncoderDecoder):
+        raise UserError(f"models of the family {model.config.family} don't fill in blanks")
+    sentinels = tokenizer.vocabulary.sentinel_ids
+    device = next(model.parameters()).device
+    inputs = input_ids(tokenizer, text, FAMILIES[model.config.family])
+    states = model.encode(torch.tensor([inputs], device=device))
+    prefix = [model.config.decoder_start_id]
+    blanks = []
+    for blank in (id_ for id_ in inputs if id_ in sentinels):
+        prefix = [*prefix, blank]
+        found = _search(model, tokenizer, states, torch.tensor([prefix], device=device), number)
+        blanks.append([Filling(tokenizer.decode(span).strip(), probability) for probability, span in found])
+        prefix = [*prefix, *found[0][1]]
+    return blanks
+
+
+def _search(
+    model: EncoderDecoder, tokenizer: Tokenizer, states: Tensor, prefix: Tensor, number: int
+) -> list[tuple[float, list[int]]]:
+    """(probability, ids) of the `number` likeliest spans after `prefix` (1, length), the likeliest first."""
+    vocabulary = tokenizer.vocabulary
+    ends = torch.tensor([vocabulary.eos, *vocabulary.sentinel_ids], device=states.device)
+    never = torch.tensor([vocabulary.pad], device=states.device)
+    tokens = prefix
+    running = torch.ones(1, dtype=torch.float64, device=states.device)
+    finished: list[tuple[float, list[int]]] = []
+    for _ in range(_LONGEST + 1):
+        logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1, : model.config.vocab_size]
+        shares = logits.double().softmax(dim=-1) * running[:, None]
+        ended = shares[:, ends].sum(dim=1).tolist()
+        spans = tokens[:, prefix.size(1) :].tolist()
+        finished = sorted([*finished, *zip(ended, spans, strict=True)], reverse=True)[:number]
+        shares[:, torch.cat([ends, never])] = 0.0
+        running, best = shares.flatten().topk(min(_WIDTH * number, shares.numel()))
+        if len(finished) == number and running[0] <= finished[-1][0]:
+            break
+        rows = best // shares.size(1)
+        tokens = torch.cat([tokens[rows], (best % shares.size(1))[:, None]], dim=1)
+    return finished

@@ -1,0 +1,259 @@
+"""Text-to-text tasks: their metrics, their mixture with other corpora, and the hook that answers held-out inputs."""
+
+import contextlib
+import io
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.mixing import rates
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
+from pretrain.evaluation import command
+from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
+from pretrain.evaluation.record import table
+from pretrain.metrics.log import read_metrics
+from pretrain.setup import prepare
+from tests.conftest import made_once, run, write_corpus_file
+from tests.pretrain.forked import run_forked
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file, train_ranks
+
+# --- metrics
+
+
+def test_metrics_of_answers_are_those_of_their_papers():
+    """One word of six differs: n-gram precisions are 5/6, 4/5, 3/4, 2/3, so BLEU is the fourth root of 1/3."""
+    answers, references = ["the cat is on the mat"], [["the cat was on the mat"]]
+    found = {name: metric(answers, references) for name, metric in ANSWER_METRICS.items()}
+    assert found["rouge1"] == pytest.approx(5 / 6)
+    assert found["rouge2"] == pytest.approx(3 / 5)
+    assert found["rougeL"] == found["rougeLsum"] == pytest.approx(5 / 6)
+    assert found["squad_f1"] == pytest.approx(3 / 4)  # without articles: cat, on and mat of four words
+    assert found["exact_match"] == found["accuracy"] == found["squad_exact_match"] == 0
+    six = ANSWER_METRICS["bleu"](["a b c d e f"], [["a b c d e g"]])
+    assert six == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    # chrF2 with equal precision and recall of 1- to 6-grams of "abcdef" and "abcdeg" is their mean
+    letters = ANSWER_METRICS["chrf"](["abcdef"], [["abcdeg"]])
+    assert letters == pytest.approx(100 * (5 / 6 + 4 / 5 + 3 / 4 + 2 / 3 + 1 / 2 + 0) / 6)
+
+
+def test_the_best_of_several_references_counts():
+    answers, references = ["1999", "Yes."], [["in 1999", "1999"], ["no"]]
+    assert ANSWER_METRICS["exact_match"](answers, references) == 0.5
+    assert ANSWER_METRICS["squad_f1"](answers, references) == 0.5
+    assert ANSWER_METRICS["rouge1"](answers, references) == 0.5
+    assert ANSWER_METRICS["bleu"](["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]]) == pytest.approx(100)
+
+
+def test_squad_compares_words_without_case_punctuation_and_articles():
+    assert normalized("The Eiffel-Tower, in  an \n Paris!") == "eiffeltower in paris"
+    assert normalized("theatre a-b") == "theatre ab"
+    assert word_f1("the black dog", "a dog") == pytest.approx(2 / 3)
+    assert word_f1("dog dog", "dog cat") == pytest.approx(1 / 2)  # a word counts as often as in both
+    assert word_f1("", "dog") == 0
+    assert ANSWER_METRICS["squad_exact_match"](["The Dog."], [["dog"]]) == 1
+    assert ANSWER_METRICS["accuracy"]([" Not  entailment"], [["not entailment"]]) == 1
+
+
+# --- mixtures
+
+
+def test_rates_are_those_of_t5():
+    """r_m = min(e_m, K) / Σ min(e_n, K), then raised to 1/T and normalised (section 3.5.2)."""
+    sizes, limit = [392_702, 2_490, 33_108], 2**16
+    parts = [min(size, limit) / sum(min(one, limit) for one in sizes) for size in sizes]
+    for temperature in (1.0, 2.0, 8.0):
+        found = rates(sizes, [1.0] * 3, limit, temperature)
+        heated = [part ** (1 / temperature) for part in parts]
+        assert [one / sum(found) for one in found] == pytest.approx([one / sum(heated) for one in heated])
+    assert rates(sizes, [1.0, 2.0, 0.5], None, 1.0) == [392_702, 4_980, 16_554]
+    assert rates([900, 100], [1.0, 1.0], 400, 2.0) == [20, 10]
+
+
+# --- a task
+
+
+WORDS = ["red", "green", "house", "tree", "dog", "river"]
+LONG = "red " * 30
+
+
+@pytest.fixture(scope="session")
+def pairs_corpus(small_corpus, tmp_path_factory) -> Path:
+    """Pairs with a prefix in two files, one of them held out, and the tokenizer of the small corpus."""
+
+    def make(folder: Path) -> None:
+        pairs = [(f"{one} {other}", f"{other} {one}") for one in WORDS for other in WORDS]
+        lines = [f"{text}\t{target}\n" for text, target in pairs]
+        (folder / "train.tsv").write_text("".join([*lines[7:], f"a\t{LONG}\n", f"{LONG}\tb\n", "no target\t\n"]))
+        (folder / "held-out.tsv").write_text("".join(lines[:7]))
+        source = {"format": "pairs", "options": {"prefix": "swap: "}}
+        config = write_corpus_file(
+            folder / "corpus.yaml",
+            name="swap",
+            sources=[
+                {**source, "name": "train", "path": str(folder / "train.tsv"), "split": "train"},
+                {**source, "name": "dev", "path": str(folder / "held-out.tsv"), "split": "validation"},
+            ],
+            tokenizer={"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20},
+            rows={
+                "packing": "examples",
+                "objective": {"name": "text_to_text", "inputs_length": 32, "targets_length": 16},
+                "apply_at": "build",
+            },
+        )
+        done = run("data-pipeline", "build", config)
+        assert done.returncode == 0, done.stderr
+        (folder / "stdout").write_text(done.stdout)
+        (folder / "stderr").write_text(done.stderr)
+
+    return made_once(tmp_path_factory, "pairs", make) / "corpus"
+
+
+def test_pairs_that_are_empty_or_too_long_are_counted_and_a_source_may_be_held_out_whole(pairs_corpus):
+    said = (pairs_corpus.parent / "stdout").read_text()
+    assert "documents: 38 of 39 kept, 1 dropped: empty_target 1" in said
+    warning = "warning: train: 1 inputs and 1 targets of 31 pairs are longer than rows.objective allows"
+    assert warning in (pairs_corpus.parent / "stderr").read_text()
+    assert warning in (pairs_corpus / "report.md").read_text()
+    splits = json.loads((pairs_corpus / "report.json").read_text())["splits"]
+    assert (splits["train"]["documents"], splits["validation"]["documents"]) == (31, 7)
+    assert (splits["validation"]["cut_inputs"], splits["validation"]["cut_targets"]) == (0, 0)
+
+
+HOOK = {"hook": "text_to_text", "metrics": ["exact_match", "bleu", "rank_accuracy", "rank_accuracy_per_token"]}
+
+
+def mixture(folder: Path, corpora: list[Path], held_out: list[Path], **sections: object) -> Path:
+    data = {
+        "train": [{"corpus": str(corpus)} for corpus in corpora],
+        "validation": [{"corpus": str(corpus)} for corpus in held_out],
+        "mixing": {"limit": 100, "temperature": 2.0},
+        "lanes": 8,
+        "workers": 0,
+    }
+    return run_file(folder, corpora[0], data=data, **sections)
+
+
+def _evaluated(checkpoint: Path, hook: str, out: Path) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        command.evaluate(checkpoint, [], names=[hook], as_json=True, out=out)
+    return text.getvalue()
+
+
+def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_once(small_corpus, pairs_corpus, tmp_path):
+    """On two ranks in the run, and on one and two from its checkpoint, with choices ranked by the same likelihoods."""
+    corpora = [pairs_corpus, small_corpus]
+    path = mixture(tmp_path, corpora, corpora, evaluation=[HOOK])
+    config = load(path, [], RunConfig)
+    rows = [open_corpus(corpus).rows("train") for corpus in corpora]
+    parts = [min(number, 100) ** 0.5 for number in rows]
+    assert prepare(config, 0, 1).shares == pytest.approx(
+        {"swap": parts[0] / sum(parts), "small": parts[1] / sum(parts)}
+    )
+    assert train_ranks(path, 2) == [0, 0]
+    logged = read_metrics(tmp_path / "run")[-1].metrics
+    wanted = {name: value for name, value in logged.items() if name.startswith("text_to_text/")}
+    assert wanted.keys() == {f"text_to_text/swap/{name}" for name in HOOK["metrics"]}
+    checkpoint = checkpoint_in(tmp_path / "run")
+    shown = table(tmp_path / "run/artifacts/evaluation/text_to_text/swap.json")
+    assert [row["input"] for row in shown] == [f"swap: red {word}" for word in WORDS] + ["swap: green red"]
+    assert [row["reference"] for row in shown] == [f"{word} red" for word in WORDS] + ["red green"]
+    alone = json.loads(_evaluated(checkpoint, "text_to_text", tmp_path / "alone"))
+    assert {name: alone[name] for name in wanted} == pytest.approx(wanted)
+    again = table(tmp_path / "alone/text_to_text/swap.json")
+    assert [{**row, "step": 8} for row in again] == shown
+    first, second = on_ranks(2, _evaluated, checkpoint, "text_to_text", tmp_path / "two", joined=False)
+    assert second == ""
+    assert {name: json.loads(first)[name] for name in wanted} == pytest.approx(wanted)
+    _check_choices(TrainedModel.open(checkpoint), shown)
+
+
+def _check_choices(trained: TrainedModel, shown: list[dict[str, str]]) -> None:
+    """The model's own loss of each choice alone, without padding."""
+    tokenizer, eos = trained.tokenizer, trained.tokenizer.vocabulary.eos
+    choices = sorted(row["reference"] for row in shown)
+    for row in shown:
+        losses = []
+        for choice in choices:
+            inputs, labels = ([*ids, eos] for ids in tokenizer.encode([row["input"], choice]))
+            with torch.no_grad():
+                found = trained.model(encoder_input_ids=torch.tensor([inputs]), labels=torch.tensor([labels]))
+            losses.append(found["labels"].double())
+        sums, means = ([float(of(one)) for one in losses] for of in (torch.sum, torch.mean))
+        assert row["choice"] == choices[sums.index(min(sums))]
+        assert row["choice per token"] == choices[means.index(min(means))]
+
+
+def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
+    """And a budget that is spent cuts the hook between its rows, on one rank too."""
+    lines = [
+        {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no"]},
+        {"inputs": "x", "targets": "y", "choices": ["y", "z"]},
+    ] * 20
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = run_file(tmp_path, pairs_corpus, evaluation=[], run={"max_steps": 1})
+    assert train_ranks(path, 1) == [0]
+    hook = {"hook": "text_to_text", "metrics": ["rank_accuracy"], "file": str(tmp_path / "dev.jsonl"), "prefix": "p: "}
+    checkpoint = checkpoint_in(tmp_path / "run")
+    found = json.loads(_evaluated(checkpoint, json.dumps(hook), tmp_path / "out"))
+    assert found["text_to_text/dev/rank_accuracy"] in (0, 0.5, 1)
+    rows = table(tmp_path / "out/text_to_text/dev.json")
+    assert [row["input"] for row in rows[:2]] == ["p: red dog", "p: x"]
+    assert rows[0]["reference"] == "dog red | a dog"
+    assert {row["choice"] for row in rows[1::2]} <= {"y", "z"}
+    assert "answer" not in rows[0]
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        _evaluated(checkpoint, json.dumps({**hook, "budget_seconds": 1e-9}), tmp_path / "cut")
+    assert "of 32 held-out rows" in errors.getvalue()
+    assert "warning: text_to_text was cut after 0 s" in errors.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("hook", "line"),
+    [
+        ({"metrics": ["blue"]}, "metrics.0: input should be 'exact_match', "),
+        ({"metrics": []}, "metrics: "),
+        ({"corpus": "wmt"}, "evaluation.0.corpus: no held-out corpus is named 'wmt'; there is swap, small"),
+        ({"corpus": "small"}, "evaluation.0.corpus: small has no text-to-text pairs"),
+        ({"file": "no/such.jsonl"}, "evaluation.0.file: no/such.jsonl: no such file"),
+        ({"prefix": "swap: "}, "prefix: is for file"),
+    ],
+)
+def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_corpus, tmp_path, hook, line):
+    corpora = [pairs_corpus, small_corpus]
+    path = mixture(tmp_path, [pairs_corpus], corpora, evaluation=[{"hook": "text_to_text", **hook}])
+    with pytest.raises(UserError) as refused:
+        prepare(load(path, [], RunConfig), 0, 1)
+    assert line in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_run_without_pairs_is_told_so_and_a_suite_leaves_the_hook_out(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, evaluation=[], run={"max_steps": 1})
+    assert train_ranks(path, 1) == [0]
+    named = run_forked("evaluate", tmp_path / "run", "--hook", "text_to_text")
+    assert (named.returncode, named.stderr.splitlines()) == (
+        2,
+        ["pretrain: error: --hook text_to_text: corpus: small has no text-to-text pairs"],
+    )
+    wrong = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: text_to_text, metrics: [bleu")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+
+
+def test_a_mixture_that_gives_a_corpus_no_row_is_refused(small_corpus, pairs_corpus, tmp_path):
+    path = mixture(tmp_path, [pairs_corpus, small_corpus], [])
+    config = load(path, ["data.train.0.weight=1e-7", "data.train.1.weight=1e-7", "evaluation=[]"], RunConfig)
+    prepare(config, 0, 1)  # equal weights
+    corpora = [SimpleNamespace(rows=number) for number in (3, 30_000_000)]
+    assert math.isclose(rates([one.rows for one in corpora], [1, 1], None, 1.0)[0], 3)
