@@ -39,9 +39,8 @@ MODEL = {
 
 def chosen() -> list[HookSettings]:
     """The hooks that need nothing but a corpus, with their defaults."""
-    return [
-        settings() for settings in HOOKS.values() if not any(f.is_required() for f in settings.model_fields.values())
-    ]
+    free = [one for one in HOOKS.values() if not any(field.is_required() for field in one.model_fields.values())]
+    return [settings.model_validate({}) for settings in free]
 
 
 def run(folder: Path, corpus: Path, rows: int, evaluations: int) -> list[Row]:

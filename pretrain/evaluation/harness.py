@@ -7,6 +7,7 @@ was trained with, the end mark scored.
 """
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,6 +170,8 @@ def findings(harness: Harness, settings: HarnessSettings) -> tuple[Findings, dic
         except (OSError, ValueError, KeyError, ConnectionError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(error).__name__}: {first}") from error
+    if results is None:  # to a launcher's other ranks
+        return Findings(), {}
     metrics = {
         f"lm_eval/{task}/{name.removesuffix(',none').replace(',', '/')}": float(value)
         for task, values in results["results"].items()
@@ -192,13 +195,14 @@ def _known(settings: HarnessSettings, manager: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The harness and its libraries log pages; only errors remain."""
+    """The harness and its libraries log pages and draw bars; only errors remain."""
     names = ("lm_eval", "datasets", "evaluate", "huggingface_hub")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     for logger, _ in before:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         for logger, level in before:
             logger.setLevel(level)
