@@ -204,8 +204,20 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
+    lm_eval: Annotated[
+        str | None, typer.Option(metavar="TASKS", help="Instead of hooks: tasks of the lm-evaluation-harness, a,b,….")
+    ] = None,
+    include_path: Annotated[
+        Path | None, path_option("--include-path", "A folder with tasks of your own, for --lm-eval.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(help="For --lm-eval: answer, blank or copy. Default: as the encoder-decoder was trained."),
+    ] = None,
+    few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="For --lm-eval: only so many rows of each task.")] = None,
 ) -> None:
-    """Run evaluation hooks on a checkpoint, on one rank or those of a launcher."""
+    """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
     from pretrain.hook_settings import SUITES
 
     if suite not in SUITES:
@@ -213,6 +225,14 @@ def evaluate(
     from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.evaluation import command
 
+    if lm_eval is not None:
+        from pretrain.evaluation.harness import HarnessSettings
+
+        settings = HarnessSettings(lm_eval.split(","), include_path, few_shot, limit)
+        command.evaluate_on_tasks(checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
+        return
+    if include_path or form or few_shot is not None or limit is not None:
+        raise UserError("--include-path, --form, --few-shot and --limit are for --lm-eval")
     command.evaluate(checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
 
 

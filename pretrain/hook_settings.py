@@ -58,6 +58,8 @@ class ValidationLossSettings(HookSettings):
     implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
 
     hook: Literal["validation_loss"] = "validation_loss"
+    every_steps: PositiveInt = 1000
+    """Steps from one evaluation to the next."""
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
 

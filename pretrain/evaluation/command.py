@@ -1,4 +1,4 @@
-"""`pretrain evaluate` and `pretrain attention`: the hooks, on a checkpoint instead of inside a run."""
+"""`pretrain evaluate` and `pretrain attention`: hooks and tasks, on a checkpoint instead of inside a run."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batches import Batch
@@ -24,8 +24,11 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation import attention, record
-from pretrain.evaluation.hook import Findings, HeldOut
+from pretrain.evaluation.forms import FORMS, Asking
+from pretrain.evaluation.harness import Harness, HarnessSettings, findings
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.together import Together
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import input_ids, prompt_ids
@@ -123,6 +126,49 @@ def evaluate(
             print(json.dumps(metrics, indent=1))
     if failed:
         raise FailedError("not every hook gave a result")
+
+
+def evaluate_on_tasks(
+    checkpoint: Path,
+    settings: HarnessSettings,
+    form: str | None = None,
+    batch_size: int = 8,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Runs tasks of the lm-evaluation-harness on a checkpoint and prints its table.
+
+    On several ranks if a launcher started them. `form`: how an encoder-decoder is asked, a key of FORMS; None: as its
+    run has trained it. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be asked.
+    """
+    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    with _ranks() as (rank, ranks):
+        trained = TrainedModel.open(checkpoint).on_best_device()
+        model, vocabulary = trained.model, trained.tokenizer.vocabulary
+        asking = Asking.of(model.config, vocabulary, form, _trained_on(config))
+        data = HeldOut({}, trained.tokenizer, None, skip_damage=False, cut=Cut(rank, ranks, batch_size, 1))
+        subject = Standalone(trained)
+        together = Together(None, subject.device, alone=ranks == 1)
+        harness = Harness(model, asking, Evaluation(subject, data, 0, together), batch_size)
+        found, results = findings(harness, settings)
+        if rank == 0:
+            if out is not None:
+                write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
+            if asking.form in FORMS:
+                print(f"asked as {asking.form}: {FORMS[asking.form]}", file=sys.stderr if as_json else sys.stdout)
+            print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
+
+
+def _trained_on(config: RunConfig | None) -> str | None:
+    """The name of the objective that a run trains with; None if it isn't known."""
+    if config is None:
+        return None
+    if config.data.objective is not None:
+        return config.data.objective.name
+    try:
+        return open_corpus(config.data.train[0].corpus).objective.name
+    except UserError:
+        return None
 
 
 def _corpora(

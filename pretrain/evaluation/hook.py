@@ -131,10 +131,13 @@ class Evaluation:
         with self.together.collective():
             return self.subject.losses(batch)
 
-    def losses_and_hits(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """`losses`, and whether each target is the model's likeliest id: bool (batch, targets)."""
+    def losses_and_hits(self, batch: Batch, alone: bool = False) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """`losses`, and whether each target is the model's likeliest id: bool (batch, targets).
+
+        `alone`: the model is whole on this rank, and other ranks don't take part.
+        """
         with noting_hits() as hits:
-            losses = self.losses(batch)
+            losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # of the targets alone
             found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found)

@@ -1,9 +1,13 @@
 """MLflow's client and its store: a server, or a sqlite file."""
 
 import contextlib
+import http.client
 import logging
 import os
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +87,21 @@ def safe_key(name: str) -> str:
     """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length."""
     parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:_KEY_LENGTH].rstrip("/") or "_"
+
+
+def answers(uri: str) -> bool:
+    """Whether the MLflow server at `uri` answers within a second; False for what is no server."""
+    if not uri.startswith(("http://", "https://")):
+        return False
+    parts = urllib.parse.urlsplit(uri)
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path.rstrip('/')}/health").geturl()
+    try:
+        with urllib.request.urlopen(address, timeout=1.0):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500  # a proxy that wants a password answers; one without a server behind it doesn't
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
 
 
 def one_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaf
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.metrics.log import MetricLog
 from pretrain.tracking.feeder import MlflowFeeder
-from pretrain.tracking.store import absolute_uri, one_line
+from pretrain.tracking.store import absolute_uri, answers, one_line
 from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _SECONDS_BETWEEN_FEEDS = 2.0
 _SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
+_SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
 _LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
@@ -132,25 +134,33 @@ class _FeedingThread:
     """Calls the feeder every few seconds, less and less often while MLflow fails."""
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
-        self._uri = masked(uri)
+        self._uri, self._address = masked(uri), uri
         self._feeder = MlflowFeeder(run_dir, run, uri)
-        self._closing = threading.Event()
+        self._closing, self._closed = threading.Event(), threading.Event()
         self._failing = self._complete = False
         self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
         self._thread.start()
 
     def close(self, timeout: float) -> bool:
-        """Has the feeder send the rest. Returns whether MLflow has everything."""
-        if self._failing:  # MLflow was unreachable so far: one more try, but no long wait
-            timeout = min(timeout, 3.0)
+        """Has the feeder send the rest. Returns whether MLflow has everything.
+
+        An MLflow that was unreachable so far gets a few seconds, and the rest of `timeout` only if it then answers.
+        """
+        began = time.monotonic()
         self._closing.set()
-        self._thread.join(timeout)
+        if self._failing:
+            self._thread.join(min(timeout, _SECONDS_FOR_A_RETURN))
+        if not self._failing or answers(self._address):
+            self._thread.join(max(timeout - (time.monotonic() - began), 0.0))
+        self._closed.set()
         return self._complete
 
     def _work(self) -> None:
-        pause, last_tries = _SECONDS_BETWEEN_FEEDS, 3
-        while not self._complete and last_tries:
+        pause, last_try = _SECONDS_BETWEEN_FEEDS, math.inf
+        while not self._complete and not self._closed.is_set():
             closing = self._closing.is_set()
+            if closing:
+                last_try = min(last_try, time.monotonic() + _SECONDS_FOR_A_RETURN)
             try:
                 self._feeder.feed()
                 if closing:
@@ -167,8 +177,9 @@ class _FeedingThread:
             if not closing:
                 self._closing.wait(pause)
             elif not self._complete:
-                last_tries -= 1
-                time.sleep(0.5)
+                if time.monotonic() > last_try and not answers(self._address):
+                    return
+                self._closed.wait(0.5)
 
 
 def _relative(path: Path, run_dir: Path) -> str:

@@ -7,13 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
-import matplotlib.figure
 import pytest
 
 from pretrain import huggingface
 from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation import record
+from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
 from pretrain.run.hardware import free_port
 from pretrain.tracking.registry import Registration
@@ -25,6 +24,11 @@ CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 NAMES = ("adamw", "adafactor", "muon")
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --window-size=1500,900"
 SECONDS = 60
+NORMS = [
+    {"step": step, "layer": layer, "weight": 30.0, "gradient": 2.0 / step, "update_to_weight": 1e-3, "activation": None}
+    for step in range(2, 13, 2)
+    for layer in ("embedding", "encoder.layers.0", "decoder.layers.0", "lm_head")
+]
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
@@ -44,8 +48,7 @@ def server(whole, tmp_path_factory):
         run.save(run_dir)
         if name == NAMES[0]:
             for step in (6, 12):
-                figure = matplotlib.figure.Figure(figsize=(4, 3))
-                figure.add_subplot().plot(range(step))
+                figure = norms.drawn([row for row in NORMS if row["step"] <= step])
                 rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
                 record.keep(
                     record.directory(run_dir), step, Findings(tables={"samples": rows}, images={"norms": figure})

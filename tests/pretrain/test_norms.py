@@ -1,8 +1,11 @@
 """The norms of a training step: those that plain PyTorch gives, at every stage, and a step that isn't changed."""
 
+import contextlib
 import itertools
 import json
 import math
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,10 @@ import torch.distributed as dist
 
 from data_pipeline.loading.cut import Cut
 from pretrain import models
+from pretrain.evaluation.hook import Findings
+from pretrain.evaluation.hooks import Hooks
 from pretrain.evaluation.norms import by_layer
+from pretrain.hook_settings import NormsSettings
 from pretrain.metrics.log import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -138,3 +144,40 @@ def test_a_run_with_norms_has_them_in_metrics_a_table_and_a_picture(small_corpus
     refused = run_forked("evaluate", tmp_path / "norms/run", "--hook", "norms")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "--hook norms: it measures training steps, and a checkpoint has none" in refused.stderr
+
+
+class Raising:
+    """A hook that raises before the step, after it, or never."""
+
+    def __init__(self, when: str):
+        self.when = when
+
+    @contextlib.contextmanager
+    def during(self, trainer: Any) -> Iterator[None]:
+        if self.when == "before":
+            raise ValueError("before the step")
+        yield
+        if self.when == "after":
+            raise ValueError("after the step")
+
+    def evaluate(self, evaluation: Any) -> Findings:
+        return Findings({"found": 1.0})
+
+
+def test_a_hook_that_raises_around_a_step_fails_alone(tmp_path):
+    """The step is taken, the other hooks see it, and the next evaluation of the hook is sound."""
+    held_out = SimpleNamespace(cut=Cut(0, 1, 1, 1))
+    hooks = Hooks([NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9)], held_out, tmp_path)
+    first, other = Raising("before"), Raising("never")
+    hooks._hooks = [(settings, hook) for (settings, _), hook in zip(hooks._hooks, (first, other), strict=True)]
+    steps = []
+    for step, when in enumerate(("before", "after", "never"), 1):
+        first.when = when
+        with hooks.during(SimpleNamespace(), step, last=False):
+            steps.append(step)
+        failed, sound = hooks.after(SimpleNamespace(device=torch.device("cpu")), step, last=False)
+        assert sound.metrics["found"] == 1.0
+        assert failed.failed == (when != "never")
+        if failed.failed:
+            assert failed.lines == [f"warning: evaluation by norms failed: ValueError: {when} the step"]
+    assert steps == [1, 2, 3]

@@ -11,6 +11,7 @@ from pretrain.metrics.log import read_metrics
 from pretrain.run.hardware import free_port
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.state import FeedState
+from pretrain.tracking.store import answers
 from pretrain.tracking.tracker import Tracker, sync
 from tests.pretrain.mlflow_server import Server
 
@@ -80,6 +81,46 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
     assert said == ["MLflow", "MLflow"], caplog.messages  # one line for the outage, one for its end
     assert "accepts metrics again" in caplog.messages[1]
     assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
+
+
+def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, monkeypatch):
+    """What the server lacks takes it longer than a run waits for one that is away."""
+    monkeypatch.setattr(tracking, "_SECONDS_FOR_A_RETURN", 0.2)
+    port = free_port()
+    tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
+    tracker.log(1, {"train/loss": 1.0})
+    while not tracker._feeding._failing:
+        time.sleep(0.05)
+    began = time.monotonic()
+    assert not answers(f"http://127.0.0.1:{port}")
+    assert time.monotonic() - began < 2
+    feeder, feed = tracker._feeding._feeder, tracker._feeding._feeder.feed
+    server = Server(tmp_path, port)
+    try:
+        monkeypatch.setattr(feeder, "feed", lambda: (time.sleep(2), feed())[1])
+        assert answers(server.uri)
+        tracker.log(2, {"train/loss": 0.5})
+        tracker._feeding._failing = True  # as it is if the server has returned since the last try
+        tracker.close("FINISHED")
+        from mlflow.tracking import MlflowClient
+
+        run_id = FeedState.load(tmp_path / "run").run_id
+        client = MlflowClient(tracking_uri=server.uri)
+        assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == [1, 2]
+        assert client.get_run(run_id).info.status == "FINISHED"
+    finally:
+        server.kill()
+
+
+def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(tmp_path, monkeypatch):
+    """Also if it was there at the last feed: it gets as long as one that has been away."""
+    monkeypatch.setattr(tracking, "_SECONDS_FOR_A_RETURN", 0.5)
+    tracker = start(tmp_path / "run", f"http://127.0.0.1:{free_port()}")
+    tracker._feeding._failing = False
+    began = time.monotonic()
+    tracker.close("FINISHED")
+    assert not tracker._feeding._complete
+    assert time.monotonic() - began < 10
 
 
 def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path):

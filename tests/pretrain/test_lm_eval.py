@@ -1,0 +1,218 @@
+"""The lm-evaluation-harness on our models: its answers are the sums of our own losses, in the form of the training."""
+
+import json
+import math
+
+import pytest
+import torch
+import yaml
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.loading.cut import Cut
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.evaluation.command import Standalone
+from pretrain.evaluation.forms import Asking
+from pretrain.evaluation.harness import Harness
+from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.evaluation.together import Together
+from pretrain.models import build, parse
+from tests.pretrain.forked import run_forked
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file, train_ranks
+
+SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
+T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
+BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
+PAIRS = [("The sky is", " blue"), ("The sky is", " blue and wide"), ("Is it day? ", "no"), ("", "Once upon a time")]
+ROWS = [
+    {"question": "The sky is", "choices": ["blue", "green", "a fish"], "answer": 0},
+    {"question": "Two and two are", "choices": ["five", "four"], "answer": 1},
+    {"question": "A cat is an", "choices": ["animal", "idea"], "answer": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_corpus):
+    return open_corpus(small_corpus).tokenizer
+
+
+def asked_of(model_settings, tokenizer, form=None, objective=None, batch_size=2):
+    vocabulary = tokenizer.vocabulary
+    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
+    torch.manual_seed(1)
+    model = build(parse({**model_settings, "vocab_size": tokenizer.size, **ids})).eval()
+    subject = Standalone(TrainedModel(model, tokenizer))
+    data = HeldOut({}, tokenizer, None, False, Cut(0, 1, batch_size, 1))
+    evaluation = Evaluation(subject, data, 0, Together(None, torch.device("cpu"), alone=True))
+    return model, Harness(model, Asking.of(model.config, vocabulary, form, objective), evaluation, batch_size)
+
+
+@torch.no_grad()
+def log_p(model, inputs, given, scored):
+    """Σ log p of `scored` after `given` in the decoder, from the model's logits; and whether all are the likeliest."""
+    read = [model.config.decoder_start_id, *given, *scored][:-1]
+    logits = model.decode(torch.tensor([read]), model.encode(torch.tensor([inputs])))[0, len(given) :]
+    shares = logits.log_softmax(dim=-1)
+    return (
+        shares[range(len(scored)), scored].sum().item(),
+        logits.argmax(dim=-1).tolist() == scored,
+    )
+
+
+def test_a_continuation_and_its_end_mark_are_scored_after_the_context(tokenizer):
+    """In both forms of a T5: answers as in text-to-text, and blanks as in span corruption."""
+    eos, sentinel = tokenizer.vocabulary.eos, tokenizer.vocabulary.first_sentinel
+    for objective, blank in (("text_to_text", []), ("span_corruption", [sentinel])):
+        model, harness = asked_of(T5, tokenizer, objective=objective)
+        for (context, continuation), (found, greedy) in zip(PAIRS, harness.loglikelihood(PAIRS), strict=True):
+            before, after = tokenizer.encode([context.strip(), continuation.strip()])
+            wanted, likeliest = log_p(model, [*before, *blank, eos], blank, [*after, eos])
+            assert found == pytest.approx(wanted, rel=1e-5), (objective, context)
+            assert greedy == likeliest
+
+
+def test_what_the_model_generates_is_its_likeliest_and_stops_where_the_task_says(tokenizer):
+    model, harness = asked_of(T5, tokenizer)
+    ids = [*tokenizer.encode(["The sky is"])[0], tokenizer.vocabulary.eos]
+    answer: list[int] = []
+    for _ in range(6):
+        with torch.no_grad():
+            read = torch.tensor([[model.config.decoder_start_id, *answer]])
+            answer.append(
+                model.decode(read, model.encode(torch.tensor([ids])))[0, -1, : tokenizer.size].argmax().item()
+            )
+    whole = tokenizer.decode(answer)
+    assert harness.generate([("The sky is", {"max_gen_toks": 6})]) == [whole]
+    stop = whole[len(whole) // 2]
+    assert harness.generate([("The sky is", {"until": [stop], "max_gen_toks": 6})]) == [whole.partition(stop)[0]]
+
+
+def test_a_rolling_text_is_scored_once_each_after_what_stands_before_it(tokenizer):
+    """The encoder never gets nothing: at first its end mark, then the ids before each piece."""
+    text = " ".join(f"Word {number} of a text that is longer than one piece." for number in range(20))
+    ids = tokenizer.encode([text])[0]
+    assert len(ids) > 16 + 128 + 1
+    model, harness = asked_of(T5, tokenizer)
+    eos = tokenizer.vocabulary.eos
+    starts = [0, *range(16, len(ids), 128)]
+    wanted = sum(
+        log_p(model, [*ids[max(0, start - 384) : start], eos], [], ids[start:end])[0]
+        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)
+    )
+    assert harness.rolling([text, ""]) == [pytest.approx(wanted, rel=1e-5), 0]
+
+
+def test_a_decoder_only_model_is_scored_plainly(tokenizer):
+    """No end mark; an empty context is the mark between documents; a long text loses its beginning, at 64 positions."""
+    model, harness = asked_of(CAUSAL, tokenizer)
+    long = ("word " * 100, "end")
+    for pair, (found, _) in zip([*PAIRS, long], harness.loglikelihood([*PAIRS, long]), strict=True):
+        before = tokenizer.encode([pair[0].rstrip()])[0]
+        after = tokenizer.encode(["".join(pair)])[0][len(before) :]
+        whole = [*(before or [tokenizer.vocabulary.eos]), *after][-65:]
+        with torch.no_grad():
+            inputs, labels = torch.tensor([whole[:-1]]), torch.tensor([whole[1:]])
+            losses = model(encoder_input_ids=inputs, labels=labels)["labels"][0]
+        assert found == pytest.approx(-losses[-len(after) :].sum().item(), rel=1e-5)
+    text = " ".join(str(number) for number in range(60))
+    assert math.isfinite(harness.rolling([text])[0])
+
+
+def _tasks(folder):
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    task = {
+        "task": "sky",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }
+    (folder / "sky.yaml").write_text(yaml.dump(task))
+    rolling = {
+        "task": "plain",
+        "dataset_path": "json",
+        "dataset_kwargs": task["dataset_kwargs"],
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{question}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    }
+    (folder / "plain.yaml").write_text(yaml.dump(rolling))
+    return folder
+
+
+def _on_tasks(run, folder):
+    import contextlib
+    import io
+    from pathlib import Path
+
+    from pretrain.checkpoint.choose import checkpoint_in
+    from pretrain.evaluation.command import evaluate_on_tasks
+    from pretrain.evaluation.harness import HarnessSettings
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        evaluate_on_tasks(checkpoint_in(Path(run)), HarnessSettings(["sky", "plain"], folder), as_json=True)
+    return out.getvalue()
+
+
+def test_tasks_from_a_folder_give_a_table_and_json(small_corpus, tokenizer, tmp_path, monkeypatch):
+    """On one rank and on two; a run of span corruption is asked for blanks. Other tasks and families are refused."""
+    pytest.importorskip("lm_eval", reason="the extra lm-eval isn't installed")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = _tasks(tmp_path / "tasks")
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    run = tmp_path / "run"
+    arguments = ("evaluate", run, "--lm-eval", "sky,plain", "--include-path", folder, "--out", tmp_path / "out")
+    shown = run_forked(*arguments)
+    assert shown.returncode == 0, shown.stderr
+    assert "asked as blank: context <extra_id_0> </s> → <extra_id_0> continuation </s>" in shown.stdout
+    assert "|sky" in shown.stdout
+    assert "|acc_norm|" in shown.stdout.replace(" ", "")
+    first, second = on_ranks(2, _on_tasks, run, folder, joined=False)
+    metrics = json.loads(first)
+    assert second == ""
+
+    trained = TrainedModel.open(run / "checkpoints/step-00000001")
+    eos, sentinel = tokenizer.vocabulary.eos, tokenizer.vocabulary.first_sentinel
+    right, bits, size = 0, 0.0, 0
+    for row in ROWS:
+        before = tokenizer.encode([row["question"]])[0]
+        scores = [
+            log_p(trained.model, [*before, sentinel, eos], [sentinel], [*tokenizer.encode([choice])[0], eos])[0]
+            for choice in row["choices"]
+        ]
+        right += scores.index(max(scores)) == row["answer"]
+        bits -= log_p(trained.model, [sentinel, eos], [sentinel], before)[0] / math.log(2)
+        size += len(row["question"].encode())
+    assert metrics["lm_eval/sky/acc"] == pytest.approx(right / len(ROWS))
+    assert metrics["lm_eval/plain/bits_per_byte"] == pytest.approx(bits / size, rel=1e-4)
+    kept = json.loads((tmp_path / "out/lm_eval.json").read_text())
+    assert kept["results"]["sky"]["acc,none"] == pytest.approx(right / len(ROWS))
+
+    unknown = run_forked("evaluate", run, "--lm-eval", "no_such_task", "--include-path", folder)
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1), unknown.stderr
+    assert f"--lm-eval: no task 'no_such_task' in {folder} or the harness" in unknown.stderr
+    (folder / "rows.jsonl").unlink()
+    absent = run_forked(*arguments)
+    assert (absent.returncode, len(absent.stderr.splitlines())) == (2, 1), absent.stderr
+
+
+def test_a_model_without_likelihoods_of_texts_and_a_wrong_form_are_one_line(tokenizer):
+    for model, form, message in (
+        (BERT, None, "--lm-eval: models of the family encoder_only have no likelihood of a text"),
+        (CAUSAL, "blank", "--form: models of the family decoder_only continue a text; there is one form"),
+        (T5, "blnk", "--form: expected one of answer, blank, copy, got 'blnk'"),
+        (T5, "copy", "--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one"),
+    ):
+        with pytest.raises(Exception, match=message.replace("(", r"\(")) as refused:
+            asked_of(model, tokenizer, form)
+        assert str(refused.value) == message
