@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pretrain.kernels.products import product
 from pretrain.models.layers import Linear, drop, one_use, products
 from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.masks import MASKED
@@ -204,12 +205,12 @@ def written_out(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` as two products with a softmax between them, which keep (batch, heads, queries, keys) in memory."""
-    return drop(_softmax(queries, keys, bias, causal, scale), dropout) @ values
+    return product(drop(_softmax(queries, keys, bias, causal, scale), dropout), values)
 
 
 def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
     """The weights of attention (batch, heads, queries, keys)."""
-    logits = (queries if scale == 1.0 else queries * scale) @ keys.transpose(-1, -2)
+    logits = product(queries if scale == 1.0 else queries * scale, keys.mT)
     if causal:
         bias = logits.new_full(logits.shape[-2:], MASKED).triu(1)
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)

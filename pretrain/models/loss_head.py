@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pretrain.kernels.products import linear
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import Linear
 from pretrain.models.logit_bias import by_kernel
@@ -32,10 +33,10 @@ class Head(Linear):
         numbers of the labels that count, among all labels; without them the GPU is waited for.
         """
         if labels is None:
-            return F.linear(x, self.weight, self.offsets(x))
+            return linear(x, self.weight, self.offsets(x))
         assert config is not None
         if not x.is_cuda or hits_are_noted():
-            return configured_losses(F.linear(x, self.weight, self.offsets(x)), labels, config, self.training)
+            return configured_losses(linear(x, self.weight, self.offsets(x)), labels, config, self.training)
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places)
 
