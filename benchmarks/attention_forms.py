@@ -20,7 +20,8 @@ from pretrain.models.logit_bias import logit_bias, toeplitz
 from pretrain.models.positions import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no
-longer fits a cache from 512 on; the products take less than half of the time in bf16."""
+longer fits a cache from 512 on. In fp32 the products outweigh them; in bf16 on a processor with arithmetic for it they
+take more than half of the time, and without that arithmetic the operands are converted as well."""
 WIDTH = 64
 Form = Callable[[Tensor, Tensor, Tensor, RelativePositionBias], Tensor]
 

@@ -23,8 +23,11 @@ from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 
-LIMIT = """The engine reads and writes each gradient and each weight more often than the loop: into flat tensors for
-ZeRO, and back. This is the same for any number of rows, so that its share falls with the work of a step."""
+LIMIT = """The engine reads and writes each gradient and each weight more often than the loop: gradients go into flat
+fp32 tensors, their norm is one more read, and new weights are copied from the fp32 ones. These passes are bound by
+memory and are the same for any number of rows, so that their share falls with the work of a step. In bf16 the loop
+copies gradients and weights too, and by itself. Stage 3 fetches and releases the weights of each module, forward and
+backward, in Python."""
 SMALL = {
     "family": "t5", "vocab_size": 8192, "d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 704,
     "num_encoder_layers": 4, "num_decoder_layers": 4,

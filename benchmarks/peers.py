@@ -53,8 +53,8 @@ CPU_WORK = (
 # for transformers' products in bf16, on a CPU that has no arithmetic for it
 SLOW_WORK = (
     Work("T5-v1.1-small", "t5-v1.1-small", 1, 64, 16),
-    Work("BART-base", "bart-base", 1, 16, 16),
-    Work("GPT-2 small", "gpt2-small", 1, 0, 32),
+    Work("BART-base", "bart-base", 1, 8, 8),
+    Work("GPT-2 small", "gpt2-small", 1, 0, 16),
 )
 CUDA_WORK = tuple(
     Work(name, config, rows, inputs, targets)

@@ -6,7 +6,8 @@ Forward and backward of the mean loss, without an optimizer, of models with the 
 padding, in one process, in turns. Dropout is as in each model's config. The ratio is the time of transformers, in the
 faster of its two forms of attention, over ours. Compiled: our layers as `compute.compile` does it, and transformers'
 whole model, by `torch.compile`. On a CPU both sides keep freed memory, as our ranks do; transformers by itself doesn't.
-Where a CPU has no arithmetic for bf16, the work in bf16 is small, since transformers needs minutes for the usual one.
+Where a CPU has no arithmetic for bf16, steps in bf16 are small and taken once, on one thread: transformers needs
+minutes for a usual one.
 On a GPU the tables have the peak memory beyond the weights, and the utilisation: the model's arithmetic over what the
 fastest measured product does in the same time.
 """

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from pretrain import models
 from pretrain.models import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.layers import join_products
 from pretrain.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
@@ -70,8 +69,6 @@ def activations(
     with torch.device("meta"):
         batch = _batch(config, rows, on_gpu)
     as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
-    for layer in layers(model) if on_gpu else ():
-        join_products(layer)
     if checkpointing:
         for layer in layers(model):
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
