@@ -110,6 +110,7 @@ def test_a_run_goes_on_by_itself_on_the_hosts_that_are_left(hosts, small_corpus,
     lost, goes_on = errors.read_text().splitlines()
     assert lost.startswith(f"node {second} is lost: its connection ")
     assert goes_on == f"going on with 1 node ({first}), 1 rank"
+    # one rank adds gradients in another order than two, and 150 steps amplify that; other rows differ by percents
     assert losses(path) == {step: pytest.approx(loss, rel=1e-3) for step, loss in undisturbed.items()}
 
 

@@ -10,42 +10,48 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_each
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
-LEARNING_RATE = 1e-2
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
 
 
-def trained(stage: int, zero: dict, precision: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses and norms, and this rank's fragments of the fp32 parameters."""
+def trained(
+    stage: int, zero: dict, precision: str, clipping: float, steps: int
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """The losses, the norms of gradients, and this rank's fragments of the fp32 parameters."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
     from pretrain.zero.internals import fragments
 
-    optimizer = {"learning_rate": LEARNING_RATE, "gradient_clipping": 0.5}
+    optimizer = {"learning_rate": 1e-2, "gradient_clipping": clipping}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
     engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
-    found = []
-    for step in range(4):
+    losses, norms = [], []
+    for step in range(steps):
         engine.step(step, 0, micro_batches(prepared.cut, step))
         metrics = engine.take_metrics()
-        found += [metrics["train/loss"], metrics["train/gradient_norm"]]
+        losses.append(metrics["train/loss"])
+        norms.append(metrics["train/gradient_norm"])
     held = {one.name: one.of(one.flat.data).to("cpu", copy=True) for one in fragments(engine.deepspeed)}
     engine.close()
-    return found, held
+    return losses, norms, held
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_offloaded_learns_the_same(precision, device):
-    cases = [(stage, zero, precision) for stage in (1, 2, 3) for zero in ({}, OPTIMIZER)]
-    ranks = 2 if device == "cpu" else 1
-    for found in on_ranks(ranks, each, trained, [*cases, (3, BOTH, precision)], device=device):
+# the last bit of a norm depends on where its gradients lie, and with it the factor that clips them: after a few steps
+# that has moved weights whose gradients are nearly zero
+@pytest.mark.parametrize(
+    ("precision", "clipping", "steps", "atol"), [("fp32", 0, 4, 0), ("bf16", 0, 4, 0), ("bf16", 0.5, 1, 1e-8)]
+)
+def test_what_is_offloaded_learns_the_same(precision, clipping, steps, atol, device):
+    cases = [(stage, zero) for stage in (1, 2, 3) for zero in ({}, OPTIMIZER)] + [(3, BOTH)]
+    runs = [(*case, precision, clipping, steps) for case in cases]
+    for found in on_ranks(2 if device == "cpu" else 1, each, trained, runs, device=device):
         for plain, offloaded in ((0, 1), (2, 3), (4, 5), (4, 6)):
-            assert found[offloaded][0] == pytest.approx(found[plain][0], rel=1e-5)
-            assert found[offloaded][1].keys() == found[plain][1].keys()
-            for name, fragment in found[offloaded][1].items():
-                # sums come in another order; a gradient that is nearly zero may move its weight by a bit of a step
-                assert torch.allclose(fragment, found[plain][1][name], atol=LEARNING_RATE / 50), name
+            assert found[offloaded][0] == found[plain][0]
+            assert found[offloaded][1] == pytest.approx(found[plain][1], rel=1e-6)
+            assert found[offloaded][2].keys() == found[plain][2].keys()
+            for name, fragment in found[offloaded][2].items():
+                assert torch.allclose(fragment, found[plain][2][name], rtol=0, atol=atol), name
 
 
 on_nvme = pytest.mark.skipif(not AsyncIOBuilder().is_compatible(verbose=False), reason="libaio's headers are missing")
