@@ -1,18 +1,21 @@
 """What does the engine add to a step?
 
-    python benchmarks/engine_overhead.py [--device cuda] [--precision bf16 fp32] [--rows 1 8]
+    python benchmarks/engine_overhead.py [--device cuda] [--precision bf16 fp32] [--rows 8] [--stages 1 2 3]
 
 A T5 of 12 million parameters (on a GPU, T5-v1.1-base) takes steps of AdamW on rows of 128 inputs and 32 targets, under
-the engine, with DeepSpeed at ZeRO stage 1 and one rank, and in a plain loop: forward, backward, clipping, PyTorch's
+the engine, with DeepSpeed at each ZeRO stage and one rank, and in a plain loop: forward, backward, clipping, PyTorch's
 fused AdamW. In bf16 the plain loop keeps fp32 masters as the engine does: it copies gradients to them and weights back.
 """
 
 import argparse
 import os
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from harness import Options, Side, Table, compare, main
 from torch import Tensor, nn
 
@@ -20,8 +23,11 @@ from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 
-LIMIT = """The engine reads and writes each gradient and each weight more often than the loop: into flat tensors for
-ZeRO, and back. This is the same for any number of rows, so that its share falls with the work of a step."""
+LIMIT = """The engine reads and writes each gradient and each weight more often than the loop: gradients go into flat
+fp32 tensors, their norm is one more read, and new weights are copied from the fp32 ones. These passes are bound by
+memory and are the same for any number of rows, so that their share falls with the work of a step. In bf16 the loop
+copies gradients and weights too, and by itself. Stage 3 fetches and releases the weights of each module, forward and
+backward, in Python."""
 SMALL = {
     "family": "t5", "vocab_size": 8192, "d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 704,
     "num_encoder_layers": 4, "num_decoder_layers": 4,
@@ -31,9 +37,10 @@ BASE = {
     "num_encoder_layers": 12, "num_decoder_layers": 12,
 }  # fmt: skip
 INPUTS, TARGETS = 128, 32
+LINEAR = F.linear  # PyTorch's: DeepSpeed replaces it in the whole process at stage 3
 
 
-def run_config(precision: str, rows: int, model: dict[str, Any]) -> RunConfig:
+def run_config(precision: str, rows: int, stage: int, model: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"name": "overhead", "directory": "run", "max_steps": 1000},
@@ -43,16 +50,19 @@ def run_config(precision: str, rows: int, model: dict[str, Any]) -> RunConfig:
             "optimizer": {"name": "adamw", "learning_rate": 1e-4},
             "schedule": {"name": "constant"},
             "precision": precision,
-            "deepspeed": {"zero_optimization": {"stage": 1}},
+            "compute": {"compile": False},
+            "deepspeed": {"zero_optimization": {"stage": stage}},
         }
     )
 
 
 def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
+    from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
     rows = len(batch["labels"])
-    engine, number = Engine(models.build(config.model), config, Cut(0, 1, rows, 1)), iter(range(1, 1 << 30))
+    cut = Cut(0, 1, rows, 1)
+    engine, number = Engine(construct(config, config.model, cut), config, cut), iter(range(1, 1 << 30))
     return lambda: engine.step(step := next(number), step * rows, [batch])
 
 
@@ -67,7 +77,8 @@ def plain(config: RunConfig, batch: dict[str, Tensor], device: str) -> Side:
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
 
     def step() -> float:
-        loss = model(**batch)["labels"].mean()
+        with mock.patch.object(F, "linear", LINEAR):
+            loss = model(**batch)["labels"].mean()
         loss.backward()
         if config.precision == "bf16":
             for weight, master in zip(model.parameters(), masters, strict=True):
@@ -92,11 +103,11 @@ def measure(options: Options) -> Iterator[Table]:
     os.environ.setdefault("MASTER_PORT", "29533")
     from pretrain.zero.ranks import joined
 
-    table = Table("The engine", ["rows", "dtype", "engine", "plain loop", "the engine adds"])
+    table = Table("The engine", ["stage", "rows", "dtype", "engine", "plain loop", "the engine adds"])
     with joined(1, 600.0):
         for precision in options.precisions:
-            for rows in options.arguments.rows:
-                config = run_config(precision, rows, BASE if options.cuda else SMALL)
+            for stage, rows in product(options.arguments.stages, options.arguments.rows):
+                config = run_config(precision, rows, stage, BASE if options.cuda else SMALL)
                 generator = torch.Generator().manual_seed(0)
                 batch = {
                     name: torch.randint(2, 8000, (rows, length), generator=generator)
@@ -108,12 +119,13 @@ def measure(options: Options) -> Iterator[Table]:
                 }
                 result = compare(sides, options)
                 added = 1 / result.ratio("plain loop") - 1
-                table.add(rows, precision, result.ours, result["plain loop"], f"{added:+.1%}", **result.data)
+                table.add(stage, rows, precision, result.ours, result["plain loop"], f"{added:+.1%}", **result.data)
     yield table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[8])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from pretrain.kernels.products import multiplies_bf16
 from pretrain.zero.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,8 @@ Side = Callable[[], object]
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _PACKAGES = ("torch", "deepspeed", "transformers")
 _SHORTEST = 0.02  # s: shorter calls are repeated within a sample
+_LONG = 1.0  # s: a call that takes longer isn't made a second time before it is measured
+_LONGEST_ROUND = 40.0  # s: after a longer one there are no more, instead of three or more
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Options:
     @property
     def cuda(self) -> bool:
         return self.device == "cuda"
+
+    def slow(self, precision: str) -> bool:
+        """Whether this CPU has no arithmetic for `precision`, in which PyTorch's own products then take up to seventy
+        times as long as in fp32: a benchmark then gives the peer less work."""
+        return precision == "bf16" and not self.cuda and not multiplies_bf16()
 
 
 @dataclass
@@ -96,12 +104,15 @@ class Times:
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, as a share of the median."""
+        if len(self.samples) == 1:
+            return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
         return (high - low) / 2 / self.median
 
     def __str__(self) -> str:
         unit, factor = ("s", 1.0) if self.median >= 1 else ("ms", 1e3) if self.median >= 1e-3 else ("µs", 1e6)
-        return f"{self.median * factor:.3g} {unit} ± {self.spread:.0%}"
+        spread = f" ± {self.spread:.0%}" if len(self.samples) > 1 else ", once"
+        return f"{self.median * factor:.3g} {unit}{spread}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def clock(device: str, threads: int) -> float:
 
 
 def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, rounds: int = 15) -> Comparison:
-    """Times the sides in turns, in reversed order every other round. Each side runs twice before."""
+    """Times the sides in turns, in reversed order every other round. Each side runs before, once or twice."""
     torch.set_num_threads(threads)
     repeats = {name: _repeats(side, options.device, threads) for name, side in sides.items()}
     samples: dict[str, list[float]] = {name: [] for name in sides}
@@ -156,7 +167,8 @@ def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, round
                 for _ in range(repeats[name]):
                     sides[name]()
                 samples[name].append((clock(options.device, threads) - started) / repeats[name])
-            if number >= 2 and time.perf_counter() - began > options.seconds:
+            taken = time.perf_counter() - began
+            if (number >= 2 and taken > options.seconds) or taken > _LONGEST_ROUND * (number + 1):
                 break
     finally:
         gc.enable()
@@ -164,7 +176,10 @@ def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, round
 
 
 def _repeats(side: Side, device: str, threads: int) -> int:
+    started = clock(device, threads)
     side()
+    if clock(device, threads) - started > _LONG:
+        return 1
     started = clock(device, threads)
     side()
     return max(1, round(_SHORTEST / max(clock(device, threads) - started, 1e-7)))

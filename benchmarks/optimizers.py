@@ -4,7 +4,8 @@
 
 One update of fp32 parameters in the shapes of T5-v1.1-small (on a GPU, -base), with gradients drawn once. The peers are
 PyTorch's fused AdamW, transformers' Adafactor and PyTorch's Muon; for AdamWScale a plain loop over the parameters as
-nanoT5 has it, since no library has it. Ours run without ZeRO, which gives them flat tensors.
+nanoT5 has it, since no library has it. Ours run without ZeRO, which gives them flat tensors. Muon is left out on a CPU
+without arithmetic for bf16, in which PyTorch's multiplies: a step would take minutes.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ PEERS: dict[str, tuple[Any, str, Callable[[list[nn.Parameter]], Any]]] = {
 def measure(options: Options) -> Iterator[Table]:
     table = Table("Optimizers", ["algorithm", "threads", "ours", "peer", "its time", "ratio"])
     for name, (config, peer, build) in PEERS.items():
+        if name == "Muon" and options.slow("bf16"):
+            continue
         for threads in options.threads:
             settings = TypeAdapter(config).validate_python({"learning_rate": 1e-3, "weight_decay": 0.0})
             mine, theirs = model(options), model(options)

@@ -50,6 +50,12 @@ CPU_WORK = (
     Work("BART-base", "bart-base", 2, 256, 256),
     Work("GPT-2 small", "gpt2-small", 1, 0, 512),
 )
+# for transformers' products in bf16, on a CPU that has no arithmetic for it
+SLOW_WORK = (
+    Work("T5-v1.1-small", "t5-v1.1-small", 1, 64, 16),
+    Work("BART-base", "bart-base", 1, 8, 8),
+    Work("GPT-2 small", "gpt2-small", 1, 0, 16),
+)
 CUDA_WORK = tuple(
     Work(name, config, rows, inputs, targets)
     for name, config, inputs, targets in (
@@ -61,10 +67,11 @@ CUDA_WORK = tuple(
 )
 
 
-def works(options: Options) -> tuple[Work, ...]:
-    """The work of a benchmark: --models, or all of the device's."""
+def works(options: Options, slow: bool = False) -> tuple[Work, ...]:
+    """The work of a benchmark: --models, or all of the device's; `slow` as in `Options.slow`."""
     chosen = options.arguments.models
-    return tuple(work for work in (CUDA_WORK if options.cuda else CPU_WORK) if not chosen or work.config in chosen)
+    given = CUDA_WORK if options.cuda else SLOW_WORK if slow else CPU_WORK
+    return tuple(work for work in given if not chosen or work.config in chosen)
 
 
 def works_argument(parser: argparse.ArgumentParser) -> None:

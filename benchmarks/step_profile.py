@@ -1,10 +1,10 @@
 """Where does a training step spend its time, before and after?
 
-    python benchmarks/step_profile.py [--before COMMIT] [--out docs/step-profile.svg]
+    python benchmarks/step_profile.py [--precision fp32] [--before COMMIT] [--out docs/step-profile.svg]
 
-One step of T5-v1.1-small in bf16 on one thread, 4 × 512/114: with the code of the commit before the work on its speed,
-in a worktree of its own, with the code of now, and with transformers. A bar is the processor's time of a step without
-the profiler, in the shares that the profiler shows.
+One step of T5-v1.1-small on one thread, 4 × 512/114, in bf16 where the processor has arithmetic for it: with the code
+of the commit before the work on its speed, in a worktree of its own, with the code of now, and with transformers. A bar
+is the processor's time of a step without the profiler, in the shares that the profiler shows.
 """
 
 import argparse
@@ -37,36 +37,45 @@ KINDS = {
     "fills and embeddings": ("fill_", "zero_", "embedding_dense_backward", "index_select"),
 }
 THE_REST = "the rest"
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/step-profile.svg")
+    parser.add_argument("--precision", choices=tuple(DTYPES), default=native())
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # in a process of its own
     options = parser.parse_args()
     if options.side:
-        print(json.dumps(of_step(their_step() if options.side == "transformers" else our_step())))
+        step = their_step if options.side == "transformers" else our_step
+        print(json.dumps(of_step(step(options.precision))))
         return
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name) / "before"
         subprocess.run(["git", "worktree", "add", "--detach", tree, options.before], cwd=ROOT, check=True)
         try:
-            bars = {side: profiled(side, tree if side == "before" else ROOT) for side in SIDES}
+            trees = {"before": tree}
+            bars = {side: profiled(side, trees.get(side, ROOT), options.precision) for side in SIDES}
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
-    draw(bars, options.out)
+    draw(bars, options.precision, options.out)
     print(json.dumps(bars, indent=1))
 
 
-def profiled(side: str, tree: Path) -> dict[str, float]:
+def native() -> str:
+    """The lowest precision that this processor has arithmetic for."""
+    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
+
+
+def profiled(side: str, tree: Path, precision: str) -> dict[str, float]:
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--side", side]
+    command = [sys.executable, __file__, "--side", side, "--precision", precision]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def our_step() -> Callable[[], object]:
+def our_step(precision: str) -> Callable[[], object]:
     """With the code that PYTHONPATH names, which may be older than this file."""
     from pretrain import models
 
@@ -78,7 +87,7 @@ def our_step() -> Callable[[], object]:
         keep_freed_memory()
     values = yaml.safe_load((ROOT / "configs/models/t5-v1.1-small.yaml").read_text(encoding="utf-8"))["model"]
     torch.manual_seed(0)
-    model = models.build(models.T5Config.model_validate(values)).to(torch.bfloat16).train()
+    model = models.build(models.T5Config.model_validate(values)).to(DTYPES[precision]).train()
     inputs, labels = torch.randint(10, 30_000, (4, 512)), torch.randint(10, 30_000, (4, 114))
 
     def step() -> None:
@@ -88,10 +97,10 @@ def our_step() -> Callable[[], object]:
     return step
 
 
-def their_step() -> Callable[[], object]:
+def their_step(precision: str) -> Callable[[], object]:
     from peers import CPU_WORK, pair
 
-    return pair(CPU_WORK[0], "bf16", "cpu")[0]["transformers, eager"]
+    return pair(CPU_WORK[0], precision, "cpu")[0]["transformers, eager"]
 
 
 def of_step(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
@@ -119,7 +128,7 @@ def kind(operation: str) -> str:
     return THE_REST
 
 
-def draw(bars: dict[str, dict[str, float]], out: Path) -> None:
+def draw(bars: dict[str, dict[str, float]], precision: str, out: Path) -> None:
     """Writes a picture of stacked bars in seconds; the same bytes each time."""
     rcParams.update({"svg.hashsalt": "step", "svg.fonttype": "none", "font.size": 9})
     figure, axes = pyplot.subplots(figsize=(9, 3.2))
@@ -133,7 +142,7 @@ def draw(bars: dict[str, dict[str, float]], out: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, max(left) * 1.1)
     axes.set_xlabel("processor seconds of a step")
-    axes.set_title("T5-v1.1-small, 4 × 512/114, bf16, one thread")
+    axes.set_title(f"T5-v1.1-small, 4 × 512/114, {precision}, one thread")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

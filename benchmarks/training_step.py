@@ -6,37 +6,61 @@ Forward and backward of the mean loss, without an optimizer, of models with the 
 padding, in one process, in turns. Dropout is as in each model's config. The ratio is the time of transformers, in the
 faster of its two forms of attention, over ours. Compiled: our layers as `compute.compile` does it, and transformers'
 whole model, by `torch.compile`. On a CPU both sides keep freed memory, as our ranks do; transformers by itself doesn't.
-On a GPU the tables have the peak memory beyond the weights, and the utilisation: the model's arithmetic over what
-the fastest measured product does in the same time.
+Where a CPU has no arithmetic for bf16, steps in bf16 are small and taken once, on one thread: transformers needs
+minutes for a usual one.
+On a GPU the tables have the peak memory beyond the weights, and the utilisation: the model's arithmetic over what the
+fastest measured product does in the same time.
 """
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from harness import Comparison, Options, Table, compare, main, peak_memory
+from harness import Comparison, Options, Side, Table, compare, main, peak_memory
 from peers import Work, compiled_pair, pair, works, works_argument
 
 from pretrain.metrics.throughput import measured_peak
 from pretrain.models.model import Model
 
-LIMIT = """In fp32 a step is bound by its products, which both sides compute with the same library at about the
-processor's peak: what a better step can still save is the rest of it. In bf16 on a processor with AMX the products
-take less than half of our step, and single operations on activations (softmax, GELU, norms, copies between the layouts
-of heads) the rest; see the shares of products."""
+LIMIT = """The products, which both sides compute with the same library at about the processor's peak. In fp32 they are
+85 to 94% of our step on a core with AVX2 and as much on one with AVX512 (see their shares), so that even a step of
+nothing else would be 1.06 to 1.18 times as fast as ours: the ratio is what transformers spends on the rest. In bf16 it
+depends on the processor: where it multiplies bf16 in AMX, products take less than half of our step, and operations on
+activations (softmax, GELU, norms, sums) the rest, which a compiler can fuse; where it has no arithmetic for bf16,
+PyTorch's products run at 1 to 9 GFLOP/s, and ours become products in fp32."""
 
 
 def measure(options: Options) -> Iterator[Table]:
-    for work in works(options):
-        table = Table(f"Training step: {work}", columns(options))
-        for precision in options.precisions:
-            try:
-                for threads in options.threads:
-                    add_row(table, work, precision, threads, options)
-            except torch.OutOfMemoryError:
-                table.add("", precision, "", *["out of memory"] * (len(columns(options)) - 3))
-                torch.cuda.empty_cache()
-        yield table
+    slow = [precision for precision in options.precisions if options.slow(precision)]
+    usual = [precision for precision in options.precisions if precision not in slow]
+    for work in works(options) if usual else ():
+        yield of_work(work, usual, options.threads, options)
+    for work in works(options, slow=True) if slow else ():
+        yield of_work(work, slow, options.threads[:1], options, rounds=1)
+
+
+def of_work(
+    work: Work, precisions: list[str], numbers_of_threads: tuple[int, ...], options: Options, rounds: int = 15
+) -> Table:
+    table = Table(f"Training step: {work}", columns(options))
+    form = "compiled" if options.arguments.compiled else "eager"
+    for precision in precisions:
+        try:
+            made: tuple[dict[str, Side], Model] | None = None
+            for threads in numbers_of_threads:
+                torch.set_num_threads(threads)  # which compiled code is made for
+                if form == "compiled":
+                    made = compiled_pair(work, precision, options.device)
+                elif made is None:
+                    made = pair(work, precision, options.device)
+                result = compare(made[0], options, threads, rounds)
+                cells, data = of_sides(work, precision, *made, result, options)
+                table.add(form, precision, threads, *cells, **result.data, **data)
+        except torch.OutOfMemoryError:
+            table.add("", precision, "", *["out of memory"] * (len(columns(options)) - 3))
+            torch.cuda.empty_cache()
+    return table
 
 
 def columns(options: Options) -> list[str]:
@@ -44,20 +68,17 @@ def columns(options: Options) -> list[str]:
     return ["form", "dtype", "threads", "ours", "transformers, sdpa", "transformers, eager", "ratio", *on_gpu]
 
 
-def add_row(table: Table, work: Work, precision: str, threads: int, options: Options) -> None:
-    compiled = options.arguments.compiled
-    torch.set_num_threads(threads)  # which compiled code is made for
-    sides, model = (compiled_pair if compiled else pair)(work, precision, options.device)
-    result = compare(sides, options, threads)
+def of_sides(
+    work: Work, precision: str, sides: dict[str, Side], model: Model, result: Comparison, options: Options
+) -> tuple[list[str], dict[str, Any]]:
+    """The cells of a row from the time of our step on, and what a GPU adds to its data."""
     theirs = [str(result[name]) for name in result.order[1:]]
-    cells = [result.ours, *theirs, *[""] * (2 - len(theirs)), f"{result.ratio(result.fastest_peer):.2f}"]
-    data = result.data
-    if options.cuda:
-        memory = {name: peak_memory(sides[name]) for name in ("ours", result.fastest_peer)}
-        used = utilisation(model, work, result, options.dtype(precision))
-        cells += [*(f"{size:.1f}" for size in memory.values()), f"{used:.0%}"]
-        data |= {"gib": memory, "utilisation": used}
-    table.add("compiled" if compiled else "eager", precision, threads, *cells, **data)
+    cells = [str(result.ours), *theirs, *[""] * (2 - len(theirs)), f"{result.ratio(result.fastest_peer):.2f}"]
+    if not options.cuda:
+        return cells, {}
+    memory = {name: peak_memory(sides[name]) for name in ("ours", result.fastest_peer)}
+    used = utilisation(model, work, result, options.dtype(precision))
+    return [*cells, *(f"{size:.1f}" for size in memory.values()), f"{used:.0%}"], {"gib": memory, "utilisation": used}
 
 
 def utilisation(model: Model, work: Work, result: Comparison, dtype: torch.dtype) -> float:

@@ -1,1 +1,1 @@
-"""GPU kernels in Triton, each beside the plain form in `pretrain.models` that defines it."""
+"""Fast products and GPU kernels in Triton, each beside the plain form that defines it, mostly in `pretrain.models`."""

@@ -12,10 +12,11 @@ _WARPS = 8
 def losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
     """(losses, log Z), each (n,) and fp32, of contiguous logits (n, vocabulary) and targets (n,) without ignored ones.
 
-    A loss is z · (log Z)² + log Z − (1 − s) · logit of the target − s · mean of the logits.
+    A loss is z · (log Z)² + log Z − (1 − s) · logit of the target − s · mean of the logits. On the meta device nothing
+    is computed.
     """
     found = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
-    if len(logits):
+    if len(logits) and not logits.is_meta:
         forward_rows[(len(logits),)](
             logits, targets, found[0], found[1], logits.size(1), z_loss, smoothing, BLOCK=_BLOCK, num_warps=_WARPS
         )
@@ -26,7 +27,7 @@ def become_gradients(
     logits: Tensor, targets: Tensor, log_z: Tensor, of_shares: Tensor, of_targets: Tensor, smoothing: float
 ) -> None:
     """Overwrites the logits by `of_shares` · softmax − `of_targets` · ((1 − s) [target] + s / vocabulary)."""
-    if len(logits):
+    if len(logits) and not logits.is_meta:
         backward_rows[(len(logits), triton.cdiv(logits.size(1), _BLOCK))](
             logits, targets, log_z, of_shares, of_targets, logits.size(1), smoothing, BLOCK=_BLOCK, num_warps=_WARPS
         )

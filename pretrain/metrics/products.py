@@ -11,6 +11,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from pretrain.kernels.products import product
 from pretrain.models.layers import Linear
 from pretrain.models.model import Model
 
@@ -53,15 +54,15 @@ def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.dev
 
 def _seconds(left: Tensor, right: Tensor) -> float:
     """The shortest of some measured products; the first, which isn't measured, chooses a kernel."""
-    _wait_for(left @ right)
+    _wait_for(product(left, right))
     taken = []
     for _ in range(_TIMES):
         started = time.perf_counter()
-        _wait_for(left @ right)
+        _wait_for(product(left, right))
         taken.append(time.perf_counter() - started)
     return min(taken)
 
 
-def _wait_for(product: Tensor) -> None:
-    if product.is_cuda:
-        torch.cuda.synchronize(product.device)
+def _wait_for(result: Tensor) -> None:
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)

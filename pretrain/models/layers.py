@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.kernels.products import linear
+
 
 def one_use(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
@@ -40,6 +42,10 @@ class Linear(nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (…, in_features) to (…, out_features)."""
+        return linear(x, self.weight, self.bias)
+
 
 def products(x: Tensor, *linears: Linear, joined: bool) -> tuple[Tensor, ...]:
     """What each of `linears` makes of `x` (…, features).
@@ -48,11 +54,11 @@ def products(x: Tensor, *linears: Linear, joined: bool) -> tuple[Tensor, ...]:
     rows are copied side by side for the product. All or none of them have a bias vector.
     """
     if not (joined and one_product_is_faster(x)):
-        return tuple(linear(x) for linear in linears)
-    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    weights: list[Tensor] = [linear.weight for linear in linears]
-    result = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return result.split([linear.out_features for linear in linears], dim=-1)
+        return tuple(one(x) for one in linears)
+    biases: list[Tensor] = [one.bias for one in linears if one.bias is not None]
+    weights: list[Tensor] = [one.weight for one in linears]
+    result = linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return result.split([one.out_features for one in linears], dim=-1)
 
 
 def one_product_is_faster(x: Tensor) -> bool:

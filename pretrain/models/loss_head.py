@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pretrain.kernels.products import linear
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import Linear
 from pretrain.models.logit_bias import by_kernel
@@ -32,10 +33,10 @@ class Head(Linear):
         numbers of the labels that count, among all labels; without them the GPU is waited for.
         """
         if labels is None:
-            return F.linear(x, self.weight, self.offsets(x))
+            return linear(x, self.weight, self.offsets(x))
         assert config is not None
         if not x.is_cuda or hits_are_noted():
-            return configured_losses(F.linear(x, self.weight, self.offsets(x)), labels, config, self.training)
+            return configured_losses(linear(x, self.weight, self.offsets(x)), labels, config, self.training)
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places)
 
@@ -69,11 +70,12 @@ class _HeadLosses(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float, smoothing: float
     ) -> Tensor:
+        ctx.by_kernel = by_kernel(x)
         losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
         normalisers = torch.empty_like(losses)
         for part in _parts(len(x), len(weight)):
             logits = F.linear(x[part], weight, bias)
-            losses[part], normalisers[part] = _losses(logits, targets[part], z_loss, smoothing)
+            losses[part], normalisers[part] = _losses(logits, targets[part], z_loss, smoothing, ctx.by_kernel)
         ctx.save_for_backward(x, weight, bias, targets, normalisers)
         ctx.z_loss, ctx.smoothing = z_loss, smoothing
         return losses
@@ -90,7 +92,8 @@ class _HeadLosses(torch.autograd.Function):
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
         for part in _parts(len(x), len(weight)):
             logits = F.linear(x[part], weight, bias)
-            _become_gradients(logits, targets[part], normalisers[part], of_shares[part], gradient[part], ctx.smoothing)
+            of_these = logits, targets[part], normalisers[part], of_shares[part], gradient[part]
+            _become_gradients(*of_these, ctx.smoothing, ctx.by_kernel)
             of_x[part] = logits @ weight
             of_weight += logits.t() @ x[part]
             if of_bias is not None:
@@ -103,9 +106,9 @@ def _parts(rows: int, vocabulary: int) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, rows, step))
 
 
-def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
+def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, kernel: bool) -> tuple[Tensor, Tensor]:
     """The losses (n,) of logits (n, vocabulary), and log Z (n,), at least in fp32."""
-    if by_kernel(logits):
+    if kernel:
         from pretrain.kernels import cross_entropy
 
         return cross_entropy.losses(logits, targets, z_loss, smoothing)
@@ -118,10 +121,16 @@ def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) ->
 
 
 def _become_gradients(
-    logits: Tensor, targets: Tensor, log_z: Tensor, of_shares: Tensor, of_targets: Tensor, smoothing: float
+    logits: Tensor,
+    targets: Tensor,
+    log_z: Tensor,
+    of_shares: Tensor,
+    of_targets: Tensor,
+    smoothing: float,
+    kernel: bool,
 ) -> None:
-    """Overwrites logits (n, vocabulary) by their gradients; the rest is (n,)."""
-    if by_kernel(logits):
+    """Overwrites logits (n, vocabulary) by their gradients; the other tensors are (n,)."""
+    if kernel:
         from pretrain.kernels import cross_entropy
 
         cross_entropy.become_gradients(logits, targets, log_z, of_shares, of_targets, smoothing)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from pretrain.kernels.products import add_product, product
 from pretrain.optimizers.config import MuonConfig
 from pretrain.optimizers.flat import Flat, in_whole
 from pretrain.optimizers.sharded import Sharded
@@ -185,13 +186,12 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     """(rows, columns) or (matrices, rows, columns) with the singular vectors of each matrix and singular values of
     about 1, by Newton–Schulz."""
     a, b, c = _QUINTIC
-    product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
-        gram = x @ x.mT
-        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = product(x, x.mT)
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
     return x.mT if tall else x
 
 

@@ -1,7 +1,7 @@
 """The memory of a forward and backward pass, from a pass of the run's own model on the meta device.
 
-The model's code runs as it would on a GPU, on tensors without memory: what autograd saves for each family, kind of
-positions and dropout follows from the layers themselves, and no formula has to repeat it.
+The model's code runs as it would on a GPU, on tensors without memory that say they were there: which kernels and
+forms training takes, and what autograd saves for them, follows from the layers themselves. No formula repeats it.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,18 +51,24 @@ class Activations:
 
 @cache
 def activations(
-    config: ModelConfig, rows: Rows, precision: str, checkpointing: bool, fused_attention: bool = True
+    config: ModelConfig,
+    rows: Rows,
+    precision: str,
+    checkpointing: bool,
+    on_gpu: bool = True,
+    fused_attention: bool = True,
 ) -> Activations:
     """The peak of a pass over `rows` in training.
 
-    `fused_attention`: CUDA's kernels, which don't keep the attention weights; otherwise the plain formula, with which a
-    CPU computes attention if its bias is learned.
+    `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
+    the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
+    computes attention if its bias is learned.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = models.outline(config).to(dtype)
     with torch.device("meta"):
-        batch = _batch(config, rows)
-    as_on_gpu = _AsOnGpu(fused_attention)
+        batch = _batch(config, rows, on_gpu)
+    as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
     if checkpointing:
         for layer in layers(model):
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
@@ -85,28 +91,29 @@ def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
 
 
-def _batch(config: ModelConfig, rows: Rows) -> dict[str, Tensor]:
+def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
     batch = {
         "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
         "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
         "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
     }
-    if isinstance(config, EncoderOnlyConfig):
+    if on_gpu or isinstance(config, EncoderOnlyConfig):
         batch["target_places"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
-        if config.next_sentence:
-            batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
+        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
     return batch
 
 
 class _AsOnGpu(TorchFunctionMode):
     """Replaces what the meta device can't do, or does otherwise than a GPU.
 
-    Attention runs the kernels that CUDA would take: the memory-efficient one with a bias, the flash one without.
+    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. Where these are PyTorch's
+    attention, its kernels are those that CUDA would take: the memory-efficient one with a bias, the flash one without.
     """
 
-    def __init__(self, fused_attention: bool):
+    def __init__(self, on_gpu: bool, fused_attention: bool):
         super().__init__()
-        self._fused = fused_attention
+        self._on_gpu, self._fused = on_gpu, fused_attention
 
     def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
@@ -119,6 +126,8 @@ class _AsOnGpu(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._on_gpu and function == _IS_CUDA:
+            return True
         if function is F.scaled_dot_product_attention and self._fused:
             return _fused_attention(*args, **kwargs)
         return function(*args, **kwargs)
@@ -146,4 +155,5 @@ def _fused_attention(
     return kernel(queries, keys, values, bias, True, dropout_p, is_causal, scale=scale)[0]
 
 
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ALIGNMENT = 8  # elements: PyTorch copies a bias whose rows are no multiple of it into rows that are

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -169,8 +170,9 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: f
         torch.testing.assert_close(one, other, rtol=most, atol=most)
 
 
-def test_flexattention_in_the_benchmark_computes_the_same():
-    from benchmarks.attention_with_bias import flexible
+def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from attention_forms import flexible
 
     queries, keys, values = (draw(2, 3, 20, 16, dtype=torch.float32, seed=seed).detach() for seed in range(3))
     diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()

@@ -139,7 +139,8 @@ def test_muon_is_torchs_for_matrices_and_torchs_adamw_for_all_else(adjust_lr_fn,
         eps=1e-7,
         weight_decay=0.3,
     )
-    assert stepped(run, theirs, steps=3, device=device) < 1e-3  # torch's rounds to bf16 elsewhere
+    # torch's rounds to bf16 elsewhere, and more often on a CPU without arithmetic for it
+    assert stepped(run, theirs, steps=3, device=device) < 2e-3
 
 
 def test_newton_schulz_leaves_singular_vectors_and_brings_values_near_1(device):

@@ -17,7 +17,7 @@ from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.gpus import GPUS, gpu_of_device
-from pretrain.models import attention
+from pretrain.models import attention, loss_head
 from pretrain.models.model import Sizes
 from pretrain.plan.activations import Rows, activations
 from pretrain.plan.fit import Planner, Question
@@ -82,15 +82,38 @@ def test_activations_are_those_that_autograd_saves(family, checkpointing, monkey
     config = models.parse(FAMILIES[family])
     rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
     saved = bytes_saved(config, batch_of(family, rows), checkpointing)
-    planned = activations(config, rows, "bf16", checkpointing, fused_attention=family != "t5")
+    planned = activations(config, rows, "bf16", checkpointing, on_gpu=False, fused_attention=family != "t5")
     assert planned.saved == pytest.approx(saved, rel=0.1)
 
 
 def test_fused_attention_never_keeps_attention_weights():
     """Of each of 4 attention layers the plain formula keeps at least the weights: rows · heads · 128 · 128 in bf16."""
     config, rows = models.parse({**FAMILIES["t5"], "dropout_rate": 0.0}), Rows(8, 128, 128, 128)
-    plain, fused = (activations(config, rows, "bf16", False, fused_attention=one).saved for one in (False, True))
+    plain, fused = (
+        activations(config, rows, "bf16", False, on_gpu=False, fused_attention=one).saved for one in (False, True)
+    )
     assert plain - fused > 4 * 8 * 4 * 128 * 128 * 2
+
+
+def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeypatch):
+    """32 rows of 40 targets, 100 at a time: logits in bf16, which become their gradients in place, without a copy."""
+    config, rows = models.parse(FAMILIES["t5"]), Rows(32, 96, 40, 40)
+    vocabulary = config.padded_vocab_size
+    monkeypatch.setattr(loss_head, "_LOGITS", 100 * vocabulary)
+    planned = activations.__wrapped__(config, rows, "bf16", True)
+    whole = activations.__wrapped__(config, rows, "bf16", True, on_gpu=False)
+    assert planned.logits <= 100 * vocabulary * 2 < 32 * 40 * vocabulary * 2 < whole.logits
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "decoder_only"])
+def test_on_gpus_no_matrix_of_queries_and_keys_is_planned(family):
+    """Twice the length takes twice the memory, also with a learned bias and padding."""
+    config = models.parse({**FAMILIES[family], "max_positions": 4096} if family != "t5" else FAMILIES[family])
+    short, long = (
+        activations(config, Rows(1, length, 40 if family != "decoder_only" else length, 40), "bf16", True).layers
+        for length in (2048, 4096)
+    )
+    assert long < 2.2 * short
 
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4}
@@ -186,7 +209,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, Traffic]:
     setting = Setting(stage, "optimizer" if offload else "none", checkpointing, stage == 3)
     sizes = Parameters.of(models.outline(config.model), config)
     rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
-    passing = activations(config.model, rows, precision, checkpointing, fused_attention=False)
+    passing = activations(config.model, rows, precision, checkpointing, on_gpu=False, fused_attention=False)
     held = states(sizes, setting, ranks, precision, config.deepspeed.zero_optimization.model_dump())
     zero = config.deepspeed.zero_optimization.model_dump()
     sizes_sent = traffic(sizes, setting, ranks, 2, precision, zero)

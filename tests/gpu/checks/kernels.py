@@ -4,7 +4,6 @@ On a CPU their tests run them in Triton's interpreter.
 """
 
 import itertools
-from importlib.util import find_spec
 
 import torch
 
@@ -15,9 +14,6 @@ LIMITS = {torch.bfloat16: 1.5e-2, torch.float32: 1e-5}  # relative L2
 
 
 def kernels(report: Report) -> None:
-    if find_spec("pretrain.kernels") is None:
-        report.skip("attention", "this version has no kernels of its own")
-        return
     if not report.cuda:
         report.skip("attention", "no GPU: tests/pretrain/test_kernels.py runs it in Triton's interpreter")
         return
