@@ -29,8 +29,9 @@ from data_pipeline.text.document import Document
 class DocumentsSpec:
     """One input, a `range` of the file at `path`, and how it becomes documents.
 
-    `name` is the source's, and `file` the path within the source. `split` is `SplitConfig.ratio`. `part` names the
-    first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
+    `name` is the source's, and `file` the path within the source. `split` is `SplitConfig.ratio`, and
+    `by_position` whether the end of the input is held out. `part` names the first part, which is written to `folder`;
+    `urls`: whether keys of URLs are written beside it.
     """
 
     path: str
@@ -42,6 +43,7 @@ class DocumentsSpec:
     file: str
     range: Range
     split: tuple[int, int]
+    by_position: bool
     part: str
     folder: str
     urls: bool
@@ -89,6 +91,7 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit[DocumentsSpec]]:
             file=file.name,
             range=piece,
             split=config.split.ratio,
+            by_position=config.split.by == "position",
             part=name,
             folder=".stages/documents" if steps else "documents",
             urls="urls" in steps,
@@ -209,7 +212,14 @@ def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Docume
     Every page that isn't too long may be the newest, even one that cleaning drops.
     """
     clean = Cleaner(spec.cleaning)
-    for record in READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake):
+    held_out, modulus = spec.split
+    characters, before = _characters(spec) if spec.by_position else 0, 0
+    for record in _records(spec, intake):
+        if spec.by_position:
+            split = "validation" if before * modulus >= characters * (modulus - held_out) else "train"
+            before += len(record.text) + len(record.target)
+        else:
+            split = split_of(record.url, spec.identity(record.ordinal), held_out, modulus)
         text = record.text
         if spec.format == "wikipedia":
             text = plain_text(text, record.title, record.hidden_namespaces)
@@ -219,19 +229,31 @@ def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Docume
         too_long = intake.counters["too_long"]
         kept = clean(text, record.url, spec.language or record.language, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
-        yield record, _document(record, *kept, spec) if kept else None, competes
+        yield record, _document(record, *kept, split, spec) if kept else None, competes
 
 
-def _document(record: Record, text: str, language: str, spec: DocumentsSpec) -> Document:
-    identity = spec.identity(record.ordinal)
+def _records(spec: DocumentsSpec, intake: Intake) -> Iterator[Record]:
+    return READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake)
+
+
+def _characters(spec: DocumentsSpec) -> int:
+    """Characters of the input's records, up to damage if it can't be read on."""
+    characters = 0
+    with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
+        for record in _records(spec, Intake()):
+            characters += len(record.text) + len(record.target)
+    return characters
+
+
+def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec) -> Document:
     return Document(
-        id=identity,
+        id=spec.identity(record.ordinal),
         text=text,
         url=record.url,
         title=record.title,
         language=language,
         source=spec.name,
-        split=split_of(record.url, identity, *spec.split),
+        split=split,
         timestamp=record.timestamp,
         target=record.target,
     )
