@@ -58,6 +58,30 @@ def train(
 
 
 @app.command()
+def experiment(
+    directory: Annotated[Path, path_argument("DIR", "A folder of run files, with or without experiment.yaml.")],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
+    budget: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="400steps or 5%: shortens every run, warm-up and schedule too.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
+    ] = None,
+) -> None:
+    """Train every run file of a folder with several seeds, and compare them in a table.
+
+    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    """
+    from pretrain.experiment.command import experiment as run
+
+    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or []))
+
+
+@app.command()
 def plan(
     config: RunPath,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],
