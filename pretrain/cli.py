@@ -59,7 +59,14 @@ def train(
 
 @app.command()
 def experiment(
-    directory: Annotated[Path, path_argument("DIR", "A folder of run files, with or without experiment.yaml.")],
+    directory: Annotated[
+        Path,
+        path_argument(
+            "DIR",
+            "A folder of run files, with or without experiment.yaml.",
+            lambda text: Path(paths.config_folder(text)),
+        ),
+    ],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
     budget: Annotated[

@@ -12,8 +12,9 @@ from pretrain.experiment.results import Result
 from pretrain.experiment.statistics import Comparison, Spread, compare
 
 _NOTE = (
-    "±: standard deviation over seeds. Δ: validation loss minus that of the group's\n"
-    "baseline (*), paired by seed. p: paired t-test, two-sided, for one comparison."
+    "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss minus\n"
+    "that of the group's baseline (*), paired by seed. p: paired t-test, two-sided,\n"
+    "for this comparison alone."
 )
 
 
@@ -79,10 +80,10 @@ def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
 _HEADINGS = ("row", "params", "train", "validation", "emb.", "rank", "Δ", "p")
 
 
-def _cells(line: Line) -> list[str]:
-    comparison = line.comparison
+def _cells(line: Line, most_seeds: int) -> list[str]:
+    comparison, number = line.comparison, len(line.seeds)
     return [
-        line.row + ("*" if line.is_baseline else ""),
+        line.row + ("*" if line.is_baseline else "") + (f" ({number})" if number < most_seeds else ""),
         _count(line.parameters),
         _spread(line.train_loss),
         _spread(line.validation_loss),
@@ -100,11 +101,12 @@ def _published_cells(published: Published) -> list[str]:
 
 def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
     """The title of each group and the cells of its lines."""
+    most_seeds = max((len(line.seeds) for line in lines), default=0)
     for group in dict.fromkeys(line.group for line in lines):
         cells = []
         for line in lines:
             if line.group == group:
-                cells.append(_cells(line))
+                cells.append(_cells(line, most_seeds))
                 if line.published:
                     cells.append(_published_cells(line.published))
         yield group, cells
