@@ -20,6 +20,8 @@ class HookSettings(Section):
     """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluation.hook`."""
     needs_corpus: ClassVar[bool] = True
     """Whether the hook reads the held-out rows of `data.validation`."""
+    in_training: ClassVar[bool] = False
+    """Whether the hook measures training steps: a checkpoint has none."""
 
     hook: str
     """What is evaluated."""
@@ -88,6 +90,18 @@ class EmbeddingSettings(HookSettings):
     """Steps from one evaluation to the next."""
 
 
+class NormsSettings(HookSettings):
+    """Norms of gradients, weights, updates and activations, layer by layer, of the step before the evaluation."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.norms.Norms"
+    needs_corpus: ClassVar[bool] = False
+    in_training: ClassVar[bool] = True
+
+    hook: Literal["norms"] = "norms"
+    every_steps: PositiveInt = 500
+    """Steps from one measured step to the next."""
+
+
 class SamplesSettings(HookSettings):
     """What the model writes: blanks in held-out sentences that it fills, or their beginnings that it continues."""
 
@@ -109,6 +123,7 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
     AttentionSettings,
     PositionsSettings,
     EmbeddingSettings,
+    NormsSettings,
 )
 
 
@@ -129,7 +144,7 @@ def _found() -> dict[str, type[HookSettings]]:
 HOOKS = _found()
 SUITES = {
     "fast": ["validation_loss", "embedding"],
-    "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED],
+    "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED if not settings.in_training],
 }
 """The hooks that `pretrain evaluate --suite` runs."""
 

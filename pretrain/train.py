@@ -141,7 +141,9 @@ class Training:
         for waited, step_batches in _timed(on_device(loaded, self.engine.device)):
             before = self.standing
             requests = (self._stop_wanted(before.step + 1), self.saver.failed)
-            outcome = self.engine.step(before.step, before.position, step_batches, requests)
+            last = before.step + 1 == config.run.max_steps
+            with self.hooks.during(self.engine, before.step + 1, last):
+                outcome = self.engine.step(before.step, before.position, step_batches, requests)
             watchdog.step_done()
             stopping, save_failed = outcome.requests
             rows = setup.cut.rows(len(step_batches))
@@ -154,7 +156,7 @@ class Training:
                 self._skipped()
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
                 return End.REWOUND
-            step, last = self.standing.step, self.standing.step == config.run.max_steps
+            step = self.standing.step
             self.meter.step(waited, step_batches)
             if step % config.tracking.log_every_steps == 0 or last or stopping:
                 counts = {

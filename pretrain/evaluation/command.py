@@ -62,6 +62,8 @@ def hooks_of(suite: str, names: Sequence[str], trained_with: Sequence[HookSettin
     of_run = {settings.hook: settings for settings in trained_with}
     if unknown := [name for name in names if name not in HOOKS]:
         raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {unknown[0]!r}")
+    if of_steps := [name for name in names if HOOKS[name].in_training]:
+        raise UserError(f"--hook {of_steps[0]}: it measures training steps, and a checkpoint has none")
     chosen = names or SUITES[suite]
     return [of_run.get(name) or check({}, HOOKS[name], f"--hook {name}") for name in chosen]
 

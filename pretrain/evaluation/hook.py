@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,8 @@ from pretrain.run import watchdog
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pretrain.zero.step_norms import StepNorms
 
 T = TypeVar("T")
 
@@ -64,6 +66,22 @@ class Subject(Protocol):
         ...
 
 
+class Trainer(Protocol):
+    """An engine that takes a training step."""
+
+    applied: bool
+    """Whether the last step changed the weights: a step without a finite gradient is skipped."""
+
+    @property
+    def gradient_norm(self) -> float:
+        """The L2 norm of the last step's gradient, before clipping; infinite if that step was skipped."""
+        ...
+
+    def measured(self) -> AbstractContextManager["StepNorms"]:
+        """Within the block, measures the norms of the step that is taken there."""
+        ...
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """The held-out rows of a run, and this rank's share of them.
@@ -83,13 +101,14 @@ class HeldOut:
 class Evaluation:
     """What a hook evaluates, and how its ranks work together. All ranks make the same calls in the same order.
 
-    `step`: the steps that the model has taken.
+    `step`: the steps that the model has taken. `earlier`: the rows of a table that earlier evaluations have left.
     """
 
     subject: Subject
     held_out: HeldOut
     step: int
     together: Together
+    earlier: Callable[[str], Sequence[Mapping[str, Any]]] = lambda table: ()
 
     def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
@@ -159,4 +178,13 @@ class Hook(Protocol):
 
         A hook that raises is reported, and training goes on.
         """
+        ...
+
+
+@runtime_checkable
+class StepHook(Hook, Protocol):
+    """A hook that also sees the training step that its evaluation follows."""
+
+    def during(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Encloses the step, on all ranks. It must not change it, nor communicate between ranks."""
         ...

@@ -3,15 +3,17 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.atomic import write_bytes
 from pretrain.evaluation import record
-from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Subject
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, StepHook, Subject, Trainer
 from pretrain.evaluation.together import Ended, Together
 from pretrain.hook_settings import HookSettings
 from pretrain.run import watchdog
@@ -23,6 +25,7 @@ class Hooks:
     def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
         self._hooks = [(one, build(one)) for one in settings]
         self._held_out, self._folder = held_out, folder
+        self._errors: dict[int, Exception] = {}  # by the id of a hook that raised around a step
 
     def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
         """Runs each hook that is due after `step` steps, and records its tables and images. All ranks call this.
@@ -30,19 +33,52 @@ class Hooks:
         After the last step, every hook is due; of hooks with the same settings but for their periods, one runs. A hook
         that fails or exceeds its budget gives a warning.
         """
+        for settings, hook in self._due(step, last):
+            yield self._evaluated(settings, hook, subject, step)
+
+    @contextlib.contextmanager
+    def during(self, trainer: Trainer, step: int, last: bool) -> Iterator[None]:
+        """Encloses the training step after which `after` is called, for those hooks that see it."""
+        with contextlib.ExitStack() as stack:
+            for _, hook in self._due(step, last):
+                if isinstance(hook, StepHook):
+                    stack.enter_context(self._around_step(hook, trainer))
+            yield
+
+    @contextlib.contextmanager
+    def _around_step(self, hook: StepHook, trainer: Trainer) -> Iterator[None]:
+        """Encloses a step by `hook.during`, whose error waits for the hook's evaluation."""
+        self._errors.pop(id(hook), None)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hook.during(trainer))
+            except Exception as error:
+                self._errors[id(hook)] = error
+            yield
+            try:
+                stack.close()
+            except Exception as error:
+                self._errors[id(hook)] = error
+
+    def _evaluate(self, hook: Hook, evaluation: Evaluation) -> Findings:
+        if error := self._errors.pop(id(hook), None):
+            raise error
+        return hook.evaluate(evaluation)
+
+    def _due(self, step: int, last: bool) -> Iterator[tuple[HookSettings, Hook]]:
         ran = []
         for settings, hook in self._hooks:
             apart_from_period = settings.model_dump(exclude={"every_steps"})
             if (last or step % settings.every_steps == 0) and apart_from_period not in ran:
                 ran.append(apart_from_period)
-                yield self._evaluated(settings, hook, subject, step)
+                yield settings, hook
 
     def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
         together = Together(settings.budget_seconds, subject.device, alone=self._held_out.cut.ranks == 1)
-        evaluation = Evaluation(subject, self._held_out, step, together)
+        evaluation = Evaluation(subject, self._held_out, step, together, partial(self._earlier, step))
         began = time.monotonic()
         with watchdog.apart(), torch.no_grad():
-            ended = together.run(lambda: self._kept(step, hook.evaluate(evaluation)))
+            ended = together.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
         seconds = time.monotonic() - began
         if ended.value is None:
             return self._failed(settings.hook, step, ended)
@@ -52,6 +88,11 @@ class Hooks:
             warnings = [f"warning: {settings.hook} was cut after {seconds:.0f} s, {budget}; it covers only a part"]
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
         return Findings(metrics, lines=[*findings.lines, *warnings])
+
+    def _earlier(self, step: int, table: str) -> list[dict[str, Any]]:
+        """The rows of a table from before `step`, as `record.keep` leaves them."""
+        rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
+        return [row for row in rows if row["step"] < step]
 
     def _kept(self, step: int, findings: Findings) -> Findings:
         if self._held_out.cut.rank == 0 and self._folder is not None:

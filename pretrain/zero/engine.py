@@ -26,6 +26,7 @@ from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.internals import deepspeed
 from pretrain.zero.optimizer import attach, set_rates
+from pretrain.zero.step_norms import StepNorms
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -59,7 +60,7 @@ class Engine:
         attach(self.deepspeed)
         internals.check(self.deepspeed)
         self.device = self.deepspeed.device
-        self._rate, self._applied = 0.0, False  # of the last step
+        self._rate, self.applied = 0.0, False  # of the last step
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 
@@ -86,7 +87,7 @@ class Engine:
         reduced = torch.stack(list(sums.values()))
         dist.all_reduce(reduced)
         of_step = dict(zip(sums, reduced.tolist(), strict=True))
-        applied = self._applied = self.deepspeed.was_step_applied()
+        applied = self.applied = self.deepspeed.was_step_applied()
         if applied:
             self._sums.update(of_step)
             self._counts.update({name: _count(counted, name) for name in of_step})
@@ -138,11 +139,23 @@ class Engine:
         metrics = {
             **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
             "train/learning_rate": self._rate,
-            "train/gradient_norm": float(self.deepspeed.get_global_grad_norm()) if self._applied else math.inf,
+            "train/gradient_norm": self.gradient_norm,
         }
         self._sums.clear()
         self._counts.clear()
         return metrics
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
+        return float(self.deepspeed.get_global_grad_norm()) if self.applied else math.inf
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[StepNorms]:
+        """Within the block, measures the norms of the step that is taken there."""
+        norms = StepNorms(self.deepspeed)
+        with norms.measuring(self.deepspeed):
+            yield norms
 
     def close(self) -> None:
         """Stops DeepSpeed's threads and removes its hooks, once all ranks have finished."""

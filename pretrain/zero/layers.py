@@ -57,9 +57,17 @@ def recomputed(forward: Forward) -> Forward:
 
 def layers(model: nn.Module) -> Iterator[nn.Module]:
     """The repeated layers of a model: the members of its module lists."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            yield from module
+    yield from layers_by_name(model).values()
+
+
+def layers_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated layers of a model by their names, in order: "encoder.layers.0"."""
+    return {
+        f"{name}.{number}": layer
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for number, layer in enumerate(module)
+    }
 
 
 def _watch_compilation() -> None:

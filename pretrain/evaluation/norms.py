@@ -1,0 +1,152 @@
+"""Norms of gradients, weights, updates and activations, layer by layer, over the steps of a run."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pretrain.evaluation.hook import Evaluation, Findings, Trainer
+from pretrain.hook_settings import NormsSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pretrain.zero.step_norms import StepNorms
+
+_TABLE = "norms"
+_MOST_STEPS = 200  # columns of a heat map
+_PANELS = {
+    "gradient": "gradient, L2",
+    "weight": "weights, L2",
+    "update_to_weight": "update ÷ weights",
+    "activation": "activations, RMS",
+}
+
+
+@dataclass(frozen=True)
+class LayerNorms:
+    """Of the parameters of a layer in one step: L2 norms of the gradient before clipping, of the fp32 weights before
+    the step and of their change, and the ratio of the last two.
+
+    `activation`: the RMS of the layer's output, over all real tokens of the global batch; None if it isn't a layer.
+    """
+
+    layer: str
+    gradient: float
+    weight: float
+    update: float
+    update_to_weight: float
+    activation: float | None
+
+
+class Norms:
+    """Metrics `norms/KIND/LAYER`, a table `norms`, and a picture of it: layers by steps, for each kind.
+
+    They are those of the training step that has just ended. What stands in no layer, like the embedding, is named after
+    its module. A tied matrix counts once, as the embedding. A step that was skipped gives nothing.
+    """
+
+    def __init__(self, settings: NormsSettings):
+        self._measured: StepNorms | None = None
+        self._norm = math.nan
+
+    @contextlib.contextmanager
+    def during(self, trainer: Trainer) -> Iterator[None]:
+        self._measured = None
+        with trainer.measured() as measured:
+            yield
+        self._measured = measured if trainer.applied else None
+        self._norm = trainer.gradient_norm
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        measured = self._measured
+        if measured is None:
+            return Findings(lines=["norms: this step was skipped, so it has none"])
+        if measured.error is not None:
+            raise measured.error
+        parameters, activations = evaluation.sum(measured.parameters), evaluation.sum(measured.activations)
+        if evaluation.held_out.cut.rank != 0:
+            return Findings()
+        found = by_layer(measured.names, parameters, measured.layers, activations, self._norm)
+        rows = [vars(one) for one in found]
+        metrics = {
+            f"norms/{kind}/{one.layer}": value
+            for one in found
+            for kind, value in vars(one).items()
+            if isinstance(value, float)
+        }
+        figure = drawn([*evaluation.earlier(_TABLE), *({"step": evaluation.step, **row} for row in rows)])
+        return Findings(metrics, tables={_TABLE: rows}, images={_TABLE: figure})
+
+
+def by_layer(
+    names: Sequence[str], parameters: Tensor, layers: Sequence[str], activations: Tensor, norm: float
+) -> list[LayerNorms]:
+    """The norms of each layer, in the order of `names`, from sums of squares over all ranks.
+
+    The arguments are as in `StepNorms`; `norm` is that of the whole gradient before clipping.
+    """
+    owners = [_owner(name, layers) for name in names]
+    sums = {owner: torch.zeros(3, dtype=torch.float64) for owner in owners}
+    for owner, squares in zip(owners, parameters.cpu(), strict=True):
+        sums[owner] += squares
+    clipped = math.sqrt(float(parameters[:, 0].sum()))
+    unclipped = norm / clipped if clipped else 1.0
+    outputs = dict(zip(layers, activations.tolist(), strict=True))
+    found = []
+    for owner, squares in sums.items():
+        gradient, weight, update = squares.sqrt().tolist()
+        of_outputs, elements = outputs.get(owner, (0.0, 0.0))
+        found.append(
+            LayerNorms(
+                owner,
+                gradient * unclipped,
+                weight,
+                update,
+                update / weight if weight else math.nan,
+                math.sqrt(of_outputs / elements) if elements else None,
+            )
+        )
+    return found
+
+
+def _owner(name: str, layers: Sequence[str]) -> str:
+    """The layer of a parameter, or else its module: "decoder.final_norm.weight" -> "decoder.final_norm"."""
+    return next((layer for layer in layers if name.startswith(f"{layer}.")), name.rpartition(".")[0])
+
+
+def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """A heat map for each kind of norm, from the rows of the table: a line for each layer, a column for each step.
+
+    Of more than 200 steps, evenly spaced ones are shown.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    steps = sorted({row["step"] for row in rows})
+    steps = [steps[place] for place in torch.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).long().tolist()]
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    figure = Figure(figsize=(11, 2.2 + 0.32 * len(layers)), layout="constrained")
+    figure.suptitle(f"norms of each layer, up to step {steps[-1]}")
+    panels = figure.subplots(2, 2, squeeze=True).flatten()
+    for axes, (kind, title) in zip(panels, _PANELS.items(), strict=True):
+        values = {(row["layer"], row["step"]): row[kind] for row in rows if row[kind]}
+        shown = [layer for layer in layers if any((layer, step) in values for step in steps)]
+        cells = [[values.get((layer, step), math.nan) for step in steps] for layer in shown]
+        finite = [value for line in cells for value in line if math.isfinite(value)]
+        axes.set_title(title, fontsize=9)
+        if not finite:
+            continue
+        low, high = min(finite), max(finite)
+        drawn_cells = axes.imshow(cells, aspect="auto", norm=LogNorm(low, max(high, low * 1.01)), interpolation="none")
+        axes.set_yticks(range(len(shown)), shown, fontsize=7)
+        ticks = sorted({round(place * (len(steps) - 1) / 4) for place in range(5)})
+        axes.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks], fontsize=7)
+        figure.colorbar(drawn_cells, ax=axes).ax.tick_params(which="both", labelsize=7)
+    for axes in panels[2:]:
+        axes.set_xlabel("step", fontsize=8)
+    return figure

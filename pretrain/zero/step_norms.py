@@ -1,0 +1,118 @@
+"""Norms of a training step, measured while it runs: of gradients, weights, updates and activations.
+
+They come from what passes anyway: the optimizer's flats before and after their update, and the outputs of layers. The
+step computes the same as without.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from data_pipeline.loading.batches import IGNORED
+from pretrain.models.model import Model
+from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.sharded import sums_of_squares
+from pretrain.zero.internals import DeepSpeedEngine, flats, wrapped
+from pretrain.zero.layers import layers_by_name
+
+GRADIENT, WEIGHT, UPDATE = range(3)
+
+
+class StepNorms:
+    """Sums of squares over this rank's part of a step, fp64; those of the step are their sums over all ranks.
+
+    `parameters` (parameters, 3): of each parameter's gradient after clipping, of its fp32 values before the step, and
+    of their change, in the order of `names`. `activations` (layers, 2): of each layer's output at real tokens, and the
+    number of elements there, in the order of `layers`. `error`: what went wrong; the step itself isn't affected.
+
+    Until the optimizer has updated a flat, a second copy of this flat exists.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine):
+        model: Model = engine.module
+        self.names = [name for name, _ in model.named_parameters()]
+        self.layers = list(layers_by_name(model))
+        self.parameters = torch.zeros(len(self.names), 3, dtype=torch.float64, device=engine.device)
+        self.activations = torch.zeros(len(self.layers), 2, dtype=torch.float64, device=engine.device)
+        self.error: Exception | None = None
+        self._flats = {id(flat.tensor): flat for flat in flats(engine)}
+        self._before: dict[int, Tensor] = {}
+        self._real: dict[str, Tensor | None] = {}
+
+    @contextlib.contextmanager
+    def measuring(self, engine: DeepSpeedEngine) -> Iterator[None]:
+        """Within the block, measures the step that `engine` takes."""
+        optimizer, model = wrapped(engine), engine.module
+        handles = [
+            optimizer.register_step_pre_hook(self._guarded(self._before_update)),
+            optimizer.register_step_post_hook(self._guarded(self._after_update)),
+            model.register_forward_pre_hook(self._guarded(self._note_padding), with_kwargs=True),
+        ]
+        for number, (name, layer) in enumerate(layers_by_name(model).items()):
+            stack = "targets" if model.decoder_reads_targets and name.startswith("decoder") else "inputs"
+            handles.append(layer.register_forward_hook(self._guarded(self._note_output(number, stack))))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._before.clear()
+            self._real.clear()
+
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+        """`call` without gradients, which keeps its error, after which nothing is measured."""
+
+        def guarded(*arguments: Any) -> None:
+            if self.error is None:
+                try:
+                    with torch.no_grad():
+                        call(*arguments)
+                except Exception as error:
+                    self.error = error
+
+        return guarded
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        for tensor in _updated(optimizer):
+            flat = self._flats[id(tensor)]
+            if tensor.grad is not None:
+                self._add(flat, GRADIENT, tensor.grad.view(-1))
+            self._add(flat, WEIGHT, tensor.data.view(-1))
+            self._before[id(tensor)] = tensor.data.view(-1).clone()
+
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        for tensor in _updated(optimizer):
+            change = self._before.pop(id(tensor)).sub_(tensor.data.view(-1))
+            self._add(self._flats[id(tensor)], UPDATE, change)
+
+    def _add(self, flat: Flat, kind: int, values: Tensor) -> None:
+        places = {name: place for place, name in enumerate(self.names)}
+        rows = torch.tensor([places[fragment.name] for fragment in flat.fragments], device=self.parameters.device)
+        self.parameters[:, kind].index_add_(0, rows, sums_of_squares(flat, values).to(self.parameters))
+
+    def _note_padding(self, model: nn.Module, _: Any, batch: Mapping[str, Tensor]) -> None:
+        """Notes which tokens of a micro-batch are real: (batch, length), or None for all."""
+        inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask"))
+        self._real = {"inputs": None if inputs is None else inputs != 0, "targets": batch["labels"] != IGNORED}
+
+    def _note_output(self, number: int, stack: str) -> Callable[..., None]:
+        def note(_: nn.Module, inputs: Any, output: Tensor) -> None:
+            squares = torch.linalg.vector_norm(output, dim=-1, dtype=torch.float32).double().square()
+            real = self._real[stack]
+            if real is not None:
+                squares = squares * real
+            tokens = torch.as_tensor(squares.numel()) if real is None else real.sum()
+            self.activations[number, 0] += squares.sum()
+            self.activations[number, 1] += tokens.to(squares) * output.size(-1)
+
+        return note
+
+
+def _updated(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The flats that a call of `step` updates."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
