@@ -27,6 +27,10 @@ GPUS_PER_NODE = 8  # of the common servers
 NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 
 
+def _folder(text: str) -> Path:
+    return Path(paths.config_folder(text))
+
+
 @app.callback()
 def _started_by_a_launcher(
     version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
@@ -60,12 +64,7 @@ def train(
 @app.command()
 def experiment(
     directory: Annotated[
-        Path,
-        path_argument(
-            "DIR",
-            "A folder of run files, with or without experiment.yaml.",
-            lambda text: Path(paths.config_folder(text)),
-        ),
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", _folder)
     ],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
