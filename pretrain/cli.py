@@ -77,6 +77,7 @@ def experiment(
     out: Annotated[
         Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
     ] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
 ) -> None:
     """Train every run file of a folder with several seeds, and compare them in a table.
 
@@ -84,7 +85,7 @@ def experiment(
     """
     from pretrain.experiment.command import experiment as run
 
-    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or []))
+    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
 @app.command()

@@ -14,9 +14,15 @@ from pretrain.run.hardware import count_gpus, threads_per_rank
 
 
 def experiment(
-    directory: Path, seeds: int, budget: str | None, at_once: int | None, out: Path | None, overrides: Sequence[str]
+    directory: Path,
+    seeds: int,
+    budget: str | None,
+    at_once: int | None,
+    out: Path | None,
+    overrides: Sequence[str],
+    train: bool = True,
 ) -> int:
-    """Trains what hasn't finished, then writes and prints the table; returns the exit code.
+    """Trains what hasn't finished, unless `train` is False, then writes and prints the table; returns the exit code.
 
     `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.json, table.md, runs.csv and
     curves.png. Called again, it goes on: finished runs stay, cut ones resume.
@@ -31,7 +37,7 @@ def experiment(
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     print(f"{out}: {size}, {done} of {len(runs)} runs finished", flush=True)
     reporter = _Reporter(done, len(runs))
-    ended, stopped = run_all(left, lanes(at_once, gpus), reporter)
+    ended, stopped = run_all(left if train else [], lanes(at_once, gpus), reporter)
     files, lines = write(found, results(runs), out)
     if problem := parent.log(runs, lines, files):
         print(f"warning: {problem}")

@@ -354,6 +354,8 @@ def test_an_experiment_from_runs_to_table(small_corpus, tmp_path, monkeypatch, c
     assert printed.rstrip().endswith("curves.png; run the same command again to continue")
 
     started.clear()
+    assert experiment(rows, 2, "50%", 2, out, [], train=False) == 0
+    assert not started
     assert go() == 1
     assert sorted(started) == ["narrow-seed-1", "wrong-seed-0", "wrong-seed-1"]
     assert {seed: status.read(out / f"narrow/seed-{seed}").attempt for seed in (0, 1)} == {0: 1, 1: 2}
