@@ -18,8 +18,9 @@ _COLUMNS = 2
 def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     """Validation losses of all rows, then a panel for each group: its rows minus their baseline, paired by seed.
 
-    A line is the mean over seeds; its band reaches one standard deviation to each side.
+    A line is the mean over seeds; the band of a difference reaches one standard deviation to each side.
     """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     curves = {row: _curves(results, row) for row in experiment.rows}
@@ -27,9 +28,12 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     high = -(-(1 + len(groups)) // _COLUMNS)
     figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
     first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
+    first.set_prop_cycle(color=colormaps["tab20"].colors)
     for row, of_seeds in curves.items():
-        _draw(first, row, of_seeds)
+        _draw(first, row, of_seeds, band=False)
     first.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
+    if any(curves.values()):
+        first.legend(fontsize=5, ncols=2)
     for group, axes in zip(groups, panels, strict=False):
         _draw_group(axes, group, curves)
     for axes in panels[len(groups) :]:
@@ -59,7 +63,7 @@ def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Ma
         axes.legend(fontsize=7)
 
 
-def _draw(axes: "Axes", row: str, of_seeds: Mapping[int, Mapping[int, float]]) -> None:
+def _draw(axes: "Axes", row: str, of_seeds: Mapping[int, Mapping[int, float]], band: bool = True) -> None:
     """The mean over seeds at the steps that all of them have."""
     if not of_seeds:
         return
@@ -67,6 +71,6 @@ def _draw(axes: "Axes", row: str, of_seeds: Mapping[int, Mapping[int, float]]) -
     values = np.array([[curve[step] for step in steps] for curve in of_seeds.values()])
     mean = values.mean(axis=0)
     (line,) = axes.plot(steps, mean, label=row, linewidth=1.2, marker=".", markersize=3)
-    if len(values) > 1:
+    if band and len(values) > 1:
         deviation = values.std(axis=0, ddof=1)
         axes.fill_between(steps, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -8,6 +8,7 @@ from pretrain.experiment.plan import PlannedRun
 from pretrain.experiment.table import Line
 from pretrain.tracking.parents import parent_run, settle_parent
 from pretrain.tracking.store import client, one_line
+from pretrain.tracking.tracker import sync
 
 
 def log(runs: Sequence[PlannedRun], lines: Sequence[Line], files: Sequence[Path]) -> str | None:
@@ -19,6 +20,9 @@ def log(runs: Sequence[PlannedRun], lines: Sequence[Line], files: Sequence[Path]
     problems = []
     for uri, experiment, parent in sorted(stores):
         try:
+            for run in runs:
+                if run.finished and run.config.tracking.mlflow and run.config.tracking.mlflow.uri == uri:
+                    sync(run.directory, uri)  # sends what MLflow was too slow to take when the run ended
             store = client(uri)
             found = store.get_experiment_by_name(experiment)
             if found is None or parent is None:

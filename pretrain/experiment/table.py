@@ -83,7 +83,7 @@ _HEADINGS = ("row", "params", "train", "validation", "emb.", "rank", "Δ", "p")
 def _cells(line: Line, most_seeds: int) -> list[str]:
     comparison, number = line.comparison, len(line.seeds)
     return [
-        line.row + ("*" if line.is_baseline else "") + (f" ({number})" if number < most_seeds else ""),
+        line.row + ("*" if line.is_baseline else "") + (f"({number})" if number < most_seeds else ""),
         _count(line.parameters),
         _spread(line.train_loss),
         _spread(line.validation_loss),
@@ -159,10 +159,10 @@ def _spread(value: Spread | None) -> str:
 
 
 def _count(number: int | None) -> str:
-    """15763500 -> "15,763,500"; 123456789 -> "123.46M"."""
+    """306496 -> "306,496"; 15763500 -> "15.7635M"."""
     if number is None:
         return ""
-    return f"{number:,}" if number < 100_000_000 else f"{number / 1e6:.2f}M"
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.4f}M"
 
 
 def _decimals(value: float | None, places: int, sign: bool = False) -> str:
