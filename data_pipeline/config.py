@@ -73,8 +73,12 @@ class SourceConfig(Section):
 
 
 class SplitConfig(Section):
-    """Which documents are held out, chosen by the md5 of the normalised URL or, without a URL, of the id."""
+    """Which documents are held out."""
 
+    by: Literal["hash", "position"] = "hash"
+    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `position`: those that
+    begin in the last `validation_fraction` of the characters of an input file, before cleaning; of each range, if the
+    file is a dump that is read in ranges."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share of documents held out for validation."""
 

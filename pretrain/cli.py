@@ -28,6 +28,10 @@ GPUS_PER_NODE = 8  # of the common servers
 NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 
 
+def _folder(text: str) -> Path:
+    return Path(paths.config_folder(text))
+
+
 @app.callback()
 def _started_by_a_launcher(
     version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
@@ -56,6 +60,33 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     raise typer.Exit(0 if rank_logs.supervised() else code)
+
+
+@app.command()
+def experiment(
+    directory: Annotated[
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", _folder)
+    ],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
+    budget: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="400steps or 5%: shortens every run, warm-up and schedule too.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
+    ] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
+) -> None:
+    """Train every run file of a folder with several seeds, and compare them in a table.
+
+    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    """
+    from pretrain.experiment.command import experiment as run
+
+    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
 @app.command()

@@ -62,6 +62,8 @@ class ValidationLossSettings(HookSettings):
     """Steps from one evaluation to the next."""
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
+    rows: PositiveInt | None = None
+    """The first held-out rows of a corpus, whose loss it is; as many whole batches as hold them. null: all rows."""
 
 
 class LossBreakdownSettings(HookSettings):

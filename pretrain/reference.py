@@ -1,4 +1,4 @@
-"""The page docs/reference.md: every key of corpus files and run files, generated from the classes of their settings."""
+"""The page docs/reference.md: every key of corpus, run and experiment files, from the classes of their settings."""
 
 import re
 from collections.abc import Iterator
@@ -17,12 +17,13 @@ from data_pipeline.objectives import AnyObjective
 from data_pipeline.sources import OPTIONS
 from pretrain import deepspeed_keys
 from pretrain.config import RunConfig
+from pretrain.experiment.folder import ExperimentFile
 
 _INTRODUCTION = """\
 # Reference
 
-Every key of a corpus file and of a run file. `pretrain reference` prints this page from the code, where each key's
-meaning stands below its field.
+Every key of corpus files, of run files and of the file that describes an experiment. `pretrain reference` prints this
+page from the code, where each key's meaning stands below its field.
 
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the place in a list,
 from 0. A key without a default is **required**; a section without one has the defaults of its keys.
@@ -53,7 +54,8 @@ def page() -> str:
         "[How they compare](objectives.md).",
         *_kinds("objective", AnyObjective, "###"),
     ]
-    blocks = [*corpus, *objectives, *run]
+    experiment = list(_file("Experiment files", ExperimentFile))
+    blocks = [*corpus, *objectives, *run, *experiment]
     return "\n\n".join([_INTRODUCTION + "\n" + _contents(blocks), *blocks]) + "\n"
 
 

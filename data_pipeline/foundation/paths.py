@@ -55,6 +55,20 @@ def config(text: str) -> str:
     return str(names[text])
 
 
+def config_folder(text: str) -> str:
+    """A folder of config files: a `local` path, or `configs:NAME` for one that ships with the package.
+
+    Raises ValueError like `config`.
+    """
+    if not text.startswith(_SHIPPED):
+        return local(text)
+    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if path.is_dir()}
+    if text not in names:
+        nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
+        raise ValueError(f"{text}: no such folder ships with the package; the nearest are {', '.join(nearest)}")
+    return str(names[text])
+
+
 def mlflow_uri(text: str) -> str:
     """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE. Raises ValueError like both.
 

@@ -29,8 +29,9 @@ from data_pipeline.text.tally import Tally
 class DocumentsSpec:
     """One input, a `range` of the file at `path`, and how it becomes documents.
 
-    `name` is the source's, and `file` the path within the source. `split` is `CorpusConfig.ratio_of`. `part` names the
-    first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
+    `name` is the source's, and `file` the path within the source. `split` is `CorpusConfig.ratio_of`, and `by_position`
+    whether the end of the input is held out. `part` names the first part, which is written to `folder`; `urls`: whether
+    keys of URLs are written beside it.
     """
 
     path: str
@@ -42,6 +43,7 @@ class DocumentsSpec:
     file: str
     range: Range
     split: tuple[int, int]
+    by_position: bool
     part: str
     folder: str
     urls: bool
@@ -89,6 +91,7 @@ def plan(config: CorpusConfig, corpus: Path) -> list[Unit[DocumentsSpec]]:
             file=file.name,
             range=piece,
             split=config.ratio_of(source),
+            by_position=config.split.by == "position" and source.split is None,
             part=name,
             folder=".stages/documents" if steps else "documents",
             urls="urls" in steps,
@@ -212,13 +215,14 @@ def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Docume
     Every page that isn't too long may be the newest, even one that cleaning drops.
     """
     clean = Cleaner(spec.cleaning)
+    splits = Splits(spec)
     for record in read_records(spec, intake):
-        text = text_of(record, spec.format)
+        split, text = splits.of_next(record), text_of(record, spec.format)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
         too_long = intake.counters["too_long"]
-        document = clean_record(record, text, clean, spec, intake.counters)
+        document = clean_record(record, text, split, clean, spec, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
         yield record, document, competes
 
@@ -228,6 +232,24 @@ def read_records(spec: DocumentsSpec, intake: Intake) -> Iterator[Record]:
     return READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake)
 
 
+class Splits:
+    """The split of each record of an input. By position, it reads the whole input first."""
+
+    def __init__(self, spec: DocumentsSpec):
+        self._spec = spec
+        self._characters = _characters(spec) if spec.by_position else 0
+        self._before = 0
+
+    def of_next(self, record: Record) -> str:
+        """The split of `record`. Takes every record of the input, in order."""
+        held_out, modulus = self._spec.split
+        if not self._spec.by_position:
+            return split_of(record.url, self._spec.identity(record.ordinal), held_out, modulus)
+        split = "validation" if self._before * modulus >= self._characters * (modulus - held_out) else "train"
+        self._before += len(record.text) + len(record.target)
+        return split
+
+
 def text_of(record: Record, declared: str) -> str:
     """The text of a record of the format `declared`: wikitext as plain text."""
     if declared == "wikipedia":
@@ -235,22 +257,32 @@ def text_of(record: Record, declared: str) -> str:
     return record.text
 
 
-def clean_record(record: Record, text: str, clean: Cleaner, spec: DocumentsSpec, tally: Tally) -> Document | None:
+def clean_record(
+    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, tally: Tally
+) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
     kept = clean(text, record.url, spec.language or record.language, tally)
-    return _document(record, *kept, spec) if kept else None
+    return _document(record, *kept, split, spec) if kept else None
 
 
-def _document(record: Record, text: str, language: str, spec: DocumentsSpec) -> Document:
-    identity = spec.identity(record.ordinal)
+def _characters(spec: DocumentsSpec) -> int:
+    """Characters of the input's records, up to damage if it can't be read on."""
+    characters = 0
+    with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
+        for record in read_records(spec, Intake()):
+            characters += len(record.text) + len(record.target)
+    return characters
+
+
+def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec) -> Document:
     return Document(
-        id=identity,
+        id=spec.identity(record.ordinal),
         text=text,
         url=record.url,
         title=record.title,
         language=language,
         source=spec.name,
-        split=split_of(record.url, identity, *spec.split),
+        split=split,
         timestamp=record.timestamp,
         target=record.target,
     )

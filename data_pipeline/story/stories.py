@@ -15,7 +15,7 @@ from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
 from data_pipeline.stages.deduplication import Decided, step_of
-from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, clean_record, read_records, text_of
+from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.story.finished_build import FinishedBuild
 from data_pipeline.story.trail import Drop, Trail
 from data_pipeline.text.document import Document
@@ -82,15 +82,16 @@ def _as_read(spec: DocumentsSpec, ordinals: set[int]) -> Iterator[tuple[int, Sto
     wanted = sorted(ordinals, reverse=True)
     trail = Trail()
     after = spec.range.first_ordinal  # the first record that may come next
-    clean = Cleaner(spec.cleaning)
+    clean, splits = Cleaner(spec.cleaning), Splits(spec)
     records = read_records(spec, Intake(counters=trail))
     try:
         for record in records:
+            split = splits.of_next(record)
             while wanted and wanted[-1] < record.ordinal:
                 ordinal = wanted.pop()
                 yield from _unread(spec, ordinal, trail.drops, ordinal - after, record.ordinal - after)
             if wanted and wanted[-1] == record.ordinal:
-                yield wanted.pop(), _cleaned(spec, record, clean)
+                yield wanted.pop(), _cleaned(spec, record, split, clean)
             trail.drops.clear()
             after = record.ordinal + 1
             if not wanted:
@@ -112,14 +113,14 @@ def _unread(spec: DocumentsSpec, ordinal: int, drops: list[Drop], place: int, ga
     yield ordinal, Story(spec.identity(ordinal), spec.path, passages=[Passage("reading", [drop], None)])
 
 
-def _cleaned(spec: DocumentsSpec, record: Record, clean: Cleaner) -> Story:
+def _cleaned(spec: DocumentsSpec, record: Record, split: str, clean: Cleaner) -> Story:
     text = text_of(record, spec.format)
     story = Story(spec.identity(record.ordinal), spec.path, record.url, record.title, text)
     if not text.strip():
         story.passages.append(Passage("reading", [Drop("empty")], None))
         return story
     trail = Trail()
-    document = clean_record(record, text, clean, spec, trail)
+    document = clean_record(record, text, split, clean, spec, trail)
     story.passages.append(Passage("cleaning", trail.drops, document.text if document else None))
     if document:
         story.language, story.split = document.language, document.split

@@ -29,13 +29,13 @@ class ValidationLoss:
     """
 
     def __init__(self, settings: ValidationLossSettings):
-        pass
+        self._rows = settings.rows
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
-            of_corpus = _of_corpus(evaluation, corpus)
+            of_corpus = _of_corpus(evaluation, corpus, self._rows)
             metrics |= {f"validation/{name}/{metric}": value for metric, value in of_corpus.items()}
             lines += _lines(name, corpus, of_corpus)
         return Findings(metrics, lines=lines)
@@ -55,13 +55,13 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
         )
 
 
-def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
+def _of_corpus(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) -> dict[str, float]:
     vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
     # loss, targets, loss of text, targets of text, rows with targets, hits
     sums = torch.zeros(6, dtype=torch.float64, device=device)
     next_sentence = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rows, rows that are right
     counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
-    for batch in evaluation.batches(corpus):
+    for batch in evaluation.batches(corpus, most_rows):
         every, hit = evaluation.losses_and_hits(batch)
         losses = every["labels"].double()
         labels = batch["labels"].to(device)
@@ -83,7 +83,8 @@ def _of_corpus(evaluation: Evaluation, corpus: Corpus) -> dict[str, float]:
     loss, rows, right_rows = next_sentence.tolist()
     if rows:
         metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
-    if not evaluation.together.late and (damaged := corpus.rows("validation") - whole_rows):
+    complete = most_rows is None and not evaluation.together.late
+    if complete and (damaged := corpus.rows("validation") - whole_rows):
         metrics["damaged_rows"] = damaged
     return metrics
 

@@ -60,6 +60,8 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig)
     """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
     if config.positions != "learned":
         raise UserError(f"transformers has no GPT-2 with {config.positions} positions")
+    if config.subtract_positions != "none":
+        raise UserError("transformers has no GPT-2 that subtracts positions from its output (model.subtract_positions)")
     ours = dict(state_dict)
     for name, tensor in state_dict.items():
         if not config.biases and (name.startswith("decoder.layers.") or name.startswith("decoder.final_norm.")):

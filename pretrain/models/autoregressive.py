@@ -167,14 +167,16 @@ class Bridge(nn.Module):
 class EmbeddingLoss(nn.Module):
     """The distance of the encoder's output, at each position, from the mean of the embeddings up to that position.
 
-    The two norms always have biases, even in a model without.
+    Norms that learn have biases, even in a model without.
     """
 
     def __init__(self, config: EmbeddingLossConfig, d_model: int):
         super().__init__()
         self.config = config
-        self.embedding_norm = LayerNorm(d_model) if config.embedding_norm != "none" else nn.Identity()
-        self.encoder_norm = LayerNorm(d_model) if config.encoder_norm else nn.Identity()
+        learned = config.learned_norms
+        on_embedding = config.embedding_norm != "none"
+        self.embedding_norm = LayerNorm(d_model, bias=learned, gains=learned) if on_embedding else nn.Identity()
+        self.encoder_norm = LayerNorm(d_model, bias=learned, gains=learned) if config.encoder_norm else nn.Identity()
 
     def forward(self, embeddings: Tensor, encoder_out: Tensor, segments: Tensor | None) -> Tensor:
         """Distances (batch, length), at least fp32, without the coefficient; inputs are (batch, length, d_model)."""

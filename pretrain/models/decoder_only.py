@@ -1,7 +1,8 @@
 """A decoder alone: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019).
 
 Pre-norm, with learned positions, GELU and one matrix for embedding and output. Without biases it is the baseline of
-"Auto-regressive Encoder-Decoder Transformer" (Yan 2024). Rotary, linear-bias and sinusoidal positions are options.
+"Auto-regressive Encoder-Decoder Transformer" (Yan 2024), whose subtraction of positions is an option here too, as are
+rotary, linear-bias and sinusoidal positions.
 """
 
 from torch import Tensor, nn
@@ -69,11 +70,13 @@ class Decoder(nn.Module):
         self.positions = self.linear_bias = None
         if config.positions == "learned":
             assert config.max_positions is not None
-            self.positions = LearnedPositions(config.max_positions, config.d_model, STD)
+            subtracts = config.subtract_positions != "none"  # also the position after the last token
+            self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, STD)
         elif config.positions == "alibi":
             self.linear_bias = LinearBias(config.num_heads)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _norm(config)
+        self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(
@@ -97,7 +100,11 @@ class Decoder(nn.Module):
         turn = rotation(positions, self.config.d_kv, x.dtype) if self.config.positions == "rotary" else None
         for i, layer in enumerate(self.layers):
             x = layer(x, bias, causal, turn, cache[i] if cache else None)
-        return self.final_norm(x)
+        x = self.final_norm(x)
+        if self.config.subtract_positions != "none":
+            assert self.positions is not None, "checked with the config"
+            x = self.subtracted_norm(x - self.positions(positions + 1))
+        return x
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds position vectors to `x`, for the kinds of positions that have them."""

@@ -150,10 +150,10 @@ def _in_cache(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation (Ba et al. 2016), optionally without a bias vector."""
+    """Layer normalisation (Ba et al. 2016), optionally without a bias vector, or without gains too."""
 
-    def __init__(self, d_model: int, epsilon: float = 1e-5, bias: bool = True):
-        super().__init__(d_model, epsilon, bias=bias)
+    def __init__(self, d_model: int, epsilon: float = 1e-5, bias: bool = True, gains: bool = True):
+        super().__init__(d_model, epsilon, elementwise_affine=gains, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape (batch, length, d_model); the statistics are in fp32 whatever the dtype of `x`."""

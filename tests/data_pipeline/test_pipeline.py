@@ -14,13 +14,15 @@ import pytest
 import webdataset
 
 from data_pipeline import report
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.corpus.manifest import verify
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.locks import lock
-from data_pipeline.stages.documents import split_of
+from data_pipeline.stages.documents import plan as plan_documents
+from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.soak_build import checksums
@@ -119,6 +121,26 @@ def test_the_split_is_tfds_rule():
     assert held_out == by_hand
     assert held_out
     assert split_of("", "c4/file/000000001", 1, 1) == "validation"
+
+
+def test_a_split_by_position_holds_out_the_end_of_a_file(tmp_path):
+    """Characters 4, 2, 3, 1 and 2 of 12: the third document begins at the middle, the fourth after three quarters."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("aaaa", "bb", "ccc", "d", "ee")))
+    for fraction, expected in ((0.5, "ttvvv"), (0.49, "tttvv"), (0.25, "tttvv"), (0.2, "ttttv"), (0.0, "ttttt")):
+        settings = {
+            "name": "a",
+            "output": str(tmp_path / "corpus"),
+            "sources": [{"format": "jsonl", "path": str(path)}],
+            "cleaning": {"profile": "none"},
+            "split": {"by": "position", "validation_fraction": fraction},
+        }
+        (unit,) = plan_documents(CorpusConfig.model_validate(settings), tmp_path / "corpus")
+        (part,) = write_documents(tmp_path / "corpus", unit.spec).parts
+        assert (
+            "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
+            == expected
+        )
 
 
 def test_a_second_run_does_nothing(small_corpus):
@@ -251,7 +273,7 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
     assert source["options"] == {"max_record_bytes": 64 * 2**20}  # no option was given: this is the default
     assert (source["cleaning"]["profile"], source["cleaning"]["min_sentences_per_page"]) == ("none", 0)
     assert (made["dedup"]["urls"], made["dedup"]["lines"], made["dedup"]["documents"]) == (None, False, False)
-    assert made["split"] == {"validation_fraction": 0.05}
+    assert made["split"] == {"by": "hash", "validation_fraction": 0.05}
     assert (made["tokenizer"]["vocab_size"], made["tokenizer"]["sample_documents"]) == (500, 1_000_000)
     assert [file["name"] for file in manifest["documents"]] == [f"documents/part-{n:05d}.parquet" for n in range(3)]
     assert manifest["code_version"] == code_version()

@@ -71,7 +71,7 @@ def reference(weights, config, tokens):
 
     def norm(name, x):
         centred = x - x.mean(-1, keepdim=True)
-        y = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+        y = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights.get(f"{name}.weight", 1.0)
         return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
 
     def turned(x):
@@ -197,8 +197,9 @@ def test_variants_are_as_defined(changes):
 @pytest.mark.parametrize("detach", ["encoder_out", "embedding", "none"])
 @pytest.mark.parametrize("kind", ["mse", "cosine", "log_cosine"])
 def test_the_embedding_loss_is_as_defined(kind, detach):
-    for norm, encoder_norm in product(["before_mean", "after_mean", "none"], [True, False]):
+    for norm, encoder_norm, learned in product(["before_mean", "after_mean", "none"], [True, False], [True, False]):
         loss = {"kind": kind, "detach": detach, "embedding_norm": norm, "encoder_norm": encoder_norm}
+        loss["learned_norms"] = learned
         compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss={**loss, "coefficient": 1.5}))
 
 
@@ -242,6 +243,7 @@ def test_published_parameter_counts():
     assert counted(published()) == (15_763_500, 201)
     assert counted(published(subtract_positions="none")) == (15_763_500, 200)
     assert counted(published(embedding_loss=None)) == (15_763_500 - 4 * 150, 201)
+    assert counted(published(embedding_loss={"kind": "mse", "learned_norms": False})) == (15_763_500 - 4 * 150, 201)
 
 
 def test_standard_deviations_at_the_start():

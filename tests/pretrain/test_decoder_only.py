@@ -36,9 +36,11 @@ def made(positions="learned", **changes):
     return model
 
 
-@pytest.fixture(params=POSITIONS, scope="module")
+@pytest.fixture(params=[*POSITIONS, "subtracted", "subtracted, with norm"], scope="module")
 def model(request, device):
-    return placed(made(request.param), device)
+    if request.param in POSITIONS:
+        return placed(made(request.param), device)
+    return placed(made(subtract_positions="with_norm" if "norm" in request.param else "without_norm"), device)
 
 
 def shipped(name):
@@ -142,6 +144,23 @@ def test_packed_examples_have_the_losses_and_gradients_of_each_alone(model, leng
         torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_position_of_the_next_token_is_subtracted_from_the_output(norm):
+    """Logits are (final_norm(h) − table[1..T]) · embeddingᵀ, with a layer norm of the difference if asked for; so a
+    model that doesn't subtract gives h, and the rest follows by hand."""
+    model, plain = made(subtract_positions="with_norm" if norm else "without_norm"), made()
+    weights = model.state_dict()
+    assert weights["decoder.positions.weight"].shape == (65, 32)  # one row more than tokens
+    shared = {name: weight for name, weight in weights.items() if "subtracted" not in name}
+    plain.load_state_dict({**shared, "decoder.positions.weight": weights["decoder.positions.weight"][:64]})
+    inputs = ids(2, 9)
+    x = plain.decoder(plain.embedding(inputs)) - weights["decoder.positions.weight"][1:10]
+    if norm:
+        gain, bias = (weights[f"decoder.subtracted_norm.{kind}"] for kind in ("weight", "bias"))
+        x = gain * (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() + bias
+    torch.testing.assert_close(model.decode(inputs), x @ weights["embedding.weight"].T, rtol=0, atol=1e-4)
+
+
 def test_padding_before_a_prompt_changes_nothing(model):
     inputs = ids(2, 9)
     padded = torch.cat([ids(2, 4, seed=5), inputs], dim=1)
@@ -230,6 +249,7 @@ def test_flops_of_gpt2_small():
         ({"max_positions": None}, "max_positions is missing"),
         ({"positions": "rotary"}, "rotary positions have no limit"),
         ({"positions": "rotary", "max_positions": None, "num_heads": 32}, "heads of even width"),
+        ({"positions": "alibi", "max_positions": None, "subtract_positions": "with_norm"}, "needs learned positions"),
         ({"family": "t5"}, "decoder_only"),
         ({"n_layers": 3}, "n_layers"),
     ],

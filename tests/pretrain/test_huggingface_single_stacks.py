@@ -250,3 +250,6 @@ def test_what_our_models_cannot_be_is_refused(tokenizer, tmp_path):
     model = build(decoder(positions="rotary", max_positions=None, vocab_size=tokenizer.size))
     with pytest.raises(UserError, match="no GPT-2 with rotary positions"):
         export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    model = build(decoder(subtract_positions="without_norm", vocab_size=tokenizer.size))
+    with pytest.raises(UserError, match="no GPT-2 that subtracts positions"):
+        export(model.state_dict(), model.config, tokenizer, tmp_path / "out")

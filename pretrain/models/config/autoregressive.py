@@ -12,7 +12,8 @@ class EmbeddingLossConfig(Section):
     """A loss, in training only, that pulls the encoder's output towards the mean of the embeddings so far.
 
     With a learned norm on each side the loss can fall without training the encoder: gains shrink, or biases grow, until
-    both sides agree. The loss is defined that way, and the published 4e-9 comes from it.
+    both sides agree. The loss is defined that way, and the published 4e-9 comes from it. `learned_norms: false` closes
+    this way out; `cosine` without norms has no scale that could shrink.
     """
 
     kind: Literal["mse", "cosine", "log_cosine"]
@@ -24,8 +25,10 @@ class EmbeddingLossConfig(Section):
     AVG_CUM_SUM."""
     encoder_norm: bool = True
     """Layer norm on the encoder's output."""
+    learned_norms: bool = True
+    """Whether the norms on both sides have gains and biases, which learn. false: they only normalise."""
     detach: Literal["encoder_out", "embedding", "none"] = "encoder_out"
-    """The side that gets no gradient. The norms on both sides always learn."""
+    """The side that gets no gradient, except in the gains and biases of its norm."""
 
 
 class AutoregressiveConfig(ModelConfig):

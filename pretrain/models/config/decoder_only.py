@@ -17,6 +17,9 @@ class DecoderOnlyConfig(HeadsShareWidth):
     """How positions are encoded; GPT-2's are learned."""
     max_positions: Count | None = None
     """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
+    subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
+    """Whether the next token's position embedding is subtracted from the decoder's output, as in the autoregressive
+    encoder-decoder, and whether a layer norm follows."""
     activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
     """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation."""
     biases: bool = True
@@ -34,4 +37,6 @@ class DecoderOnlyConfig(HeadsShareWidth):
             raise ValueError("max_positions is missing: learned positions need it")
         if self.positions != "learned" and self.max_positions is not None:
             raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
+        if self.positions != "learned" and self.subtract_positions != "none":
+            raise ValueError(f"subtract_positions: needs learned positions, not {self.positions} ones")
         return self

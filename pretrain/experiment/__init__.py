@@ -1,0 +1,1 @@
+"""Experiments: the run files of a folder, each trained with several seeds and compared."""

@@ -1,0 +1,54 @@
+"""The budget of an experiment: every run shortened by one rule."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.config import RunConfig
+
+_BUDGET = re.compile(r"(?P<steps>[1-9]\d*)steps?|(?P<percent>\d+(\.\d+)?)%")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The steps of each run, or the share of its own steps."""
+
+    steps: int | None = None
+    share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """ "400steps" or "5%". Raises UserError for anything else."""
+        match = _BUDGET.fullmatch(text.replace(" ", ""))
+        percent = float(match["percent"] or 0) if match else 0.0
+        if match and match["steps"]:
+            return cls(steps=int(match["steps"]))
+        if not 0 < percent <= 100:
+            raise UserError(f"--budget: {text!r}; expected a number of steps, such as 400steps, or a share, such as 5%")
+        return cls(share=percent / 100)
+
+    def overrides(self, config: RunConfig) -> list[str]:
+        """What shortens the run of `config`: every number of steps in its file, in proportion.
+
+        These are the run's length, warm-up and decay, the ramp of the batch size, and the steps from one evaluation,
+        checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches, learning
+        rates and data stay as they are.
+        """
+        steps = self.steps or max(1, round(self.share * config.run.max_steps))
+        share = steps / config.run.max_steps
+        lengths = {key: max(1, round(share * value)) for key, value in _lengths(config) if value}
+        return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
+
+
+def _lengths(config: RunConfig) -> Iterator[tuple[str, int | None]]:
+    """Every key of a run file that counts steps of the run, with its value."""
+    for key in ("warmup_steps", "until_step", "decay_steps"):
+        yield f"schedule.{key}", getattr(config.schedule, key, None)
+    for number, ramp in enumerate(config.batch.ramp_up):
+        yield f"batch.ramp_up.{number}.until_step", ramp.until_step
+    for number, hook in enumerate(config.evaluation):
+        yield f"evaluation.{number}.every_steps", hook.every_steps
+    yield "checkpoint.every_steps", config.checkpoint.every_steps
+    yield "checkpoint.keep_every_steps", config.checkpoint.keep_every_steps
+    yield "tracking.log_every_steps", config.tracking.log_every_steps

@@ -1,0 +1,386 @@
+"""`pretrain experiment`: budgets, the runs of a folder, statistics over seeds, the table and the picture."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scipy.stats
+import yaml
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.experiment import curves, folder, runs, table
+from pretrain.experiment.budget import Budget
+from pretrain.experiment.command import experiment
+from pretrain.experiment.plan import PlannedRun, plan
+from pretrain.experiment.results import Result
+from pretrain.experiment.statistics import compare
+from pretrain.metrics.log import read_metrics
+from pretrain.models import outline
+from pretrain.run import status
+from tests.pretrain.forked import Forked
+from tests.pretrain.runs import MODEL, mlflow, run_file
+
+CONFIGS = Path(__file__).parents[2] / "configs/experiments"
+PUBLISHED = CONFIGS / "autoregressive"
+
+
+# Statistics, compared with scipy's.
+
+
+@pytest.mark.parametrize(
+    ("row", "baseline"),
+    [
+        ([3.0, 3.2, 3.1], [3.1, 3.3, 3.4]),
+        ([5.0, 5.1], [4.0, 4.2]),
+        ([1.0, 2.0, 3.0, 4.5, 5.0], [1.5, 1.0, 3.5, 4.0, 4]),
+    ],
+)
+def test_a_comparison_is_the_paired_t_test(row, baseline):
+    found = compare(dict(enumerate(row)), dict(enumerate(baseline)))
+    expected = scipy.stats.ttest_rel(row, baseline)
+    assert found.pairs == len(row)
+    assert (found.t, found.p) == pytest.approx((expected.statistic, expected.pvalue))
+    assert found.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert found.difference == pytest.approx(sum(row) / len(row) - sum(baseline) / len(baseline))
+
+
+def test_seeds_are_paired_and_others_are_left_out():
+    found = compare({1: 2.0, 2: 3.0, 9: 100.0}, {2: 2.5, 1: 1.0, 7: -100.0})
+    assert (found.difference, found.pairs) == (0.75, 2)
+    assert found.t == pytest.approx(3.0)  # differences 1 and ½: mean ¾, standard error ¼
+    assert compare({1: 2.0}, {2: 2.0}) is None
+    alone = compare({1: 2.0}, {1: 1.5})
+    assert (alone.difference, alone.pairs, alone.p) == (0.5, 1, None)
+    assert compare({1: 2.0, 2: 2.0}, {1: 2.0, 2: 2.0}).p == 1.0
+    assert compare({1: 3.0, 2: 3.0}, {1: 2.0, 2: 2.0}).p == 0.0
+
+
+# Budgets.
+
+
+def test_a_budget_shortens_every_number_of_steps_in_proportion():
+    file = PUBLISHED / "mse.yaml"
+    whole = load(file, [], RunConfig)
+    short = load(file, Budget.parse("900steps").overrides(whole), RunConfig)
+    assert (short.run.max_steps, short.schedule.warmup_steps, short.schedule.until_step) == (900, 30, 70_000)
+    assert [hook.every_steps for hook in short.evaluation] == [50, 100]
+    assert (short.checkpoint.every_steps, short.tracking.log_every_steps) == (100, 5)
+    for step in (8, 30, 449, 899):  # the same rate at the same share of the run
+        assert short.rate_factor(step) == pytest.approx(whole.rate_factor(10 * step + 9), rel=1e-6)
+    changed = {"run", "schedule", "evaluation", "checkpoint", "tracking"}
+    assert short.model_dump(exclude=changed) == whole.model_dump(exclude=changed)
+    assert Budget.parse("10%").overrides(whole) == Budget.parse("900steps").overrides(whole)
+    assert load(file, Budget.parse("1step").overrides(whole), RunConfig).run.max_steps == 1
+
+
+@pytest.mark.parametrize("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps"])
+def test_an_impossible_budget_is_refused(text):
+    with pytest.raises(UserError, match="--budget"):
+        Budget.parse(text)
+
+
+# Folders.
+
+
+def test_the_published_rows_have_the_published_sizes():
+    """Yan counts no positions, and where there is no embedding loss a layer norm that isn't used (2 · 150)."""
+    found = folder.read(PUBLISHED)
+    assert len(found.published) == 8
+    for row, published in found.published.items():
+        config = load(found.rows[row], [], RunConfig)
+        model = outline(config.model)
+        positions = sum(one.numel() for name, one in model.named_parameters() if "position" in name)
+        unused = 300 if config.model.family == "autoregressive" and config.model.embedding_loss is None else 0
+        assert model.num_parameters() - positions + unused == published.parameters, row
+        assert (config.run.max_steps, config.batch.global_batch_size) == (9000, 800)
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "autoregressive-small"])
+def test_every_shipped_row_is_a_run(name):
+    found = folder.read(CONFIGS / name)
+    assert len(found.rows) == 15
+    assert {row for group in found.groups for row in group.rows} == found.rows.keys()
+    for path in found.rows.values():
+        load(path, [], RunConfig)
+
+
+def test_rows_without_groups_are_compared_with_the_first(tmp_path):
+    for name in ("b", "a", "c"):
+        (tmp_path / f"{name}.yaml").write_text("run: {}")
+    found = folder.read(tmp_path)
+    assert (found.name, list(found.rows)) == (tmp_path.name, ["a", "b", "c"])
+    assert found.groups == [folder.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
+    (tmp_path / "experiment.yaml").write_text("groups: [{title: t, baseline: c, rows: [c, b]}]")
+    assert list(folder.read(tmp_path).rows) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "groups: [{title: t, baseline: a, rows: [a, plian]}]",
+            r"groups\.0\.rows: plian\.yaml .* nearest: plain",
+        ),
+        ("groups: [{title: t, baseline: b, rows: [a]}]", r"groups\.0: baseline: b is none of the rows a"),
+        ("published: [{row: b}]", r"published\.0\.row: b\.yaml isn't in the folder"),
+        ("publish: []", r"publish: unknown key; nearest valid key: published"),
+        ("name: a b", r"'a b': expected letters"),
+    ],
+)
+def test_a_wrong_experiment_file_is_refused(tmp_path, text, said):
+    for name in ("a", "plain"):
+        (tmp_path / f"{name}.yaml").write_text("run: {}")
+    (tmp_path / "experiment.yaml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        folder.read(tmp_path)
+
+
+def test_a_folder_without_run_files_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no run file"):
+        folder.read(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        folder.read(tmp_path / "none")
+
+
+# The table and the picture.
+
+
+def made_up(row, seed, loss, embedding_loss=None):
+    curve = [(100, loss + 1), (200, loss)]
+    return Result(row, seed, 200, 15_763_500, loss - 0.1, loss, embedding_loss, 123.45, curve)
+
+
+RESULTS = [
+    made_up("plain", 1, 3.40),
+    made_up("plain", 2, 3.42),
+    made_up("plain", 3, 3.41),
+    made_up("mse", 1, 3.38, 4.138e-9),
+    made_up("mse", 2, 3.39, 4.2e-9),
+    made_up("mse", 3, 3.40, 4.3e-9),
+]
+
+
+def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
+    found = folder.read(PUBLISHED)
+    text = table.text(table.lines(found, RESULTS))
+    assert max(map(len, text.splitlines())) <= 80
+    heading, published, *_ = text.split("\n\n")
+    assert heading.split() == ["row", "params", "train", "validation", "emb.", "rank", "Δ", "p"]
+    rows = [line.split() for line in published.splitlines()]
+    # differences −0.02, −0.03, −0.01: t = −2√3 with 2 degrees of freedom
+    p = f"{scipy.stats.ttest_1samp([-0.02, -0.03, -0.01], 0).pvalue:.3f}"
+    mse = ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020", p]
+    at = rows.index(mse)
+    assert rows[at + 1] == ["published", "15.7635M", "2.998", "3.385", "4.1e-9"]
+    assert rows[at + 2] == ["plain*", "15.7635M", "3.310±0.010", "3.410±0.010", "123.5"]
+    assert ["subtracted(0)"] in rows  # no run of it has finished
+
+
+def test_files_hold_the_same_numbers(tmp_path):
+    lines = table.lines(folder.read(PUBLISHED), RESULTS)
+    (mse,) = [line for line in json.loads(json.dumps(table.as_json(lines))) if line["row"] == "mse"]
+    assert mse["seeds"] == [1, 2, 3]
+    assert mse["validation_loss"]["mean"] == pytest.approx(3.39)
+    assert mse["validation_loss"]["deviation"] == pytest.approx(0.01)
+    assert mse["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
+    assert mse["published"]["embedding_loss"] == 4.138e-9
+    rows = list(csv.DictReader(table.as_csv(RESULTS).splitlines()))
+    assert [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows][3:5] == [
+        ("mse", "1", 3.38),
+        ("mse", "2", 3.39),
+    ]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.markdown(lines).splitlines()]
+    assert ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020"] in [
+        line[:7] for line in cells
+    ]
+
+
+def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
+    figure = curves.picture(folder.read(PUBLISHED), RESULTS)
+    losses, published, *_ = figure.axes
+    by_name = {line.get_label(): line.get_ydata().tolist() for line in losses.lines}
+    assert by_name["plain"] == pytest.approx([4.41, 3.41])
+    (difference,) = [line for line in published.lines if line.get_label() == "mse"]
+    assert difference.get_ydata().tolist() == pytest.approx([-0.02, -0.02])
+    (band,) = published.collections
+    assert band.get_paths()[0].get_extents().intervaly.tolist() == pytest.approx([-0.03, -0.01])
+
+
+# Runs.
+
+
+def test_gpus_are_divided_among_runs(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def shares(at_once, gpus):
+        return [lane.get("CUDA_VISIBLE_DEVICES") for lane in runs.lanes(at_once, gpus)]
+
+    assert shares(2, 4) == ["0,1", "2,3"]
+    assert shares(3, 4) == ["0", "1", "2"]
+    assert shares(2, 1) == ["0", "0"]
+    assert shares(2, 0) == [None, None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert shares(2, 2) == ["4", "7"]
+
+
+def planned(tmp_path, names):
+    """Runs that nothing trains."""
+    file = run_file(tmp_path, tmp_path / "corpus")
+    return [
+        PlannedRun(name, 0, file, (), load(file, [f"run.directory={tmp_path / name}"], RunConfig)) for name in names
+    ]
+
+
+def pretend(script):
+    """What starts a process that runs `script` with the name of the row instead of a launcher."""
+
+    def start(run, changes):
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", script, run.row], stdout=log, stderr=log, start_new_session=True
+            )
+
+    return start
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        runs, "start", pretend("import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))")
+    )
+    reported = []
+    ended, stopped = runs.run_all(planned(tmp_path, "abc"), runs.lanes(2, 0), reported.append)
+    assert not stopped
+    assert {one.run.row: one.code for one in ended} == {"a": 0, "b": 3, "c": 0}
+    assert sorted(one.run.row for one in reported) == ["a", "b", "c"]
+    assert next(one for one in ended if one.code).last_words == "why"
+    assert runs.exit_code(ended, stopped) == 1
+    assert runs.exit_code([one for one in ended if not one.code], False) == 0
+    assert runs.exit_code([], True) == 75
+
+
+def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(tmp_path, monkeypatch, capfd):
+    script = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if sys.argv[1] == "b":
+    os.kill(int(os.environ["EXPERIMENT"]), signal.SIGTERM)
+time.sleep(60)
+"""
+    monkeypatch.setenv("EXPERIMENT", str(os.getpid()))
+    monkeypatch.setattr(runs, "start", pretend(script))
+    before = signal.getsignal(signal.SIGTERM)
+    ended, stopped = runs.run_all(planned(tmp_path, "abc"), runs.lanes(1, 0)[:1] * 2, lambda ended: None)
+    assert stopped
+    assert {one.run.row: abs(one.code) for one in ended}.keys() == {"a", "b"}
+    assert next(one.code for one in ended if one.run.row == "b") == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "SIGTERM: the runs that train save and stop" in capfd.readouterr().err
+
+
+def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path):
+    (tmp_path / "rows").mkdir()
+    run_file(tmp_path, tmp_path / "corpus").rename(tmp_path / "rows/a.yaml")
+    found, out = folder.read(tmp_path / "rows"), tmp_path / "out"
+    first = plan(found, 2, "4steps", ["batch.global_batch_size=32"], out, 1)
+    assert [(run.name, run.config.run.seed, run.directory) for run in first] == [
+        ("a-seed-0", 0, out / "a/seed-0"),
+        ("a-seed-1", 1, out / "a/seed-1"),
+    ]
+    assert first[0].config.run.max_steps == 4
+    assert first[0].config.batch.global_batch_size == 32
+    assert len(plan(found, 3, "4steps", ["batch.global_batch_size=32"], out, 1)) == 3  # more seeds are welcome
+    with pytest.raises(UserError, match=r"started with --budget 4steps batch\.global_batch_size=32; give the same"):
+        plan(found, 2, None, [], out, 1)
+
+
+class _ForkedLauncher:
+    """`pretrain train` without a launcher, in a process that is forked, as `subprocess.Popen` behaves."""
+
+    def __init__(self, *arguments):
+        self._forked = Forked(*arguments)
+
+    def poll(self):
+        process = self._forked._process
+        process.join(timeout=0)
+        return process.exitcode
+
+    @property
+    def returncode(self):
+        return self.poll()
+
+
+def test_an_experiment_from_runs_to_table(small_corpus, tmp_path, monkeypatch, capsys):
+    """Two rows, two seeds and a row that fails. One run is cut and resumed; MLflow has another row's runs, one of which
+    the real launcher starts."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    run_file(tmp_path, small_corpus, tracking=mlflow(tmp_path)).rename(rows / "wide.yaml")
+    run_file(tmp_path, small_corpus, model={**MODEL, "d_ff": 32}).rename(rows / "narrow.yaml")
+    run_file(tmp_path, tmp_path / "nowhere").rename(rows / "wrong.yaml")
+    settings = {
+        "groups": [{"title": "Widths", "baseline": "wide", "rows": ["wide", "narrow", "wrong"]}],
+        "published": [{"row": "wide", "validation_loss": 1.234}],
+    }
+    (rows / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    started, real = [], runs.start
+
+    def start(run, changes):
+        started.append(run.name)
+        if run.name in ("wide-seed-1", "wrong-seed-0", "wrong-seed-1"):
+            return real(run, changes)
+        cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
+        return _ForkedLauncher("train", run.file, *run.overrides, *cut)
+
+    monkeypatch.setattr(runs, "start", start)
+    out = tmp_path / "out"
+
+    def go():
+        return experiment(rows, 2, "50%", 2, out, [])
+
+    assert go() == 1
+    assert sorted(started) == sorted(f"{row}-seed-{seed}" for row in ("wide", "narrow", "wrong") for seed in (0, 1))
+    printed = capsys.readouterr().out
+    assert "narrow-seed-1: stopped after saving" in printed
+    assert "failed: wrong-seed-0 (exit code 2)" in printed
+    assert "nowhere" in printed
+    assert printed.rstrip().endswith("curves.png; run the same command again to continue")
+
+    started.clear()
+    assert experiment(rows, 2, "50%", 2, out, [], train=False) == 0
+    assert not started
+    assert go() == 1
+    assert sorted(started) == ["narrow-seed-1", "wrong-seed-0", "wrong-seed-1"]
+    assert {seed: status.read(out / f"narrow/seed-{seed}").attempt for seed in (0, 1)} == {0: 1, 1: 2}
+    losses = {
+        (row, seed): read_metrics(out / row / f"seed-{seed}")[-1].metrics["validation/small/loss"]
+        for row in ("wide", "narrow")
+        for seed in (0, 1)
+    }
+    assert len(set(losses.values())) == 4
+    lines = {line["row"]: line for line in json.loads((out / "table.json").read_text())["rows"]}
+    assert lines["narrow"]["validation_loss"]["mean"] == sum(losses["narrow", seed] for seed in (0, 1)) / 2
+    expected = scipy.stats.ttest_rel(*([losses[row, seed] for seed in (0, 1)] for row in ("narrow", "wide")))
+    assert lines["narrow"]["comparison"]["p"] == pytest.approx(expected.pvalue)
+    assert lines["wrong"]["seeds"] == []
+    wide = read_metrics(out / "wide/seed-0")[-1]
+    assert (wide.step, lines["wide"]["published"]["validation_loss"]) == (4, 1.234)
+    assert "1.234" in (out / "table.md").read_text()
+
+    from mlflow.tracking import MlflowClient
+
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (place,) = [one for one in store.search_experiments() if one.name == "tests"]
+    tracked = store.search_runs([place.experiment_id])
+    (parent,) = [run for run in tracked if run.info.run_name == "out"]
+    children = [run for run in tracked if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted(run.info.run_name for run in children) == ["wide-seed-0", "wide-seed-1"]
+    assert {file.path for file in store.list_artifacts(parent.info.run_id)} >= {"table.json", "curves.png"}
+    assert parent.data.metrics["narrow/validation_loss"] == pytest.approx(lines["narrow"]["validation_loss"]["mean"])
