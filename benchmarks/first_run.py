@@ -104,7 +104,10 @@ def draw(runs: list[Path], out: Path) -> None:
 def page(runs: list[Path]) -> Iterator[str]:
     for run in runs:
         rows = read_metrics(run)
-        yield from (f"### {run.name}", "", *validations(rows), "", *hooks(rows), "", *samples(run))
+        if any(name.startswith("validation/") for row in rows for name in row.metrics):
+            yield from (f"### {run.name}", "", *validations(rows), "", *hooks(rows), "", *samples(run))
+        else:
+            yield from (f"### {run.name}", "", *hooks(rows), "")
 
 
 def main() -> None:
