@@ -19,4 +19,14 @@ AnyObjective = Annotated[
     Field(discriminator="name"),
 ]
 
-__all__ = ["UL2", "AnyObjective", "Examples", "Objective", "Padded", "SpanCorruption", "TextToText", "together"]
+__all__ = [
+    "UL2",
+    "AnyObjective",
+    "Denoising",
+    "Examples",
+    "Objective",
+    "Padded",
+    "SpanCorruption",
+    "TextToText",
+    "together",
+]

@@ -65,9 +65,9 @@ class Tokenizer:
         return self.model.encode(texts)
 
     def encode_with_sentinels(self, text: str) -> list[int]:
-        """Ids of an input to fill in, end mark included: `<extra_id_k>` in `text` becomes sentinel k.
+        """Ids of an input to fill in, end mark included: `<extra_id_k>` in `text` is sentinel k, and `<mask>` the mask.
 
-        A space before a sentinel is part of it, as in `decode`, so that no token consists of that space alone.
+        A space before either is part of it, as in `decode`, so that no token consists of that space alone.
         """
         ids: list[int] = []
         start = 0
@@ -76,9 +76,16 @@ class Tokenizer:
             at = text.find(mark, start)
             if at < 0:
                 break
-            ids += [*self._ids(text[start:at].removesuffix(" ")), self.size - 1 - number]
+            ids += [*self._ids_with_masks(text[start:at].removesuffix(" ")), self.size - 1 - number]
             start = at + len(mark)
-        return [*ids, *self._ids(text[start:]), self.vocabulary.eos]
+        return [*ids, *self._ids_with_masks(text[start:]), self.vocabulary.eos]
+
+    def _ids_with_masks(self, text: str) -> list[int]:
+        mask = self.vocabulary.mask
+        if mask is None:
+            return self._ids(text)
+        *before, last = text.split(self._names[mask])
+        return [id_ for part in before for id_ in (*self._ids(part.removesuffix(" ")), mask)] + self._ids(last)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""

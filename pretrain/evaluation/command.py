@@ -223,7 +223,7 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
     inputs = torch.tensor([ids], device=device)
     labels = inputs
     if family.generates == "answers":
-        answer = [*tokenizer.encode([target])[0], tokenizer.vocabulary.eos] if target is not None else None
+        answer = tokenizer.encode_with_sentinels(target) if target is not None else None
         labels = torch.tensor([answer]) if answer else generate(trained.model, inputs, None, GenerationSettings())
     elif target is not None:
         raise UserError(f"--target: models of the family {trained.model.config.family} read one text")

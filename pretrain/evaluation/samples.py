@@ -6,7 +6,7 @@ from typing import Any
 from data_pipeline.corpus import Corpus
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.generation.fill_blanks import beginnings, blank_out
+from pretrain.generation.fill_blanks import beginnings, blank_out, can_blank_out
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Written, write
 from pretrain.hook_settings import SamplesSettings
@@ -17,8 +17,9 @@ from pretrain.models.model import Model
 class Samples:
     """A table `samples`: for the same held-out sentences each time, what the model fills in or goes on with.
 
-    An encoder-decoder fills blanks, a causal model continues the first half of a sentence. The likeliest token is
-    taken each time, so two steps differ only by the model. Families that don't generate text give no samples.
+    An encoder-decoder fills blanks; one whose blanks are masks (BART) writes the whole sentence. A causal model
+    continues the first half of a sentence. The likeliest token is taken each time, so two steps differ only by the
+    model. Families that don't generate text give no samples.
     """
 
     def __init__(self, settings: SamplesSettings):
@@ -47,7 +48,7 @@ class Samples:
     def _of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
         if name not in self._given:
             settings, generates = self._settings, FAMILIES[model.config.family].generates
-            if generates == "answers" and corpus.tokenizer.sentinels:
+            if generates == "answers" and can_blank_out(corpus.tokenizer):
                 self._given[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
             elif generates == "continuations":
                 self._given[name] = beginnings(corpus, settings.number)

@@ -9,7 +9,7 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import Padded, SpanCorruption
+from data_pipeline.objectives import Denoising, Objective, Padded, SpanCorruption
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.tokenizer import Tokenizer
 
@@ -17,19 +17,39 @@ _WORDS = range(10, 25)
 
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
-    """Pairs (sentence with <extra_id_k> for blanks, sentence) from the first `number` suitable held-out documents."""
-    if not tokenizer.sentinels:
-        raise UserError("--corpus: blanks need sentinels, but the model's tokenizer has none")
+    """Pairs (sentence with blanks, sentence) from the first `number` suitable held-out documents.
+
+    Blanks are <extra_id_k>, or <mask> if the tokenizer has no sentinels. Raises UserError if it has no mask either.
+    """
+    blanks = _blanks(corpus.objective, tokenizer)
+    if blanks is None:
+        raise UserError("--corpus: blanks need sentinels or a mask, but the model's tokenizer has neither")
     found: list[tuple[str, str]] = []
-    blanks = corpus.objective if isinstance(corpus.objective, SpanCorruption) else SpanCorruption()
     for position, sentence in enumerate(_held_out_sentences(corpus)):
         if len(found) == number:
             break
         row = Padded.full(np.array(tokenizer.encode([sentence]), dtype=np.int64))
         keys = row_keys(seed, "blanks", 0, np.array([position]))
         examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
-        found.append((tokenizer.decode(examples.inputs.values[0]), sentence))
+        ids = [id_ for id_ in examples.inputs.values[0].tolist() if id_ != tokenizer.vocabulary.bos]
+        found.append((tokenizer.decode(ids), sentence))
     return found
+
+
+def can_blank_out(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer has a token for a blank."""
+    return tokenizer.sentinels > 0 or tokenizer.vocabulary.mask is not None
+
+
+def _blanks(objective: Objective, tokenizer: Tokenizer) -> Objective | None:
+    """What makes blanks: the corpus's own noise if it does, without what would change other words."""
+    if tokenizer.sentinels:
+        return objective if isinstance(objective, SpanCorruption) else SpanCorruption()
+    if tokenizer.vocabulary.mask is None:
+        return None
+    own = objective if isinstance(objective, Denoising) else Denoising()
+    only_masks = {"random_ratio": 0.0, "insert_ratio": 0.0, "permute_sentence_ratio": 0.0, "rotate_probability": 0.0}
+    return own.model_copy(update=only_masks)
 
 
 def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:

@@ -172,6 +172,16 @@ def test_sentinels_where_they_are_asked_for(gpt2, spiece):
     assert tokenizer.decode(ids) == "see <extra_id_0> there <extra_id_1>."
 
 
+def test_masks_where_they_are_asked_for(gpt2, bart, spiece):
+    assert bart.encode_with_sentinels("Hello <mask> world") == [31_414, 50_264, 232, 2]
+    assert bart.encode_with_sentinels("Hello<mask> <mask> world") == [31_414, 50_264, 50_264, 232, 2]
+    tokenizer = Tokenizer(spiece, ["<mask>", "<s>"], 2)
+    (see,), (there,) = (tokenizer.encode([text]) for text in ("see", "there"))
+    mask = tokenizer.vocabulary.mask
+    assert tokenizer.encode_with_sentinels("see <mask> there <extra_id_0>") == [*see, mask, *there, 503, 1]
+    assert mask not in Tokenizer(spiece).encode_with_sentinels("see <mask> there")
+
+
 @pytest.mark.parametrize("kind", ["spiece", "gpt2", "bart"])
 def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
     model = request.getfixturevalue(kind)

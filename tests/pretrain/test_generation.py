@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 from typer.testing import CliRunner
 
+from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, start
 from pretrain.generation.decoding import generate, sample, uniform_draws, warped
+from pretrain.generation.fill_blanks import blank_out
 from pretrain.generation.fillings import likeliest_fillings
 from pretrain.generation.forbidden import repeating
 from pretrain.generation.settings import GenerationSettings
@@ -719,3 +721,19 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
     assert "2/2" in terminal.getvalue()
     show(iter(written[:1]), [None], False, screen := Terminal())
     assert screen.getvalue() == "b\n"
+
+
+def test_blanks_are_masks_where_there_are_no_sentinels(small_corpus):
+    """Of the words that are left, none has moved or changed."""
+    corpus = open_corpus(str(small_corpus))
+    pieces = corpus.tokenizer.model
+    with_masks = Tokenizer(pieces, ["<mask>", "<s>"], 0)
+    for given, sentence in (pairs := blank_out(corpus, with_masks, 3, seed=0)):
+        assert "<mask>" in given
+        assert "<s>" not in given
+        rest = iter(sentence.split())
+        assert all(word in rest for word in given.split() if "<mask>" not in word)
+        assert with_masks.vocabulary.mask in with_masks.encode_with_sentinels(given)
+    assert len(pairs) == 3
+    with pytest.raises(UserError, match="neither"):
+        blank_out(corpus, Tokenizer(pieces, [], 0), 3, seed=0)
