@@ -137,8 +137,9 @@ class Pair:
             start = ids.new_full((1, 1), self.model.config.decoder_start_id)
             prefix = {"decoder_input_ids": torch.cat([start, ours[None, :step]], dim=1)}
         else:
-            ids, mask, prefix = ids[mask > 0][None], None, {}
-            ids = torch.cat([ids, ours[None, :step]], dim=1)
+            prefix = {}
+            ids = torch.cat([ids[mask > 0][None], ours[None, :step]], dim=1)
+            mask = torch.ones_like(ids)
         of_exact, rounded = (
             peer(input_ids=ids, attention_mask=mask, **prefix).logits[0, -1].float() for peer in (exact, self.peer)
         )

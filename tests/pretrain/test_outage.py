@@ -101,7 +101,7 @@ def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, monkeypat
         assert answers(server.uri)
         tracker.log(2, {"train/loss": 0.5})
         tracker._feeding._failing = True  # as it is if the server has returned since the last try
-        tracker.close("FINISHED")
+        tracker.close("FINISHED", timeout=120)
         from mlflow.tracking import MlflowClient
 
         run_id = FeedState.load(tmp_path / "run").run_id

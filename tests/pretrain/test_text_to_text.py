@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +12,16 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import rates
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation import command
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
+from pretrain.evaluation.hook import Evaluation
 from pretrain.evaluation.record import table
+from pretrain.evaluation.together import Together
 from pretrain.metrics.log import read_metrics
 from pretrain.setup import prepare
 from tests.conftest import made_once, run, write_corpus_file
@@ -195,7 +197,6 @@ def _check_choices(trained: TrainedModel, shown: list[dict[str, str]]) -> None:
 
 
 def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
-    """And a budget that is spent cuts the hook between its rows, on one rank too."""
     lines = [
         {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no"]},
         {"inputs": "x", "targets": "y", "choices": ["y", "z"]},
@@ -212,11 +213,15 @@ def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
     assert rows[0]["reference"] == "dog red | a dog"
     assert {row["choice"] for row in rows[1::2]} <= {"y", "z"}
     assert "answer" not in rows[0]
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        _evaluated(checkpoint, json.dumps({**hook, "budget_seconds": 1e-9}), tmp_path / "cut")
-    assert "of 32 held-out rows" in errors.getvalue()
-    assert "warning: text_to_text was cut after 0 s" in errors.getvalue()
+
+
+def test_work_divided_among_one_rank_notices_that_the_budget_is_spent():
+    held_out = SimpleNamespace(cut=Cut(0, 1, 8, 1))
+    for budget, late in ((60.0, False), (1e-9, True)):
+        together = Together(budget, torch.device("cpu"), alone=True)
+        evaluation = Evaluation(SimpleNamespace(), held_out, 0, together)
+        assert evaluation.shared([1, 2, 3], list) == [1, 2, 3]
+        assert together.late == late
 
 
 @pytest.mark.parametrize(
@@ -249,11 +254,3 @@ def test_a_run_without_pairs_is_told_so_and_a_suite_leaves_the_hook_out(small_co
     )
     wrong = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: text_to_text, metrics: [bleu")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
-
-
-def test_a_mixture_that_gives_a_corpus_no_row_is_refused(small_corpus, pairs_corpus, tmp_path):
-    path = mixture(tmp_path, [pairs_corpus, small_corpus], [])
-    config = load(path, ["data.train.0.weight=1e-7", "data.train.1.weight=1e-7", "evaluation=[]"], RunConfig)
-    prepare(config, 0, 1)  # equal weights
-    corpora = [SimpleNamespace(rows=number) for number in (3, 30_000_000)]
-    assert math.isclose(rates([one.rows for one in corpora], [1, 1], None, 1.0)[0], 3)
