@@ -49,7 +49,8 @@ def published(small_corpus, server) -> str:
     url = "s3://bucket/published"
     done = run_here("data-pipeline", "publish", small_corpus, url)
     assert done.returncode == 0, done.stderr
-    assert server.busy and server.broken
+    assert server.busy
+    assert server.broken
     files = [path for path in small_corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
     size = sum(path.stat().st_size for path in files)
     assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in done.stdout
@@ -74,7 +75,8 @@ def test_it_is_verified_where_it_is(published, store):
     done = run_here("data-pipeline", "verify", published)
     assert done.returncode == 0, done.stderr
     assert "agree with the manifest" in done.stdout
-    assert store.busy and store.broken
+    assert store.busy
+    assert store.broken
 
 
 def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, published, store, tmp_path):
@@ -97,7 +99,8 @@ def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, t
     ]
     for (found,), (wanted,) in zip(*pairs, strict=True):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert store.busy and store.broken
+    assert store.busy
+    assert store.broken
 
 
 def test_a_cached_block_that_is_damaged_is_read_again(published, store, tmp_path):
@@ -191,7 +194,8 @@ def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tm
     store.faults, store.seconds_per_piece = True, 0.002
     done = run("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
-    assert store.busy and store.broken
+    assert store.busy
+    assert store.broken
     found, wanted = (json.loads((one / "manifest.json").read_text()) for one in (tmp_path / "corpus", small_corpus))
     for key in ("fingerprint", "splits", "inputs", "documents", "tokenizer"):
         assert found[key] == wanted[key]

@@ -49,6 +49,7 @@ def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_l
     store.faults = True
     done = train(remote, 1)
     assert done.returncode == 0, done.stderr
-    assert store.busy and store.broken
+    assert store.busy
+    assert store.broken
     assert losses(remote) == losses(local)
     assert len(losses(local)) == 8
