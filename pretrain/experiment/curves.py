@@ -28,7 +28,7 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     high = -(-(1 + len(groups)) // _COLUMNS)
     figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
     first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
-    first.set_prop_cycle(color=colormaps["tab20"].colors)
+    first.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
     for row, of_seeds in curves.items():
         _draw(first, row, of_seeds, band=False)
     first.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")

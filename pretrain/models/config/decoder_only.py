@@ -18,8 +18,8 @@ class DecoderOnlyConfig(HeadsShareWidth):
     max_positions: Count | None = None
     """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
-    """Whether the next token's position embedding is subtracted from the decoder's output, as in the autoregressive
-    encoder-decoder, and whether a layer norm follows."""
+    """Whether the next token's position embedding is subtracted from the output, and a layer norm follows. As in the
+    autoregressive encoder-decoder."""
     activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
     """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation."""
     biases: bool = True
