@@ -272,6 +272,7 @@ def documents_spec(path: str) -> documents.DocumentsSpec:
         file="a.txt",
         range=Range(),
         split=(0, 1),
+        by_position=False,
         part="part-00000",
         folder="documents",
         urls=False,

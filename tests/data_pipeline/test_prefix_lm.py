@@ -148,8 +148,13 @@ def test_packed_examples_of_several_sources_are_put_together_with_their_segments
         parts.append((places, objective.apply(part, keys[places], VOCABULARY, {})))
     assert_alike(together(parts, PAD), whole)
     plain = Examples(parts[0][1].inputs, parts[0][1].targets)
-    with pytest.raises(ValueError, match="input_segments"):
-        together([(parts[0][0], plain), parts[1]], PAD)
+    joined = together([(parts[0][0], plain), parts[1]], PAD)  # each row of a corpus that isn't packed is one segment
+    assert joined.input_segments is not None
+    assert joined.target_segments is not None
+    assert (joined.input_segments[parts[1][0]] == whole.input_segments[parts[1][0]]).all()
+    for place in parts[0][0]:
+        assert joined.input_segments[place].sum() == joined.inputs.lengths[place]
+        assert joined.target_segments[place].max() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A corpus made without Ray, in a second: real text and a trained vocabulary, or random tokens.
 
-The project's own code trains the tokenizer and makes rows and blocks; the tar and the manifest are written here, since
-the stages of a build need Ray and webdataset, which a machine with GPUs may lack.
+It is written with the project's own blocks, packing and tokenizer, and read by the training code as any corpus is.
 """
 
 import gzip
@@ -15,17 +14,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import sentencepiece
 
 import data_pipeline
-from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import FORMAT_VERSION
 from data_pipeline.corpus.blocks import as_members, count_rows, of_rows
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_json
 from data_pipeline.objectives import Objective, SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rows, Rules
 from data_pipeline.tokenizer import Tokenizer, save
-from data_pipeline.tokenizer.sentencepiece import UNK
-from data_pipeline.tokenizer.training import train
+from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _SAMPLE = Path(data_pipeline.__file__).parent / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 _ROWS_PER_BLOCK = 64
@@ -37,7 +35,7 @@ def make(directory: Path, inputs: int = 32, documents: int = 150, pieces: int = 
     Its text is `documents` documents of the shipped sample. With `random_tokens`, that many random ids replace it.
     """
     texts = _texts(documents)
-    tokenizer = Tokenizer(train(TokenizerConfig(vocab_size=pieces), (text.encode() for text in texts)), sentinels=100)
+    tokenizer = Tokenizer(_trained(texts, pieces), sentinels=100)
     objective = SpanCorruption(inputs_length=inputs)
     if random_tokens:
         tokens = np.random.default_rng(0).integers(UNK + 1, pieces, random_tokens).astype(np.int32)
@@ -69,6 +67,22 @@ def make(directory: Path, inputs: int = 32, documents: int = 150, pieces: int = 
 def _texts(documents: int) -> list[str]:
     with gzip.open(_SAMPLE, "rt", encoding="utf-8") as lines:
         return [json.loads(line)["text"] for line in itertools.islice(lines, documents)]
+
+
+def _trained(texts: list[str], pieces: int) -> SentencePiece:
+    model = io.BytesIO()
+    lines = (line for text in texts for line in text.splitlines())
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        vocab_size=pieces,
+        pad_id=PAD,
+        eos_id=EOS,
+        unk_id=UNK,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    return SentencePiece(model.getvalue(), "the trained tokenizer")
 
 
 def _write_shard(directory: Path, split: str, rows: Rows) -> list[dict[str, object]]:

@@ -250,7 +250,7 @@ def test_a_run_without_pairs_is_told_so_and_a_suite_leaves_the_hook_out(small_co
     named = run_forked("evaluate", tmp_path / "run", "--hook", "text_to_text")
     assert (named.returncode, named.stderr.splitlines()) == (
         2,
-        ["pretrain: error: --hook text_to_text: corpus: small has no text-to-text pairs"],
+        ["error: --hook text_to_text: corpus: small has no text-to-text pairs"],
     )
     wrong = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: text_to_text, metrics: [bleu")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
