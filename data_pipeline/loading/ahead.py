@@ -39,5 +39,8 @@ class Ahead(Iterator[Item], Generic[Item]):
         if self._error is None:
             try:
                 self._held = [next(self._items)]
-            except Exception as error:  # StopIteration too
+            except (StoreError, StopIteration) as error:
+                # its traceback would keep the loader, and with it the loader's processes, until the process ends
+                self._error = error.with_traceback(None)
+            except Exception as error:
                 self._error = error
