@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -100,10 +101,13 @@ def threads_per_rank(local_ranks: int) -> int:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of this machine that nothing listens on. It lies below the ports that Linux hands out by itself
+    (32768 and up), so that no other program gets it before a rank listens there."""
+    while True:
+        port = secrets.choice(range(20_000, 32_768))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
 
 
 def interface_of(address: str) -> str | None:
