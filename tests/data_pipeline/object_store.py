@@ -139,6 +139,16 @@ def forget_filesystems() -> None:
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
+def new_fork_server(patch: pytest.MonkeyPatch) -> None:
+    """Loaders' processes come from a new fork server: one that runs keeps the environment that it was started in.
+
+    That one goes on, since it may have children, and it ends only after them.
+    """
+    server = forkserver.ForkServer()
+    for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
+        patch.setattr(forkserver, name, getattr(server, name))
+
+
 def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """A store that the environment names, with an empty bucket `bucket`."""
     store = ObjectStore()
@@ -146,7 +156,7 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     try:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": store.url}.items():
             patch.setenv(name, value)
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs has another environment
+        new_fork_server(patch)
         store.filesystem().mkdir("bucket")
         yield store
     finally:
