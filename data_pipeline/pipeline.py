@@ -8,8 +8,9 @@ from data_pipeline import manifest, report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution import ownership
 from data_pipeline.execution.inputs import list_files
+from data_pipeline.execution.merging import merge
 from data_pipeline.execution.parts import keep_only, parts_of
-from data_pipeline.execution.work_units import Finished, forget_damaged, run
+from data_pipeline.execution.work_units import Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_sound_json
@@ -77,9 +78,12 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
 
     built.tokens = run(tokens.STAGE, tokens.plan(config, parts, trained), corpus, config.ray)
 
-    to_count = shards.plan_counts(config, corpus, built.tokens, trained)
+    readers = len(shards.buckets_of(config, built.tokens))
+    files, built.merged = merge(tokens.MERGING, outputs_of(built.tokens), readers, corpus, config.ray)
+
+    to_count = shards.plan_counts(config, corpus, built.tokens, files, trained)
     built.rows = run(shards.COUNT, to_count, corpus, config.ray)
-    to_write = shards.plan(config, corpus, built.tokens, trained, built.rows)
+    to_write = shards.plan(config, corpus, built.tokens, files, trained, built.rows)
     built.shards = run(shards.STAGE, to_write, corpus, config.ray)
 
     _record(config, corpus, built)

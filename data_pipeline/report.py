@@ -33,7 +33,8 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     # The stage of documents works on the input files, and all others on the text.
     input_bytes = sum(result.bytes for result in documents)
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
-    sizes = {"documents": input_bytes} | dict.fromkeys(("tokenizer", "tokens", "rows", "shards"), text_left)
+    of_corpus = ("tokenizer", "tokens", *built.merged, "rows", "shards")
+    sizes = {"documents": input_bytes} | dict.fromkeys(of_corpus, text_left)
     rules = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
     report = {
         "name": name,

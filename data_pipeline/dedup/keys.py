@@ -4,22 +4,28 @@ A key is a row of 64-bit words: first the group (a hash, equal for duplicates), 
 its copy), last the place in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of 4,096
 equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't depend
 on the number of buckets. Each bucket writes its losers to one file, sorted by unit.
+
+Where there are many, files of either kind are merged: keys in the order of the hash, with the unit of each, and losers
+in the order of the unit.
 """
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from data_pipeline.foundation.atomic import atomic_path
-from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.foundation.safetensors_file import growing_arrays, os_errors, part_of
 
 SLOTS = 4096
+_KEYS_AT_ONCE, _LOSERS_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
 NOBODY = 2**32 - 1  # the document number of a key that competes although its document was dropped
 
 
@@ -90,17 +96,67 @@ class KeyBucket:
         return min(SLOTS, 1 << max(0, -(-keys // keys_per_bucket) - 1).bit_length())
 
     def read(self, corpus: Path, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file."""
-        size = SLOTS // self.count
-        tables, counts = [], []
-        for name in files:
+        """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
+        slices = []
+        for unit, name in enumerate(files):
             with safe_open(corpus / name, "numpy") as file:
-                slots = file.get_slice("slots")
-                start, stop = (int(slots[at : at + 1][0]) for at in (self.number * size, (self.number + 1) * size))
-                keys = file.get_slice("keys")
-                tables.append(keys[start:stop] if stop > start else np.zeros((0, keys.get_shape()[1]), np.uint64))
-                counts.append(stop - start)
-        return np.concatenate(tables), np.repeat(np.arange(len(files), dtype=np.uint64), counts)
+                slices.append(self._slice(file, unit))
+        return _joined(slices)
+
+    def _slice(self, file: Any, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """This bucket's slice of an open file, which is that of `unit` unless it is merged."""
+        size = SLOTS // self.count
+        slots, keys = file.get_slice("slots"), file.get_slice("keys")
+        start, stop = (int(slots[at : at + 1][0]) for at in (self.number * size, (self.number + 1) * size))
+        if stop == start:
+            return np.zeros((0, keys.get_shape()[1]), np.uint64), np.zeros(0, np.uint64)
+        units = file.get_slice("units")[start:stop] if "units" in file.keys() else np.full(stop - start, unit)  # noqa: SIM118 (not a dict)
+        return keys[start:stop], units.astype(np.uint64)
+
+    @staticmethod
+    def merge(corpus: Path, files: Sequence[str], first: int, path: Path, with_pairs: bool = False) -> None:
+        """Merges the files of keys of neighbouring units, of which the first is number `first`.
+
+        `with_pairs`: also the pairs of documents that have equal keys within a unit (`pairs_within`).
+        """
+        pairs = {"inside": np.concatenate(list(pairs_within(corpus, files, first)))} if with_pairs else {}
+        with ExitStack() as stack:
+            opened = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in files]
+            slots = sum(file.get_tensor("slots") for file in opened)
+            number, width = int(slots[-1]), opened[0].get_slice("keys").get_shape()[1]
+            shapes = {
+                "keys": (np.uint64, (number, width)),
+                "units": (np.uint32, (number,)),
+                "slots": (np.int64, slots.shape),
+                **{name: (np.uint64, values.shape) for name, values in pairs.items()},
+            }
+            arrays = stack.enter_context(growing_arrays(path, shapes))
+            for name, values in {"slots": slots, **pairs}.items():
+                arrays.append(name, values)
+            count = KeyBucket.enough(number, _KEYS_AT_ONCE)
+            for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
+                table, units = _joined([bucket._slice(file, unit) for unit, file in enumerate(opened, first)])
+                order = np.argsort(table[:, 0], kind="stable")
+                arrays.append("keys", table[order])
+                arrays.append("units", units[order])
+
+
+def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([keys for keys, _ in slices]), np.concatenate([units for _, units in slices])
+
+
+def pairs_within(corpus: Path, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
+    """Pairs (n, 2) of documents, as unit << 32 | document, that have equal keys within a unit, file by file.
+
+    The first of `files` is that of the unit `first`, unless they are merged.
+    """
+    for unit, name in enumerate(files, first):
+        with safe_open(corpus / name, "numpy") as file:
+            if "inside" in file.keys():  # noqa: SIM118 (not a dict)
+                yield file.get_tensor("inside")
+                continue
+            pairs = np.unique(file.get_tensor("losers") >> np.uint64(32), axis=0)
+            yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
 def smallest_keys(
@@ -131,6 +187,28 @@ def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) 
     order = np.lexsort((places, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
     _save({"losers": places[order], "starts": starts.astype(np.int64)}, path)
+
+
+def merge_losers(corpus: Path, files: Sequence[str], path: Path) -> None:
+    """Merges files of losers, each with those of all units in some range of hashes."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in files]
+        starts = sum(file.get_tensor("starts") for file in opened)
+        units = len(starts) - 1
+        shapes = {"losers": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
+        arrays = stack.enter_context(growing_arrays(path, shapes))
+        arrays.append("starts", starts)
+        unit = 0
+        while unit < units:
+            enough = int(np.searchsorted(starts, starts[unit] + _LOSERS_AT_ONCE, side="right")) - 1
+            until = min(max(unit + 1, enough), units)
+            pieces, holders = [], []
+            for file in opened:
+                own = file.get_slice("starts")[unit : until + 1]
+                pieces.append(part_of(file.get_slice("losers"), int(own[0]), int(own[-1])))
+                holders.append(np.repeat(np.arange(unit, until), np.diff(own)))
+            arrays.append("losers", np.concatenate(pieces)[np.argsort(np.concatenate(holders), kind="stable")])
+            unit = until
 
 
 def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:

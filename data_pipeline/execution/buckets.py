@@ -1,7 +1,12 @@
-"""Buckets of the global shuffle. A bucket is a range of hashes: one slice of every file of tokens, and one shard."""
+"""Buckets of the global shuffle. A bucket is a range of hashes: one slice of every file of tokens, and one shard.
 
+Files of tokens may be merged: a merged file has the documents of several files in the order of the hash, those of one
+hash in the order of their files. So a bucket's documents, and their order, are the same either way.
+"""
+
+import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +14,13 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
+from data_pipeline.execution.merging import MergeSpec
+from data_pipeline.execution.work_units import Result
+from data_pipeline.foundation.safetensors_file import dtype_of, growing_arrays, part_of
 from data_pipeline.packing.rows import Documents
 
 SPLITS = ("train", "validation")
+_TOKENS_AT_ONCE = 1 << 24  # merged in memory
 
 
 @dataclass(frozen=True)
@@ -86,21 +95,62 @@ def documents_before(corpus: Path, files: Sequence[str], bucket: TokenBucket, pl
 
 def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
+    return _gather(_one_by_one(corpus, files), bucket)[1]
+
+
+def merge_tokens(corpus: Path, spec: MergeSpec) -> Result:
+    """Merges files of tokens, a range of hashes at a time."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in spec.files]
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
+        for split in SPLITS:
+            for array in ("hashes", "offsets", "tokens", "targets"):
+                if (name := f"{split}.{array}") in files[0].keys():  # noqa: SIM118 (not a dict)
+                    slices = [file.get_slice(name) for file in files]
+                    length = sum(part.get_shape()[0] for part in slices)
+                    length -= len(files) - 1 if array == "offsets" else 0  # each file has one more than documents
+                    shapes[name] = dtype_of(slices[0]), (length,)
+        arrays = stack.enter_context(growing_arrays(corpus / spec.output, shapes))
+        for split in SPLITS:
+            ranges = max(1, -(-shapes[f"{split}.tokens"][1][0] // _TOKENS_AT_ONCE))
+            end = 0
+            arrays.append(f"{split}.offsets", np.zeros(1, np.int64))
+            for number in range(ranges):
+                hashes, documents = _gather(files, TokenBucket(split, number, ranges))
+                arrays.append(f"{split}.hashes", hashes)
+                arrays.append(f"{split}.offsets", end + documents.starts[1:])
+                arrays.append(f"{split}.tokens", documents.tokens)
+                if documents.targets is not None and f"{split}.targets" in shapes:
+                    arrays.append(f"{split}.targets", documents.targets)
+                end += int(documents.starts[-1])
+    return Result()
+
+
+def _one_by_one(corpus: Path, files: Sequence[str]) -> Iterator[Any]:
+    """Each file, open until the next is asked for."""
+    for name in files:
+        with safe_open(corpus / name, "numpy") as file:
+            yield file
+
+
+def _gather(files: Iterable[Any], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
+    """(hashes (n,), documents) of a bucket from open files, in the order of the hash and then of the files."""
     hashes: list[np.ndarray] = []
     documents: list[np.ndarray] = []
     targets: list[np.ndarray] = []
-    for name in files:
-        with safe_open(corpus / name, "numpy") as file:
-            found, offsets, target_starts = _slice(file, bucket)
-            if len(found):
-                tokens = file.get_slice(f"{bucket.split}.tokens")[int(offsets[0]) : int(offsets[-1])]
-                hashes.append(found)
-                documents += np.split(tokens, offsets[1:-1] - offsets[0])
-                targets += [] if target_starts is None else [target_starts]
+    for file in files:
+        found, offsets, target_starts = _slice(file, bucket)
+        if len(found):
+            tokens = part_of(file.get_slice(f"{bucket.split}.tokens"), int(offsets[0]), int(offsets[-1]))
+            hashes.append(found)
+            documents += np.split(tokens, offsets[1:-1] - offsets[0])
+            targets += [] if target_starts is None else [target_starts]
     if not documents:
         nothing = np.zeros(0, np.int64)
-        return Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), nothing)
-    order = np.argsort(np.concatenate(hashes), kind="stable")
+        return np.zeros(0, np.uint64), Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), nothing)
+    joined = np.concatenate(hashes)
+    order = np.argsort(joined, kind="stable")
     ordered = [documents[position] for position in order]
     starts = np.cumsum([0, *(len(document) for document in ordered)], dtype=np.int64)
-    return Documents(np.concatenate(ordered), starts, np.concatenate(targets)[order] if targets else None)
+    of_pairs = np.concatenate(targets)[order] if targets else None
+    return joined[order], Documents(np.concatenate(ordered), starts, of_pairs)

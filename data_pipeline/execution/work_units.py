@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,11 @@ class Finished(Generic[ResultType]):
         return [output.sha256 for output in self.outputs.values()]
 
 
+def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
+    """The sha256 of each file that `units` wrote, by name, in order."""
+    return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
+
+
 @dataclass(frozen=True)
 class _Failed:
     name: str
@@ -189,8 +194,10 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
     if finished.fingerprint != wanted:
         return "input or config changed"
     for name, output in finished.outputs.items():
-        path = corpus / name
-        if not path.exists() or path.stat().st_size != output.bytes:
+        try:
+            if (corpus / name).stat().st_size != output.bytes:
+                return "output missing or cut"
+        except (FileNotFoundError, NotADirectoryError):
             return "output missing or cut"
     return ""
 

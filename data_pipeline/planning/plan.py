@@ -11,8 +11,10 @@ from typing import Any
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
 from data_pipeline.dedup.minhash import bands
+from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.execution.merging import level_name
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.report import Json
@@ -24,9 +26,12 @@ _STAGE_START = 0.5  # seconds between stages, and for each round of units
 _WORKER_MEMORY = 0.35e9  # bytes of a worker that has read nothing
 _GROUP_MEMORY = 0.1e9  # bytes of a row group of documents, read and written
 _KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "documents": 80, "minhash": 80}  # bytes in a bucket
+_WORDS = {"urls": 6, "lines": 3, "spans": 3, "documents": 3, "minhash": 2}  # of 8 bytes in a key
+_NEAR_DUPLICATES, _MEMORY_IN_PAIRS = 0.2, 160  # the share of documents that have any; bytes for each of them
 _BYTES_PER_SPAN = 100  # of text, for each sentence
 _GROWTH_OF_PIECES = 0.13  # how much longer a piece gets when the vocabulary doubles; T5's 32,000 have 4.6 bytes
 _MANY_OPENS = 10_000_000
+_MERGING = 150e6  # bytes per second that are merged; measured with small files
 _TRAINING, _READING = 1.5e6, 380e6  # bytes per second with which a tokenizer is trained on 100 MB, and reads
 
 
@@ -80,6 +85,10 @@ class _Speeds:
         """Bytes per core-second. A stage that wasn't measured counts as fast as reading and writing documents."""
         found = self._stages.get(stage) or self._stages.get("deduplicated") or self._stages["tokens"]
         return 1e6 * (found["megabytes_per_core_second"] or 1000.0)
+
+    def measured(self, stage: str) -> bool:
+        """Whether the report has the stage."""
+        return stage in self._stages
 
     def written(self, stage: str) -> float:
         """Bytes written for each byte of input."""
@@ -143,10 +152,10 @@ def as_text(found: Plan) -> str:
     """The forecast in lines of 80 columns."""
     lines = [
         f"{found.name}: {found.inputs:,} inputs, {found.workers:,} workers; speeds {found.measured}",
-        f"{'stage':17}{'units':>9}{'MB':>12}{'core-s':>9}{'s':>8}{'worker':>9}{'disk':>9}{'opens':>7}",
+        f"{'stage':21}{'units':>7}{'MB':>12}{'core-s':>9}{'s':>8}{'worker':>9}{'disk':>9}{'opens':>7}",
     ]
     lines += [
-        f"{stage.name:17}{stage.units:>9,}{stage.megabytes:>12,.1f}{stage.core_seconds:>9,.0f}{stage.seconds:>8,.0f}"
+        f"{stage.name:21}{stage.units:>7,}{stage.megabytes:>12,.1f}{stage.core_seconds:>9,.0f}{stage.seconds:>8,.0f}"
         f"{_size(stage.memory):>9}{_size(stage.disk):>9}{_short(stage.opens):>7}"
         for stage in found.stages
     ]
@@ -189,30 +198,51 @@ def _stages(
             "documents", sum(ranges), sum(file.bytes for file in files), largest, _GROUP_MEMORY, 2 * sum(ranges) + parts
         )
     ]
-    buckets = 0  # of the steps so far, whose losers each part reads
+
+    def merged(of: str, files: int, readers: int, written: float, size: float) -> int:
+        """Adds the levels at which the `files` of the stage `of`, `written` bytes, are merged; returns how many are
+        left."""
+        for level, group in enumerate(merging.group_sizes(files, readers), 1):
+            name, units = level_name(of, level), -(-files // group)
+            seconds = size / speeds.of(name) if speeds.measured(name) else written / _MERGING
+            wall = seconds / min(workers, units) + _STAGE_START
+            worker = _WORKER_MEMORY + _GROUP_MEMORY
+            found.append(StagePlan(name, units, size / 1e6, seconds, wall, worker, written, files + units))
+            files = units
+        return files
+
+    losers = 0  # files of the steps so far, which each part reads
     text = sum(read)
     for step in config.steps:
         if step == "filters":
-            found.append(stage("page-filters", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + buckets)))
+            found.append(stage("page-filters", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + losers)))
             continue
         keys = _keys(step, config, text, speeds)
         if step != "urls":
             worker = _GROUP_MEMORY + 2 * _KEY_MEMORY[step] * keys * largest_part / text
-            found.append(stage(f"{step}-keys", parts, text, largest_part, worker, parts * (2 + buckets)))
+            found.append(stage(f"{step}-keys", parts, text, largest_part, worker, parts * (2 + losers)))
         own = KeyBucket.enough(round(keys), config.dedup.keys_per_bucket)
+        files = merged(f"{step}-keys", parts, own, keys * (8 * _WORDS[step] + 4), text)
         worker = _KEY_MEMORY[step] * min(keys / own, 2 * config.dedup.keys_per_bucket)
-        found.append(stage(f"{step}-losers", own, text, text / own, worker, own * (parts + 1)))
-        buckets += own
+        found.append(stage(f"{step}-losers", own, text, text / own, worker, own * (files + 1)))
+        if step == "minhash":
+            in_pairs = _NEAR_DUPLICATES * text / speeds.bytes_per_document
+            found.append(stage("minhash-clusters", 1, text, text, _MEMORY_IN_PAIRS * in_pairs, files + own))
+            losers += 1
+        else:
+            losers += merged(f"{step}-losers", own, parts, text * speeds.written(f"{step}-losers"), text)
     if config.steps:
-        found.append(stage("deduplicated", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + buckets)))
+        found.append(stage("deduplicated", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + losers)))
     found.append(_tokenizer(config, speeds, sum(kept), parts))
     worker = _GROUP_MEMORY + 3 * largest_part * tokens_per_byte * width
-    found.append(stage("tokens", parts, sum(kept), largest_part, worker, 2 * parts, 1.1 * width * sum(tokens.values())))
+    written = 1.1 * width * sum(tokens.values())
+    found.append(stage("tokens", parts, sum(kept), largest_part, worker, 2 * parts, written))
+    files = merged("tokens", parts, shards, written, sum(kept))
     worker = 4 * width * min(config.tokens_per_shard, sum(tokens.values()))
     if config.rows.packing != "concatenate":
-        found.append(stage("rows", shards, sum(kept), sum(kept) / shards, worker, shards * (parts + 1), 0.0))
+        found.append(stage("rows", shards, sum(kept), sum(kept) / shards, worker, shards * (files + 1), 0.0))
     written = 1.02 * width * sum(tokens.values())
-    found.append(stage("shards", shards, sum(kept), sum(kept) / shards, worker, shards * (parts + 1), written))
+    found.append(stage("shards", shards, sum(kept), sum(kept) / shards, worker, shards * (files + 1), written))
     return found, tokens
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.compression.stream import open_file
+from data_pipeline.sources.compression.stream import open_to_jump_about
 from data_pipeline.sources.record import Input, Intake, Record
 
 _ROWS = 1024  # per batch
@@ -46,7 +46,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = Options(**file.options)
-    with open_file(file.path) as source:
+    with open_to_jump_about(file.path) as source:
         try:
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
             columns = _columns(file.path, parquet.schema_arrow, options)

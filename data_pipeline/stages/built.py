@@ -15,7 +15,7 @@ from data_pipeline.stages.tokens import TokensResult
 class Built:
     """The finished units of each stage, in order; [] for a stage that hasn't run.
 
-    `steps` has those of deduplication by stage, except the last, `deduplicated`.
+    `steps` has those of deduplication by stage, except the last, `deduplicated`; `merged` those that merge tokens.
     """
 
     documents: list[Finished[DocumentsResult]]
@@ -23,6 +23,7 @@ class Built:
     deduplicated: list[Finished[PartsResult]] = field(default_factory=list)
     tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
     tokens: list[Finished[TokensResult]] = field(default_factory=list)
+    merged: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
     rows: list[Finished[RowsResult]] = field(default_factory=list)
     shards: list[Finished[ShardResult]] = field(default_factory=list)
 
@@ -40,6 +41,7 @@ class Built:
             "deduplicated": self.deduplicated,
             "tokenizer": self.tokenizer,
             "tokens": self.tokens,
+            **self.merged,
             "rows": self.rows,
             "shards": self.shards,
         }

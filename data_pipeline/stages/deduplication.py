@@ -23,16 +23,26 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.documents import EqualDocuments
-from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_gone, read_losers, read_own_losers, write_losers
+from data_pipeline.dedup.keys import (
+    KeyBucket,
+    Keys,
+    decide,
+    merge_losers,
+    pairs_within,
+    read_gone,
+    read_losers,
+    write_losers,
+)
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
+from data_pipeline.execution.merging import MergeSpec, Merging, merge
 from data_pipeline.execution.name_lists import read_names, write_names
 from data_pipeline.execution.parts import Histograms, Part, PartsResult, part_file, read_documents
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, read_finished, run
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.text.document import Document
@@ -77,9 +87,10 @@ class KeysResult(Result):
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """One bucket of all keys of a step. `files` lists the files of keys of all parts (`name_lists`)."""
+    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`name_lists`), merged or not."""
 
     files: str
+    units: int
     bucket: KeyBucket
     step: str
     dedup: DedupConfig
@@ -88,9 +99,10 @@ class BucketSpec:
 
 @dataclass(frozen=True)
 class ClustersSpec:
-    """`files` lists the files of keys of all parts (`name_lists`); `pairs` are the files of the buckets."""
+    """`files` lists the files of keys of all `units` (`name_lists`); `pairs` are the files of the buckets."""
 
     files: str
+    units: int
     pairs: list[str]
     output: str
 
@@ -127,7 +139,7 @@ def deduplicate(
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
             continue
         if step == "urls":  # noted while reading
-            files = [part.urls for part in in_order]
+            files = {part.urls: part.checksums[-1] for part in in_order}
             count = sum(part.url_keys for part in in_order)
             depends = fingerprint([depends, [part.checksums for part in in_order]])
         else:
@@ -135,26 +147,31 @@ def deduplicate(
             units = per_part(in_order, step, f".stages/{stage}/{{}}.safetensors")
             gathered = run(KEYS[step], units, corpus, config.ray)
             finished[stage] = gathered
-            files = [name for unit in gathered for name in unit.outputs]
+            files = outputs_of(gathered)
             count = sum(unit.result.keys for unit in gathered)
             depends = fingerprint([depends, [unit.checksums for unit in gathered]])
         stage = f"{step}-losers"
         bucket_units = []
-        listed = write_names(corpus, files)
         buckets = KeyBucket.enough(count, config.dedup.keys_per_bucket)
+        to_read, merged = merge(MERGE_KEYS[step], files, buckets, corpus, config.ray)
+        finished |= merged
+        listed = write_names(corpus, to_read)
         for bucket in range(buckets):
             name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
-            spec = BucketSpec(listed, KeyBucket(bucket, buckets), step, config.dedup, name)
+            spec = BucketSpec(listed, len(parts), KeyBucket(bucket, buckets), step, config.dedup, name)
             bucket_units.append(Unit(Path(name).stem, spec, fingerprint([depends, bucket, buckets]), (name,)))
         finished[stage] = decided = run(LOSERS[step], bucket_units, corpus, config.ray)
-        losers = [name for unit in decided for name in unit.outputs]
         if step == "minhash":
+            losers = list(outputs_of(decided))
             name = ".stages/minhash-clusters/clusters.safetensors"
             depends = fingerprint([depends, [unit.checksums for unit in decided]])
-            clusters = Unit("clusters", ClustersSpec(listed, losers, name), depends, (name,))
+            clusters = Unit("clusters", ClustersSpec(listed, len(parts), losers, name), depends, (name,))
             finished[CLUSTERS.name] = decided = run(CLUSTERS, [clusters], corpus, config.ray)
             losers = [name]
-        applied.append((step, files, write_names(corpus, losers)))
+        else:
+            losers, merged = merge(MERGE_LOSERS[step], outputs_of(decided), len(parts), corpus, config.ray)
+            finished |= merged
+        applied.append((step, list(files), write_names(corpus, losers)))
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
     return finished, run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
 
@@ -186,7 +203,8 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
     """Removes the results of steps that the config no longer asks for."""
     steps = config.steps
     stages = corpus / ".stages"
-    unasked = [stages / name for name, step in _STEP_OF.items() if step not in steps]
+    unasked = [folder for step in _STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
+    unasked += [stages / FILTERS.name] if "filters" not in steps else []
     for folder in unasked if steps else [*unasked, stages / LAST.name]:
         shutil.rmtree(folder, ignore_errors=True)
     for pattern in ([] if "urls" in steps else ["*.urls.safetensors"]) + ([] if steps else ["*.parquet"]):
@@ -222,10 +240,9 @@ def filter_pages(corpus: Path, spec: PartSpec) -> Result:
 
 def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
-    files = read_names(corpus, spec.files)
-    table, units = spec.bucket.read(corpus, files)
+    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
     _, losers, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
-    write_losers(corpus / spec.output, units[losers], table[losers, -1], len(files))
+    write_losers(corpus / spec.output, units[losers], table[losers, -1], spec.units)
     return Result()
 
 
@@ -243,16 +260,30 @@ def find_pairs(corpus: Path, spec: BucketSpec) -> Result:
 def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
     """Finds the connected components of all pairs, and drops all but the smallest id of each."""
     clusters = Clusters()
-    files = read_names(corpus, spec.files)
     for name in spec.pairs:
         clusters.join(load_file(corpus / name)["pairs"])
-    for unit, name in enumerate(files):
-        inside = np.unique(read_own_losers(corpus, name) >> np.uint64(32), axis=0)
-        clusters.join(inside[inside[:, 0] != inside[:, 1]] | np.uint64(unit << 32))
+    for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
+        clusters.join(pairs)
     documents, first = clusters.members()
     losers = documents[documents != first]
     places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
-    write_losers(corpus / spec.output, losers >> np.uint64(32), places, len(files))
+    write_losers(corpus / spec.output, losers >> np.uint64(32), places, spec.units)
+    return Result()
+
+
+def merge_keys(corpus: Path, spec: MergeSpec) -> Result:
+    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output)
+    return Result()
+
+
+def merge_signatures(corpus: Path, spec: MergeSpec) -> Result:
+    """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
+    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
+    return Result()
+
+
+def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
+    merge_losers(corpus, spec.files, corpus / spec.output)
     return Result()
 
 
@@ -274,10 +305,10 @@ LOSERS = {
     step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket, "lower dedup.keys_per_bucket")
     for step in _STEPS
 }
+MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash" else merge_keys) for step in _STEPS}
+MERGE_LOSERS = {step: Merging(f"{step}-losers", merge_decided) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
 FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
-_STEP_OF = {f"{step}-{kind}": step for step in _STEPS for kind in ("keys", "losers", "clusters")}
-_STEP_OF[FILTERS.name] = "filters"
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 

@@ -16,7 +16,7 @@ from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import list_files, pieces
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
-from data_pipeline.foundation import stores
+from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
@@ -56,7 +56,11 @@ class DocumentsSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsResult(PartsResult):
-    """What was read. `bytes` and `sha256` are the whole file's; the unit of its first range has them."""
+    """What was read. `bytes` and `sha256` are the whole file's; the unit of its first range has them.
+
+    They are taken while the file is read. Only of a file that is read in ranges, and at the same time, does that unit
+    read the rest for them: the sha256 takes all bytes in order.
+    """
 
     source: str
     file: str
@@ -164,6 +168,28 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store
     refuses or doesn't answer, which is no damage.
     """
+    if spec.range.start:
+        return _write_documents(corpus, spec)
+    with checksums.taken_of(spec.path) as checksum:
+        result = _write_documents(corpus, spec)
+    size, sha256 = checksum.finish()
+    return replace(result, bytes=size, sha256=sha256)
+
+
+STAGE = Stage("documents", 4, write_documents, "lower characters_per_part")
+
+
+def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:
+    return sum(unit.result.documents.get(split, 0) for unit in finished)
+
+
+def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
+    """ "validation" if the md5 of the normalised URL (or of the id) mod `modulus` is below `held_out`, else "train"."""
+    digest = hashlib.md5((normalize_url(url) or identity).encode(), usedforsecurity=False)
+    return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
+
+
+def _write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     intake = Intake()
     damage: list[Damage] = []
     with PartsWriter(corpus, spec) as parts:
@@ -183,30 +209,14 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
         position, reason = found[0]
         name = look.description if spec.format in look.formats else str(look)
         found[0] = Damage(position, reason if name in reason else f"{reason}; it looks like {name}")
-    size, sha256 = _checksum(spec.path) if spec.range.start == 0 else (0, "")
     return DocumentsResult(
         source=spec.name,
         file=spec.file,
         range=spec.range,
-        bytes=size,
-        sha256=sha256,
         status="unreadable" if unreadable else "truncated" if counts["truncated_xml"] else "damaged" if found else "ok",
         damage=found,
         **vars(PartsResult.of(counts, parts.written, parts.histograms)),
     )
-
-
-STAGE = Stage("documents", 4, write_documents, "lower characters_per_part")
-
-
-def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:
-    return sum(unit.result.documents.get(split, 0) for unit in finished)
-
-
-def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
-    """ "validation" if the md5 of the normalised URL (or of the id) mod `modulus` is below `held_out`, else "train"."""
-    digest = hashlib.md5((normalize_url(url) or identity).encode(), usedforsecurity=False)
-    return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
 def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
@@ -286,16 +296,3 @@ def _document(record: Record, text: str, language: str, split: str, spec: Docume
         timestamp=record.timestamp,
         target=record.target,
     )
-
-
-def _checksum(path: str) -> tuple[int, str]:
-    """Bytes and sha256 of a whole input file."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        with stores.open_file(path) as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-                size += len(chunk)
-    except OSError:
-        return size, ""  # listed as damaged by then
-    return size, digest.hexdigest()

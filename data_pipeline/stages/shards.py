@@ -5,7 +5,7 @@ shards. The rows of all shards are therefore counted before any is written, from
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ _KEY_DIGITS = 12
 
 @dataclass(frozen=True)
 class RowsSpec:
-    """A bucket, and how it is cut into rows. `files`: the list of all tokenized files (`name_lists`)."""
+    """A bucket, and how it is cut into rows. `files`: the list of the files of tokens, merged or not (`name_lists`)."""
 
     bucket: TokenBucket
     seed: int
@@ -84,22 +84,31 @@ class ShardResult(Result):
 Tokenized = list[Finished[TokensResult]]
 
 
-def plan_counts(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished) -> list[Unit[RowsSpec]]:
-    """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens."""
+def plan_counts(
+    config: CorpusConfig, corpus: Path, tokenized: Tokenized, files: Sequence[str], trained: Finished
+) -> list[Unit[RowsSpec]]:
+    """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens.
+
+    `files` hold what the units `tokenized` wrote, merged or not.
+    """
     if config.rows.packing == "concatenate":
         return []
-    return [Unit(_name(spec.bucket), spec, inputs) for spec, inputs in _work(config, corpus, tokenized, trained)]
+    return [Unit(_name(spec.bucket), spec, inputs) for spec, inputs in _work(config, corpus, tokenized, files, trained)]
 
 
 def plan(
-    config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished, counted: list[Finished[RowsResult]]
+    config: CorpusConfig,
+    corpus: Path,
+    tokenized: Tokenized,
+    files: Sequence[str],
+    trained: Finished,
+    counted: list[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
     """One unit for each bucket. A split's tokens determine its number of buckets."""
-    planned = _work(config, corpus, tokenized, trained)
+    planned = _work(config, corpus, tokenized, files, trained)
     if counted:
         rows = [unit.result.rows for unit in counted]
     else:
-        files = [name for unit in tokenized for name in unit.outputs]
         vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
         rules = [rules_of(spec, vocabulary) for spec, _ in planned]
         tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
@@ -157,7 +166,8 @@ COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard")
 STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard")
 
 
-def _buckets(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:
+def buckets_of(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:
+    """The buckets of all splits, each of which becomes a shard."""
     buckets = []
     for split in SPLITS:
         count = config.buckets(sum(unit.result.tokens[split] for unit in tokenized))
@@ -169,18 +179,21 @@ def _name(bucket: TokenBucket) -> str:
     return f"{bucket.split}-{bucket.number:05d}"
 
 
-def _work(config: CorpusConfig, corpus: Path, tokenized: Tokenized, trained: Finished) -> list[tuple[RowsSpec, str]]:
+def _work(
+    config: CorpusConfig, corpus: Path, tokenized: Tokenized, files: Sequence[str], trained: Finished
+) -> list[tuple[RowsSpec, str]]:
     """For each bucket, how it is cut into rows, and a fingerprint of all that the rows depend on.
 
-    Every bucket reads all tokenized files. Their names and checksums are collected once, not once for each bucket.
+    Every bucket reads all files of tokens. Their names and checksums are collected once, not once for each bucket. The
+    fingerprint doesn't depend on how they are merged.
     """
-    files = write_names(corpus, [name for unit in tokenized for name in unit.outputs])
+    listed = write_names(corpus, files)
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])
     common = {"seed": config.seed, "rows": config.rows, "tokenizer": config.tokenizer.layout}
     work = []
-    for bucket in _buckets(config, tokenized):
+    for bucket in buckets_of(config, tokenized):
         settings = {"split": bucket.split, "bucket": bucket.number, "buckets": bucket.count, **common}
-        spec = RowsSpec(bucket, config.seed, config.rows, config.tokenizer, files)
+        spec = RowsSpec(bucket, config.seed, config.rows, config.tokenizer, listed)
         work.append((spec, fingerprint([settings, checksums])))
     return work
 

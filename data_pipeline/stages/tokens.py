@@ -1,7 +1,7 @@
 """The tokens stage: the documents of each part as token ids, in the order of the global shuffle.
 
 Documents are sorted by a hash of (seed, id). A bucket, which is a range of hashes, is then one slice of every file, and
-the number of files is the number of parts.
+the number of files is the number of parts. If that is large, files are merged (`execution.merging`).
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig, TokenizerConfig
-from data_pipeline.execution.buckets import SPLITS
+from data_pipeline.execution.buckets import SPLITS, merge_tokens
+from data_pipeline.execution.merging import Merging
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
@@ -97,6 +98,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
 
 
 STAGE = Stage("tokens", 2, tokenize, "lower characters_per_part")
+MERGING = Merging("tokens", merge_tokens)
 
 
 def shuffle_hash(seed: int, identity: str) -> int:

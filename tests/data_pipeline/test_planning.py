@@ -30,6 +30,11 @@ CONFIG = CorpusConfig.model_validate(
 )
 TRAINED = Finished("spiece", "", TokenizerResult(1, Sample()), {"tokenizer/spiece.model": Output(1, "0" * 64)}, 1.0)
 
+
+def names_of(units: shards.Tokenized) -> list[str]:
+    return [name for unit in units for name in unit.outputs]
+
+
 COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0)
 
 
@@ -46,7 +51,7 @@ def tokenized(number: int) -> shards.Tokenized:
 def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
     longest = {}
     for number in (10, 1000):
-        units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), TRAINED)
+        units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), names_of(tokenized(number)), TRAINED)
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
@@ -56,9 +61,9 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
 
 def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     files = tokenized(3)
-    before = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
+    before = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
     files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
-    after = shards.plan_counts(CONFIG, tmp_path, files, TRAINED)
+    after = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
     assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
     assert [unit.spec for unit in before] == [unit.spec for unit in after]
 
@@ -71,8 +76,8 @@ def test_a_unit_reaches_its_worker_as_it_was_planned(tmp_path):
     finished = tokenized(2)
     for stage, units in (
         (documents.STAGE, documents.plan(config, tmp_path)),
-        (shards.COUNT, shards.plan_counts(CONFIG, tmp_path, finished, TRAINED)),
-        (shards.STAGE, shards.plan(CONFIG, tmp_path, finished, TRAINED, [COUNTED] * 3)),
+        (shards.COUNT, shards.plan_counts(CONFIG, tmp_path, finished, names_of(finished), TRAINED)),
+        (shards.STAGE, shards.plan(CONFIG, tmp_path, finished, names_of(finished), TRAINED, [COUNTED] * 3)),
     ):
         assert [parse_json(to_json(unit), stage.unit, "") for unit in units] == units
 

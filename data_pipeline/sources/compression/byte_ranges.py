@@ -5,7 +5,7 @@ import io
 from collections.abc import Generator
 from typing import cast
 
-from data_pipeline.foundation import stores
+from data_pipeline.foundation import checksums, stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.stream import open_stream, read_chunk
 from data_pipeline.sources.record import Input
@@ -38,7 +38,8 @@ def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
         opened = stores.open_file(file.path)
     except FileNotFoundError:
         raise UserError(f"{file.path}: no such file") from None
-    with opened as stored:
+    with opened:
+        stored = checksums.watched(opened, file.path)
         stored.seek(file.start)
         position, pending = file.start, b""
         while pending or (pending := read_chunk(stored)):

@@ -3,6 +3,8 @@
 import bz2
 import contextlib
 import io
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from data_pipeline.foundation import stores
+from data_pipeline.foundation import checksums, stores
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import advance
@@ -55,6 +57,22 @@ def open_file(path: str) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         with opening(path):
             file = stack.enter_context(stores.open_file(path))
+        yield checksums.watched(file, path)
+
+
+@contextlib.contextmanager
+def open_to_jump_about(path: str) -> Iterator[Any]:
+    """Like `open_file`, for a format that isn't read from start to end.
+
+    A remote file is first copied to a temporary file of this machine: it would be requested more than once, in part.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_file(path))
+        if not stores.is_local(stores.filesystem(path)[0]):
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, copy, _BUFFER)
+            copy.seek(0)
+            file = copy
         yield file
 
 

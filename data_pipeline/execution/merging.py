@@ -1,0 +1,92 @@
+"""Merging: many sorted files become few, so that a bucket's slice is found without opening every file.
+
+A bucket reads one slice of each of `files` files, so that all buckets open files × buckets of them: 235 million for
+56,000 files and 4,200 shards. Where that is too many, files are first merged in groups of neighbours, each into one
+file in the same order. Every file is then opened once, and each bucket opens only the merged ones. The bytes that a
+bucket reads, and their order, stay the same.
+
+A level of merging is a stage like any other: its units are committed, kept, redone and repaired like all others.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.config import RayConfig
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, run
+from data_pipeline.foundation.atomic import fingerprint
+
+_MOST_FILES = 1024  # that one reader opens
+_MANY_OPENS = 250_000  # of all readers together: 4 minutes of one core at 1 ms each
+_LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usually open 1,024
+_FEW_FILES = 16  # aren't worth merging
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """`files`, neighbours in the order of all files, of which the first is number `first`, become `output`."""
+
+    files: tuple[str, ...]
+    first: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Merging:
+    """How the files of the stage `of` are merged. `work` writes `output` from `files`; it holds a range at a time."""
+
+    of: str
+    work: Callable[[Path, MergeSpec], Result]
+
+    def stage(self, level: int) -> Stage[MergeSpec, Result]:
+        """The stage of a level, from 1."""
+        return Stage(level_name(self.of, level), 1, self.work, "lower ray.num_cpus")
+
+
+def level_name(of: str, level: int) -> str:
+    """ "tokens", 1  ->  "tokens-merged"      "tokens", 2  ->  "tokens-merged-2" """
+    return f"{of}-merged" + (f"-{level}" if level > 1 else "")
+
+
+def group_sizes(files: int, readers: int) -> list[int]:
+    """How many files become one at each level; [] if each of `readers` can open all `files` itself.
+
+    The square root of the number of files makes as many groups as a group has files, so that no unit opens many.
+    """
+    sizes = []
+    too_many = files > _FEW_FILES and files * readers > _MANY_OPENS
+    while too_many or files > _MOST_FILES:
+        sizes.append(min(_LARGEST_GROUP, math.isqrt(files - 1) + 1))
+        files, too_many = -(-files // sizes[-1]), False
+    return sizes
+
+
+def merge(
+    merging: Merging, files: Mapping[str, str], readers: int, corpus: Path, ray_config: RayConfig
+) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
+    """Merges `files` (the sha256 of each by its name) as far as their number and that of their `readers` ask for.
+
+    Returns the files to read, and the units of each level by stage. Removes the files of levels that aren't needed.
+    """
+    finished: dict[str, Sequence[Finished[Result]]] = {}
+    for level, size in enumerate(group_sizes(len(files), readers), 1):
+        stage = merging.stage(level)
+        finished[stage.name] = units = run(stage, _plan(stage.name, files, size), corpus, ray_config)
+        files = outputs_of(units)
+    for folder in (corpus / ".stages").glob(f"{merging.of}-merged*"):
+        if folder.name not in finished:
+            shutil.rmtree(folder, ignore_errors=True)
+    return list(files), finished
+
+
+def _plan(stage: str, files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
+    """One unit for each group of `size` neighbours."""
+    names, units = list(files), []
+    for number, first in enumerate(range(0, len(names), size)):
+        group = tuple(names[first : first + size])
+        output = f".stages/{stage}/{number:05d}.safetensors"
+        inputs = fingerprint([first, [files[name] for name in group]])
+        units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,)))
+    return units

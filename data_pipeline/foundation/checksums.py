@@ -1,0 +1,93 @@
+"""The sha256 of a file, computed while something else reads it, so that its bytes are read once."""
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from data_pipeline.foundation import stores
+
+_BYTES_AT_A_TIME = 1 << 20
+
+
+class Checksum:
+    """The sha256 of the file at `path`, as far as it has been read without a gap."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._digest, self._size = hashlib.sha256(), 0
+        self._at_end = False
+
+    def saw(self, position: int, data: bytes | memoryview) -> None:
+        """Takes the bytes of the file from `position` on; b"" if it ends there. Bytes behind a gap are left out."""
+        if not data and position == self._size:
+            self._at_end = True
+        elif position <= self._size < position + len(data):
+            self._digest.update(data[self._size - position :])
+            self._size = position + len(data)
+
+    def finish(self) -> tuple[int, str]:
+        """Bytes and sha256 of the whole file. Reads only what nobody has read; "" if that can't be read."""
+        try:
+            if not self._at_end:
+                with stores.open_file(self.path) as file:
+                    file.seek(self._size)
+                    while chunk := file.read(_BYTES_AT_A_TIME):
+                        self.saw(self._size, chunk)
+        except OSError:
+            return self._size, ""  # listed as damaged by then
+        return self._size, self._digest.hexdigest()
+
+
+_taken: Checksum | None = None  # of the file that this process reads
+
+
+@contextlib.contextmanager
+def taken_of(path: str) -> Iterator[Checksum]:
+    """Within the block, `watched` tells the checksum what is read of the file at `path`."""
+    global _taken
+    _taken = Checksum(path)
+    try:
+        yield _taken
+    finally:
+        _taken = None
+
+
+def watched(file: Any, path: str) -> Any:
+    """The open `file` at `path`; if its checksum is being taken, one that tells it what is read."""
+    return _Watched(file, _taken) if _taken is not None and _taken.path == path else file
+
+
+class _Watched(io.RawIOBase):
+    """A file that tells a checksum what is read of it."""
+
+    def __init__(self, file: Any, checksum: Checksum):
+        self._file, self._checksum = file, checksum
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int | None = -1) -> bytes:
+        position = self._file.tell()
+        data = self._file.read(-1 if size is None else size)
+        if data or size:
+            self._checksum.saw(position, data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self.read()

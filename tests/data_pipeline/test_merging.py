@@ -1,0 +1,230 @@
+"""Merged files: they hold what the files held, a build with them has the same bytes, and they are made again alike."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from data_pipeline import report
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup import keys
+from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_losers, write_losers
+from data_pipeline.execution import buckets, merging
+from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
+from data_pipeline.execution.merging import MergeSpec, group_sizes
+from data_pipeline.execution.work_units import without_ray
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.safetensors_file import growing_arrays
+from data_pipeline.pipeline import build
+from data_pipeline.planning import plan
+from tests.conftest import write_c4, write_corpus_file
+from tests.soak_build import checksums
+
+
+@pytest.mark.parametrize(
+    ("files", "readers", "sizes"),
+    [
+        (1, 1, []),
+        (200, 300, []),  # a small corpus pays nothing
+        (1024, 1, []),
+        (1025, 1, [33]),  # more than one process should open
+        (200, 56_000, [15]),
+        (56_000, 4_200, [237]),
+        (65_536, 4_200, [256]),
+        (300_000, 20_000, [256, 35]),
+        (3, 10**9, []),
+    ],
+)
+def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
+    assert group_sizes(files, readers) == sizes
+    left, opens = files, 0
+    for size in sizes:
+        opens, left = opens + left, -(-left // size)
+    assert left <= 1024
+    if sizes and files * readers > 1e6:
+        assert opens + left * readers < files * readers / 10
+
+
+def merged(corpus: Path, work: object, files: Sequence[str], size: int) -> list[str]:
+    """The names of `files` after merging groups of `size`."""
+    outputs = []
+    for first in range(0, len(files), size):
+        outputs.append(f"{Path(files[0]).stem}-{size}-{first}.safetensors")
+        work(corpus, MergeSpec(tuple(files[first : first + size]), first, outputs[-1]))  # type: ignore[operator]
+    return outputs
+
+
+@pytest.mark.parametrize("of_pairs", [False, True])
+def test_buckets_of_merged_tokens_are_those_of_the_files(tmp_path, of_pairs, monkeypatch):
+    monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
+    chance, files = np.random.default_rng(3), []
+    same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
+    for number, documents in enumerate([12, 0, 30, 1, 7]):
+        arrays = {}
+        for split, count in zip(SPLITS, (documents, documents // 4), strict=True):
+            hashes = np.sort(np.concatenate([chance.integers(0, 2**64, count, np.uint64), same[: count // 5]]))
+            lengths = chance.integers(0, 9, len(hashes))
+            arrays[f"{split}.hashes"] = hashes
+            arrays[f"{split}.offsets"] = np.cumsum([0, *lengths]).astype(np.int64)
+            arrays[f"{split}.tokens"] = chance.integers(0, 60_000, lengths.sum()).astype(np.uint16)
+            if of_pairs:
+                arrays[f"{split}.targets"] = lengths // 2
+        files.append(f"{number}.safetensors")
+        save_file(arrays, tmp_path / files[-1])
+    twos = merged(tmp_path, merge_tokens, files, 2)
+    for some in (twos, merged(tmp_path, merge_tokens, files, 5), merged(tmp_path, merge_tokens, twos, 2)):
+        for count in (1, 3, 8):
+            all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
+            assert count_tokens(tmp_path, some, all_buckets) == count_tokens(tmp_path, files, all_buckets)
+            for bucket in all_buckets:
+                found, wanted = read_bucket(tmp_path, some, bucket), read_bucket(tmp_path, files, bucket)
+                assert found.tokens.tolist() == wanted.tokens.tolist()
+                assert found.starts.tolist() == wanted.starts.tolist()
+                assert not of_pairs or found.targets.tolist() == wanted.targets.tolist()
+    assert load_file(tmp_path / twos[0])["train.tokens"].dtype == np.uint16
+
+
+def test_buckets_of_merged_keys_are_those_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_KEYS_AT_ONCE", 100)
+    chance, files = random.Random(5), []
+    for unit in range(5):
+        own = Keys(group=1, order=1)
+        for document in range(0 if unit == 1 else 150):
+            own.add(document, 0, (chance.getrandbits(64) if document % 3 else document % 40 << 50, chance.randrange(5)))
+        files.append(f"{unit}.safetensors")
+        own.write(tmp_path / files[-1])
+
+    def merge(corpus: Path, spec: MergeSpec) -> None:
+        KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
+
+    twos = merged(tmp_path, merge, files, 2)
+    for some in (twos, merged(tmp_path, merge, twos, 3)):
+        for bucket in (KeyBucket(0, 1), *(KeyBucket(number, 8) for number in range(8))):
+            (table, units), (wanted, of_files) = bucket.read(tmp_path, some), bucket.read(tmp_path, files)
+            assert units.dtype == of_files.dtype
+            assert sorted(zip(table.tolist(), units, strict=True)) == sorted(
+                zip(wanted.tolist(), of_files, strict=True)
+            )
+        found, expected = (np.concatenate(list(pairs_within(tmp_path, names))) for names in (some, files))
+        assert found.tolist() == expected.tolist()
+        assert len(found)
+
+
+def test_losers_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_LOSERS_AT_ONCE", 20)
+    chance, files = np.random.default_rng(7), []
+    for number in (0, 40, 1, 90, 30):
+        files.append(f"{len(files)}.safetensors")
+        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
+        write_losers(tmp_path / files[-1], units, places, 7)
+
+    def merge(corpus: Path, spec: MergeSpec) -> None:
+        keys.merge_losers(corpus, spec.files, corpus / spec.output)
+
+    twos = merged(tmp_path, merge, files, 2)
+    for some in (twos, merged(tmp_path, merge, twos, 3)):
+        for unit in range(7):
+            assert read_losers(tmp_path, None, some, unit) == read_losers(tmp_path, None, files, unit)
+
+
+@pytest.mark.parametrize("values", [3, 5])
+def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
+    shapes = {"a": (np.int64, (4,))}
+    with pytest.raises(ValueError, match=r"a: (fewer|more) values"), growing_arrays(tmp_path / "x", shapes) as arrays:
+        arrays.append("a", np.zeros(values, np.int64))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def config(small_corpus, tmp_path_factory) -> CorpusConfig:
+    """Ten parts of pages of which many are twice there, and several buckets in every stage."""
+    folder = tmp_path_factory.mktemp("merging")
+    for part in range(5):
+        write_c4(folder / f"c4-{part}.json.gz", records=30, skip=20 * part)
+    dedup = {"urls": "newest", "lines": True, "spans": True, "documents": True, "minhash": True, "keys_per_bucket": 200}
+    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20}
+    file = write_corpus_file(folder / "corpus.yaml", dedup=dedup, tokenizer=tokenizer, characters_per_part=40_000)
+    return load(file, [], CorpusConfig)
+
+
+@pytest.fixture(scope="module")
+def unmerged(config) -> dict[str, str]:
+    with without_ray():
+        return checksums(build(config))
+
+
+@pytest.fixture
+def grouped(monkeypatch) -> Iterator[list[int]]:
+    """Sizes of groups, to be changed, by which all files are merged."""
+    sizes: list[int] = []
+    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    with without_ray():
+        yield sizes
+
+
+def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
+    """In the directory of the first build: what doesn't depend on how files are merged isn't done again."""
+    stages = Path(config.output) / ".stages"
+    for sizes, names in (([2], ["-merged"]), ([3, 2], ["-merged", "-merged-2"]), ([], [])):
+        grouped[:] = sizes
+        assert checksums(build(config)) == unmerged
+        found = {path.name for path in stages.glob("*-merged*")}
+        merged_stages = ("urls-keys", "urls-losers", "lines-keys", "lines-losers", "documents-keys", "spans-losers")
+        assert found >= {of + name for of in (*merged_stages, "minhash-keys", "tokens") for name in names}
+        assert len(found) == 10 * len(names)
+        assert " to do (input" not in capsys.readouterr().out
+
+
+def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unmerged, grouped, tmp_path):
+    grouped[:] = [2]
+    changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
+    corpus = build(changed)
+    assert checksums(corpus) == unmerged
+    told = {stage["name"]: stage for stage in report.read(corpus)["stages"]}
+    assert told["tokens-merged"]["units"] == -(-told["tokens"]["units"] // 2)
+    assert told["tokens-merged"]["written_megabytes"] == pytest.approx(told["tokens"]["written_megabytes"], rel=0.1)
+    forecast = plan.plan(changed, report.read(corpus), "of it", workers=2)
+    assert [stage.name for stage in forecast.stages] == list(told)
+
+    damaged = [corpus / ".stages" / stage / "00001.safetensors" for stage in ("tokens-merged", "lines-losers-merged")]
+    before = [path.read_bytes() for path in damaged]
+    damaged[0].write_bytes(before[0][:-1] + bytes([before[0][-1] ^ 1]))
+    damaged[1].write_bytes(before[1][:-1])
+    build(changed, repair=True)
+    assert [path.read_bytes() for path in damaged] == before
+    assert checksums(corpus) == unmerged
+
+
+def test_a_build_that_ends_while_it_merges_continues_there(config, unmerged, grouped, tmp_path, monkeypatch, capsys):
+    grouped[:] = [2, 2]
+    changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
+    write, written = merging.Merging.stage, []
+
+    class Killed(BaseException):
+        pass
+
+    def stage(self: merging.Merging, level: int) -> object:
+        made = write(self, level)
+
+        def work(corpus: Path, spec: MergeSpec) -> merging.Result:
+            if level == 2 and self.of == "tokens" and written:
+                (corpus / spec.output).with_name(".half.tmp").write_bytes(b"x")
+                raise Killed
+            written.append(spec.output)
+            return self.work(corpus, spec)
+
+        return merging.Stage(made.name, made.version, work, made.way_out)
+
+    monkeypatch.setattr(merging.Merging, "stage", stage)
+    with pytest.raises(Killed):
+        build(changed)
+    monkeypatch.setattr(merging.Merging, "stage", write)
+    capsys.readouterr()
+    assert checksums(build(changed)) == unmerged
+    said = capsys.readouterr().out
+    assert "tokens-merged: " in said
+    assert "tokens-merged-2: " in said
+    assert not list(Path(changed.output).rglob("*.tmp"))
