@@ -8,7 +8,6 @@ bucket reads, and their order, stay the same.
 A level of merging is a stage like any other: its units are committed, kept, redone and repaired like all others.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, ou
 from data_pipeline.foundation.atomic import fingerprint
 
 _MOST_FILES = 1024  # that one reader opens
-_MANY_OPENS = 250_000  # of all readers together: 4 minutes of one core at 1 ms each
+_MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
 _LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usually open 1,024
-_FEW_FILES = 16  # aren't worth merging
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,12 @@ def level_name(of: str, level: int) -> str:
 def group_sizes(files: int, readers: int) -> list[int]:
     """How many files become one at each level; [] if each of `readers` can open all `files` itself.
 
-    The square root of the number of files makes as many groups as a group has files, so that no unit opens many.
+    No more files are merged than have to be, so that many units can do it at the same time.
     """
-    sizes = []
-    too_many = files > _FEW_FILES and files * readers > _MANY_OPENS
-    while too_many or files > _MOST_FILES:
-        sizes.append(min(_LARGEST_GROUP, math.isqrt(files - 1) + 1))
-        files, too_many = -(-files // sizes[-1]), False
+    enough, sizes = min(_MOST_FILES, max(1, _MOST_OPENS // readers)), []
+    while files > enough:
+        sizes.append(min(_LARGEST_GROUP, -(-files // enough)))
+        files = -(-files // sizes[-1])
     return sizes
 
 

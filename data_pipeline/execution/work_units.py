@@ -132,9 +132,11 @@ def run(
     for each failure, or StoreError.
     """
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
-    kind = stage.finished
-    done = {unit.name: _committed(_sidecar(corpus, stage.name, unit.name), kind) for unit in units}
-    reasons = {unit.name: _why_redo(corpus, done[unit.name], stage.fingerprint(unit)) for unit in units}
+    recorded = {sidecar.stem for sidecar in (corpus / ".stages" / stage.name).glob("*.json")}
+    done = _read_sidecars(stage, [unit.name for unit in units if unit.name in recorded], corpus)
+    with ThreadPoolExecutor() as pool:  # a file system that is slow to answer has several questions at once
+        why = pool.map(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
+        reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if not units:  # print nothing for a stage that this config doesn't use
@@ -161,8 +163,18 @@ def run(
         shutil.rmtree(notes, ignore_errors=True)
         if errors:
             _raise(errors)
-    _forget_others(corpus, stage.name, done.keys())
-    return [finished for unit in units if (finished := done[unit.name]) is not None]
+    _forget_others(corpus, stage.name, recorded - reasons.keys())
+    return [done[unit.name] for unit in units]
+
+
+def _read_sidecars(
+    stage: Stage[Spec, ResultType], names: Sequence[str], corpus: Path
+) -> dict[str, Finished[ResultType]]:
+    """The committed units among `names`."""
+    kind = stage.finished
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda name: _committed(_sidecar(corpus, stage.name, name), kind), names)
+        return {name: finished for name, finished in zip(names, found, strict=True) if finished is not None}
 
 
 _ray_is_off = False
@@ -255,13 +267,13 @@ def _notes(corpus: Path, stage: str) -> Path:
 
 
 def _forget_others(corpus: Path, stage: str, names: Collection[str]) -> None:
-    """Removes sidecars and outputs of units that are no longer in the plan."""
-    for sidecar in (corpus / ".stages" / stage).glob("*.json"):
-        if sidecar.stem not in names:
-            stale = _committed(sidecar, Finished[Result])
-            sidecar.unlink()
-            for name in stale.outputs if stale else ():
-                (corpus / name).unlink(missing_ok=True)
+    """Removes sidecars and outputs of the units `names`, which are no longer in the plan."""
+    for name in names:
+        sidecar = _sidecar(corpus, stage, name)
+        stale = _committed(sidecar, Finished[Result])
+        sidecar.unlink(missing_ok=True)
+        for output in stale.outputs if stale else ():
+            (corpus / output).unlink(missing_ok=True)
 
 
 def _perform(

@@ -31,7 +31,7 @@ def os_errors() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
 
 
-def dtype_of(array: Any) -> type[np.generic]:
+def dtype_of(array: Any) -> Any:
     """The dtype of an array in an open file (`get_slice`)."""
     return _DTYPES[array.get_dtype()]
 

@@ -13,7 +13,7 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import NOBODY
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
-from data_pipeline.execution.inputs import list_files, pieces
+from data_pipeline.execution.inputs import InputFile, list_files, pieces
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import checksums
@@ -71,30 +71,36 @@ class DocumentsResult(PartsResult):
     sha256: str = ""
 
 
-def plan(config: CorpusConfig, corpus: Path) -> list[Unit[DocumentsSpec]]:
+def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
     """One unit for each input file or range of one, ordered by source and by name within each source.
+
+    `files` are those of all sources, in order; they are listed if they aren't given.
 
     Documents that will be deduplicated aren't part of the corpus yet, so they are written below `.stages`.
     """
     units = []
     steps = config.steps
-    files = [file for source in config.sources for file in list_files(source)]
+    if files is None:
+        files = [file for source in config.sources for file in list_files(source)]
+    rules = {source.name: config.cleaning_of(source) for source in config.sources}
+    if "filters" in steps:
+        rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
+    ratios = {source.name: config.ratio_of(source) for source in config.sources}
     plans = corpus / ".stages" / "plans"
     inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
     for number, (file, piece) in enumerate(inputs):
         name = f"part-{number:05d}"
         source = file.source
-        cleaning = config.cleaning_of(source)
         spec = DocumentsSpec(
             path=file.path,
             format=source.format,
             name=source.name,
             language=source.language,
             options=source.options,
-            cleaning=cleaning.without_page_filters() if "filters" in steps else cleaning,
+            cleaning=rules[source.name],
             file=file.name,
             range=piece,
-            split=config.ratio_of(source),
+            split=ratios[source.name],
             by_position=config.split.by == "position" and source.split is None,
             part=name,
             folder=".stages/documents" if steps else "documents",

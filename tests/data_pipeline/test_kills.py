@@ -6,14 +6,24 @@ from pathlib import Path
 
 import psutil
 
+from data_pipeline.execution import merging
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.soak_build import checksums, family, raylets
 
+# `data-pipeline` where even a few files are merged.
+MERGING = """
+from data_pipeline.cli import main
+from data_pipeline.execution import merging
+
+merging.group_sizes = lambda files, readers: [2]
+main()
+"""
+
 
 def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
-    """Starts a build with one worker, and returns it once its stdout has a line that starts with `line`."""
-    program = [sys.executable, "-m", "data_pipeline", "build", str(config), "ray.num_cpus=1", *overrides]
+    """Starts a build with one worker, which merges files; returns it once a line of its stdout starts with `line`."""
+    program = [sys.executable, "-c", MERGING, "build", str(config), "ray.num_cpus=1", *overrides]
     build = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert build.stdout is not None
     said = []
@@ -24,8 +34,10 @@ def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[st
     raise AssertionError("".join(said))
 
 
-def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
+def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     """Compares an undisturbed build, of all stages and with all CPUs, with a build by one worker that is killed twice.
+
+    Only the second merges files, and it is killed while it does.
 
     The first kill hits the raylet, whose workers end with it; the second the driver alone, whose workers go on a while.
     """
@@ -35,19 +47,20 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path):
     config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
-    build = start_until("lines-losers: ", config, f"output={killed}")
+    build = start_until("lines-keys-merged: ", config, f"output={killed}")
     started = family(build.pid)
     (raylet,) = raylets(started)
     raylet.kill()
     assert build.wait() != 0
     assert not (killed / "documents").exists()  # deduplication isn't finished
-    build = start_until("tokens: ", config, f"output={killed}")
+    build = start_until("tokens-merged: ", config, f"output={killed}")
     started += family(build.pid)
     build.kill()
     build.wait()
 
     undisturbed = run_here("data-pipeline", "build", config, f"output={whole}")
     assert undisturbed.returncode == 0, undisturbed.stderr
+    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: [2])
     done = run_here("data-pipeline", "build", config, f"output={killed}")
     assert done.returncode == 0, done.stderr
     for stage in ("documents: 3 of 3", "lines-keys: 3 of 3", "tokenizer: 1 of 1"):
