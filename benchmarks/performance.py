@@ -71,7 +71,7 @@ These are not part of `make bench`; each file says what it needs.
 """
 OTHERS = (
     "step_profile", "agreement", "learning", "sharded_memory", "memory_by_stage", "objectives_speed", "cleaning_speed",
-    "corpus_scaling", "loader_at_scale",
+    "corpus_scaling", "planning_at_scale", "loader_at_scale",
 )  # fmt: skip
 
 
