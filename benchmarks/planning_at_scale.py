@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
@@ -94,9 +95,11 @@ def do_documents(corpus: Path, units: list[Unit[DocumentsSpec]]) -> None:
         path = f"documents/{unit.name}.parquet"
         (corpus / path).touch()
         part = WrittenPart(path, unit.spec.name, unit.spec.identity(0), 10, {"train": 1})
-        counted = vars(PartsResult.of(Tally(), [part], Histograms()))
-        read = {"source": unit.spec.name, "file": unit.spec.file, "range": unit.spec.range, "bytes": 10}
-        result = DocumentsResult(**read, status="ok", damage=[], **counted)
+        counted: dict[str, Any] = vars(PartsResult.of(Tally(), [part], Histograms()))
+        spec = unit.spec
+        result = DocumentsResult(
+            source=spec.name, file=spec.file, range=spec.range, status="ok", damage=[], bytes=10, **counted
+        )
         commit(corpus, documents.STAGE, unit, result, {path: Output(0, fingerprint(unit.name))})
 
 

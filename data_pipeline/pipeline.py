@@ -42,17 +42,17 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
 
 def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path:
     corpus = Path(config.output)
-    files = []
+    inputs = []
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
-            files += list_files(source)
+            inputs += list_files(source)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)
     if repair:
         _forget_damaged(corpus)
     dedup.forget(corpus, config)
-    built = Built(run(documents.STAGE, documents.plan(config, corpus, files), corpus, config.ray))
+    built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
     tell_damage(built.documents, strict)
     parts = parts_of(built.documents)
     if config.steps:

@@ -152,11 +152,11 @@ def as_text(found: Plan) -> str:
     """The forecast in lines of 80 columns."""
     lines = [
         f"{found.name}: {found.inputs:,} inputs, {found.workers:,} workers; speeds {found.measured}",
-        f"{'stage':21}{'units':>7}{'MB':>12}{'core-s':>9}{'s':>8}{'worker':>9}{'disk':>9}{'opens':>7}",
+        f"{'stage':23}{'units':>7}{'MB':>10}{'core-s':>9}{'s':>7}{'worker':>9}{'disk':>9}{'opens':>6}",
     ]
     lines += [
-        f"{stage.name:21}{stage.units:>7,}{stage.megabytes:>12,.1f}{stage.core_seconds:>9,.0f}{stage.seconds:>8,.0f}"
-        f"{_size(stage.memory):>9}{_size(stage.disk):>9}{_short(stage.opens):>7}"
+        f"{stage.name:23}{stage.units:>7,}{_megabytes(stage.megabytes):>10}{stage.core_seconds:>9,.0f}"
+        f"{stage.seconds:>7,.0f}{_size(stage.memory):>9}{_size(stage.disk):>9}{_short(stage.opens):>6}"
         for stage in found.stages
     ]
     tokens = ", ".join(f"{split} {count:,}" for split, count in found.tokens.items() if count)
@@ -222,12 +222,12 @@ def _stages(
             worker = _GROUP_MEMORY + 2 * _KEY_MEMORY[step] * keys * largest_part / text
             found.append(stage(f"{step}-keys", parts, text, largest_part, worker, parts * (2 + losers)))
         own = KeyBucket.enough(round(keys), config.dedup.keys_per_bucket)
-        files = merged(f"{step}-keys", parts, own, keys * (8 * _WORDS[step] + 4), text)
+        to_read = merged(f"{step}-keys", parts, own, keys * (8 * _WORDS[step] + 4), text)
         worker = _KEY_MEMORY[step] * min(keys / own, 2 * config.dedup.keys_per_bucket)
-        found.append(stage(f"{step}-losers", own, text, text / own, worker, own * (files + 1)))
+        found.append(stage(f"{step}-losers", own, text, text / own, worker, own * (to_read + 1)))
         if step == "minhash":
             in_pairs = _NEAR_DUPLICATES * text / speeds.bytes_per_document
-            found.append(stage("minhash-clusters", 1, text, text, _MEMORY_IN_PAIRS * in_pairs, files + own))
+            found.append(stage("minhash-clusters", 1, text, text, _MEMORY_IN_PAIRS * in_pairs, to_read + own))
             losers += 1
         else:
             losers += merged(f"{step}-losers", own, parts, text * speeds.written(f"{step}-losers"), text)
@@ -237,12 +237,12 @@ def _stages(
     worker = _GROUP_MEMORY + 3 * largest_part * tokens_per_byte * width
     written = 1.1 * width * sum(tokens.values())
     found.append(stage("tokens", parts, sum(kept), largest_part, worker, 2 * parts, written))
-    files = merged("tokens", parts, shards, written, sum(kept))
+    to_read = merged("tokens", parts, shards, written, sum(kept))
     worker = 4 * width * min(config.tokens_per_shard, sum(tokens.values()))
     if config.rows.packing != "concatenate":
-        found.append(stage("rows", shards, sum(kept), sum(kept) / shards, worker, shards * (files + 1), 0.0))
+        found.append(stage("rows", shards, sum(kept), sum(kept) / shards, worker, shards * (to_read + 1), 0.0))
     written = 1.02 * width * sum(tokens.values())
-    found.append(stage("shards", shards, sum(kept), sum(kept) / shards, worker, shards * (files + 1), written))
+    found.append(stage("shards", shards, sum(kept), sum(kept) / shards, worker, shards * (to_read + 1), written))
     return found, tokens
 
 
@@ -300,6 +300,10 @@ def _size(size: float) -> str:
         if size >= scale:
             return f"{size / scale:,.1f} {unit}"
     return f"{size / 1e3:,.0f} kB"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size:,.1f}" if size < 10_000 else f"{size:,.0f}"
 
 
 def _short(count: int) -> str:

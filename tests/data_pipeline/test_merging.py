@@ -14,12 +14,13 @@ from data_pipeline.dedup import keys
 from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_losers, write_losers
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
-from data_pipeline.execution.merging import MergeSpec, group_sizes
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.merging import MergeSpec, Merging, group_sizes
+from data_pipeline.execution.work_units import Result, without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
 from data_pipeline.planning import plan
+from data_pipeline.stages import tokens
 from tests.conftest import write_c4, write_corpus_file
 from tests.soak_build import checksums
 
@@ -200,32 +201,24 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
 
 
 def test_a_build_that_ends_while_it_merges_continues_there(config, unmerged, grouped, tmp_path, monkeypatch, capsys):
-    grouped[:] = [2, 2]
+    grouped[:] = [2]
     changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
-    write, written = merging.Merging.stage, []
+    real = tokens.MERGING
 
     class Killed(BaseException):
         pass
 
-    def stage(self: merging.Merging, level: int) -> object:
-        made = write(self, level)
+    def half(corpus: Path, spec: MergeSpec) -> Result:
+        if spec.first:
+            (corpus / spec.output).with_name(".half.tmp").write_bytes(b"x")
+            raise Killed
+        return real.work(corpus, spec)
 
-        def work(corpus: Path, spec: MergeSpec) -> merging.Result:
-            if level == 2 and self.of == "tokens" and written:
-                (corpus / spec.output).with_name(".half.tmp").write_bytes(b"x")
-                raise Killed
-            written.append(spec.output)
-            return self.work(corpus, spec)
-
-        return merging.Stage(made.name, made.version, work, made.way_out)
-
-    monkeypatch.setattr(merging.Merging, "stage", stage)
+    monkeypatch.setattr(tokens, "MERGING", Merging("tokens", half))
     with pytest.raises(Killed):
         build(changed)
-    monkeypatch.setattr(merging.Merging, "stage", write)
+    monkeypatch.setattr(tokens, "MERGING", real)
     capsys.readouterr()
     assert checksums(build(changed)) == unmerged
-    said = capsys.readouterr().out
-    assert "tokens-merged: " in said
-    assert "tokens-merged-2: " in said
+    assert "tokens-merged: 1 unit to do (new), 1 up to date" in capsys.readouterr().out
     assert not list(Path(changed.output).rglob("*.tmp"))
