@@ -53,7 +53,7 @@ def group_sizes(files: int, readers: int) -> list[int]:
 
     No more files are merged than have to be, so that many units can do it at the same time.
     """
-    enough, sizes = min(_MOST_FILES, max(1, _MOST_OPENS // readers)), []
+    enough, sizes = min(_MOST_FILES, max(1, _MOST_OPENS // max(1, readers))), []
     while files > enough:
         sizes.append(min(_LARGEST_GROUP, -(-files // enough)))
         files = -(-files // sizes[-1])
@@ -70,7 +70,7 @@ def merge(
     finished: dict[str, Sequence[Finished[Result]]] = {}
     for level, size in enumerate(group_sizes(len(files), readers), 1):
         stage = merging.stage(level)
-        finished[stage.name] = units = run(stage, _plan(stage.name, files, size), corpus, ray_config)
+        finished[stage.name] = units = run(stage, plan(stage, files, size), corpus, ray_config)
         files = outputs_of(units)
     for folder in (corpus / ".stages").glob(f"{merging.of}-merged*"):
         if folder.name not in finished:
@@ -78,12 +78,12 @@ def merge(
     return list(files), finished
 
 
-def _plan(stage: str, files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
+def plan(stage: Stage[MergeSpec, Result], files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
     """One unit for each group of `size` neighbours."""
     names, units = list(files), []
     for number, first in enumerate(range(0, len(names), size)):
         group = tuple(names[first : first + size])
-        output = f".stages/{stage}/{number:05d}.safetensors"
+        output = f".stages/{stage.name}/{number:05d}.safetensors"
         inputs = fingerprint([first, [files[name] for name in group]])
         units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,)))
     return units

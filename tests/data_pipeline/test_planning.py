@@ -7,10 +7,11 @@ import pytest
 from pydantic_core import to_json
 
 from data_pipeline.config import CorpusConfig
+from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, read_bucket
 from data_pipeline.execution.name_lists import read_names
 from data_pipeline.execution.parts import Histograms
-from data_pipeline.execution.work_units import Finished, Output
+from data_pipeline.execution.work_units import Finished, Output, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
@@ -76,6 +77,7 @@ def test_a_unit_reaches_its_worker_as_it_was_planned(tmp_path):
     finished = tokenized(2)
     for stage, units in (
         (documents.STAGE, documents.plan(config, tmp_path)),
+        (tokens.MERGING.stage(1), merging.plan(tokens.MERGING.stage(1), outputs_of(finished), 2)),
         (shards.COUNT, shards.plan_counts(CONFIG, tmp_path, finished, names_of(finished), TRAINED)),
         (shards.STAGE, shards.plan(CONFIG, tmp_path, finished, names_of(finished), TRAINED, [COUNTED] * 3)),
     ):
