@@ -16,6 +16,7 @@ from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.report import Json
+from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -23,8 +24,13 @@ _RAY_START = 9.0  # seconds, with the first worker; measured on two cores
 _STAGE_START = 0.5  # seconds between stages, and for each round of units
 _WORKER_MEMORY = 0.35e9  # bytes of a worker that has read nothing
 _GROUP_MEMORY = 0.1e9  # bytes of a row group of documents, read and written
-_KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "documents": 80, "minhash": 80}  # bytes in a bucket
+# bytes in a bucket
+_KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "anchors": 60, "substrings": 90, "documents": 80, "minhash": 80}
 _BYTES_PER_SPAN = 100  # of text, for each sentence
+_BYTES_PER_WORD = 6  # of text
+_REPEATED = 0.1  # the share of a text that is expected to occur twice, where nothing was measured
+_BYTES_PER_SUBSTRING = 32  # of a key, as it is written
+_NGRAM_MEMORY = 10  # bytes for each byte of an evaluation set
 _GROWTH_OF_PIECES = 0.13  # how much longer a piece gets when the vocabulary doubles; T5's 32,000 have 4.6 bytes
 _MANY_OPENS = 10_000_000
 _TRAINING, _READING = 1.5e6, 380e6  # bytes per second with which a tokenizer is trained on 100 MB, and reads
@@ -189,11 +195,18 @@ def _stages(
             "documents", sum(ranges), sum(file.bytes for file in files), largest, _GROUP_MEMORY, 2 * sum(ranges) + parts
         )
     ]
-    buckets = 0  # of the steps so far, whose losers each part reads
+    buckets = anchors = 0  # of the steps so far, whose losers each part reads
     text = sum(read)
     for step in config.steps:
         if step == "filters":
             found.append(stage("page-filters", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + buckets)))
+            continue
+        if step == "decontamination":
+            size = float(evaluation_sets.plan(config.decontamination)[0].bytes)
+            worker = _NGRAM_MEMORY * size
+            found.append(stage("evaluation-sets", 1, size, size, 3 * worker, 2))
+            worker += _GROUP_MEMORY
+            found.append(stage("decontamination", parts, text, largest_part, worker, parts * (3 + buckets)))
             continue
         keys = _keys(step, config, text, speeds)
         if step != "urls":
@@ -203,6 +216,10 @@ def _stages(
         worker = _KEY_MEMORY[step] * min(keys / own, 2 * config.dedup.keys_per_bucket)
         found.append(stage(f"{step}-losers", own, text, text / own, worker, own * (parts + 1)))
         buckets += own
+        if step == "anchors":
+            anchors = own
+        elif step == "substrings":  # no later step reads what anchors decided
+            buckets -= anchors
     if config.steps:
         found.append(stage("deduplicated", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + buckets)))
     found.append(_tokenizer(config, speeds, sum(kept), parts))
@@ -238,6 +255,11 @@ def _keys(step: str, config: CorpusConfig, text: float, speeds: _Speeds) -> floa
         return text / speeds.bytes_per_line
     if step == "spans":
         return text / _BYTES_PER_SPAN
+    if step == "anchors" and config.dedup.substrings:
+        length = config.dedup.substrings.words
+        return 2 * text / _BYTES_PER_WORD / (length - length // 2 + 2)
+    if step == "substrings":
+        return text * (speeds.written("substrings-keys") / _BYTES_PER_SUBSTRING or _REPEATED / _BYTES_PER_WORD)
     if step == "minhash" and config.dedup.minhash:
         return documents * bands(config.dedup.minhash.threshold, config.dedup.minhash.permutations)[0]
     return documents
