@@ -7,7 +7,8 @@ authors cut out the match and its surroundings; here, the whole document is drop
 2024).
 
 Words are hashed 100 kB at a time. A table with a byte for each range of hashes, small enough for a cache, tells that
-nearly all runs of words aren't in any set. The others are looked up by hashes of 128 bits.
+nearly no run of 13 words, or of the first 8 of a shorter text, is in any set. The others are looked up by hashes of 128
+bits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ import numpy as np
 from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.text.words import Words, batches, normalised
 
-_SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 16, 16, 26  # of the table
+_SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 32, 16, 25  # of the table
 
 
 @dataclass(frozen=True)
@@ -35,64 +36,76 @@ class Match:
 class Ngrams:
     """The n-grams of numbered items.
 
-    `first`, `second` (n,): their two hashes, sorted; `items` (n,): the item of each; `lengths`: the numbers of words
-    that they have.
+    `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Few of them are
+    looked up in a text: those whose `heads` (m,), hashes of their first words, are in it. `lengths`: for each number of
+    words of a head, the numbers of words of the n-grams that begin with it.
     """
 
-    def __init__(self, first: np.ndarray, second: np.ndarray, items: np.ndarray, lengths: list[int]):
-        self._first, self._second, self._items, self._lengths = first, second, items, lengths
-        bits = min(_MOST_BITS, max(_FEWEST_BITS, (_SLOTS_PER_NGRAM * len(items)).bit_length()))
+    def __init__(
+        self,
+        first: np.ndarray,
+        second: np.ndarray,
+        items: np.ndarray,
+        heads: np.ndarray,
+        lengths: dict[int, list[int]],
+    ):
+        self._first, self._second, self._items, self._heads, self._lengths = first, second, items, heads, lengths
+        bits = min(_MOST_BITS, max(_FEWEST_BITS, (_SLOTS_PER_NGRAM * len(heads)).bit_length()))
         self._shift = np.uint64(64 - bits)
         self._likely = np.zeros(1 << bits, dtype=bool)
-        self._likely[self._slots(first)] = True
+        self._likely[self._slots(heads)] = True
 
     @classmethod
     def of(cls, texts: Iterable[tuple[int, str]], config: DecontaminationConfig) -> "Ngrams":
         """The n-grams of the texts of numbered items; an item may have several texts."""
-        tables = [np.zeros((0, 3), dtype=np.uint64)]
-        lengths: set[int] = set()
+        tables, heads = [np.zeros((0, 3), dtype=np.uint64)], [np.zeros(0, dtype=np.uint64)]
+        lengths: dict[int, set[int]] = {}
         for words in batches(texts, normalised(), config.ngram - 1):
             for length in np.unique(np.minimum(words.count, config.ngram)).tolist():
                 if length < config.shortest:
                     continue
+                head = length if length == config.ngram else config.shortest
                 runs = words.first[words.count == length]
                 if length == config.ngram:
-                    runs = words.within(np.arange(len(words.starts) - length + 1), length)
-                columns = [words.runs(length, 0)[runs], words.runs(length, 1)[runs], words.places[runs]]
-                tables.append(np.stack(columns, axis=1))
-                lengths.add(length)
+                    runs = words.within(np.arange(len(words.starts)), length)
+                hashes = (words.some_runs(runs, length, seed) for seed in (0, 1))
+                tables.append(np.stack([*hashes, words.places[runs]], axis=1))
+                heads.append(words.some_runs(runs, head, 0))
+                lengths.setdefault(head, set()).add(length)
         table = np.concatenate(tables)
         table[:, 2] >>= np.uint64(32)  # of a place, the number of the text
         table = table[np.lexsort(table.T[::-1])]
         table = table[np.append(True, (table[1:] != table[:-1]).any(axis=1))[: len(table)]]
         first, second, items = (np.ascontiguousarray(column) for column in table.T)
-        return cls(first, second, items.astype(np.uint32), sorted(lengths))
+        in_order = {head: sorted(lengths[head]) for head in sorted(lengths)}
+        return cls(first, second, items.astype(np.uint32), np.unique(np.concatenate(heads)), in_order)
 
     @property
     def known(self) -> np.ndarray:
         """The items that can be found, ascending: those with a text that is long enough."""
         return np.unique(self._items)
 
-    @property
-    def lengths(self) -> list[int]:
-        return self._lengths
-
     def matches(self, texts: Iterable[tuple[int, str]]) -> Iterator[Match]:
         """Every run of words of numbered texts that is an n-gram of items."""
-        for words in batches(texts, normalised(), max(self._lengths, default=1) - 1):
-            for length in self._lengths:
-                yield from self._matches(words, length)
+        longest = max((length for lengths in self._lengths.values() for length in lengths), default=1)
+        for words in batches(texts, normalised(), longest - 1):
+            for head, lengths in self._lengths.items():
+                likely = np.flatnonzero(self._likely.take(self._slots(words.runs(head, 0)), mode="clip"))
+                for length in lengths:
+                    yield from self._matches(words, words.within(likely, length), length)
 
-    def _matches(self, words: Words, length: int) -> Iterator[Match]:
-        hashes = words.runs(length, 0)
-        likely = np.flatnonzero(self._likely.take(self._slots(hashes), mode="clip"))
-        runs = words.within(likely, length)
-        if not len(runs):
+    def _matches(self, words: Words, runs: np.ndarray, length: int) -> Iterator[Match]:
+        """The runs of `length` words, of those that begin with the words `runs`, that are n-grams of items."""
+        hashes = words.some_runs(runs, length, 0)
+        starts = np.searchsorted(self._first, hashes)
+        equal = np.flatnonzero(self._first.take(starts, mode="clip") == hashes)
+        if not len(equal):
             return
-        first, second = hashes[runs], words.runs(length, 1)[runs]
-        starts, stops = (np.searchsorted(self._first, first, side).tolist() for side in ("left", "right"))
-        for run, other, start, stop in zip(runs.tolist(), second, starts, stops, strict=True):
-            if items := self._items[start:stop][self._second[start:stop] == other].tolist():
+        runs, starts = runs[equal], starts[equal]
+        stops = np.searchsorted(self._first, hashes[equal], "right")
+        seconds = words.some_runs(runs, length, 1)
+        for run, second, start, stop in zip(runs.tolist(), seconds, starts.tolist(), stops.tolist(), strict=True):
+            if items := self._items[start:stop][self._second[start:stop] == second].tolist():
                 text = words.text[words.starts[run] : words.ends[run + length - 1]]
                 place = int(words.places[run])
                 yield Match(place >> 32, place & 0xFFFFFFFF, items, " ".join(text.split()))
@@ -103,9 +116,13 @@ class Ngrams:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All that `from_arrays` needs."""
-        lengths = np.array(self._lengths, dtype=np.int64)
-        return {"first": self._first, "second": self._second, "items": self._items, "lengths": lengths}
+        lengths = [(head, length) for head, own in self._lengths.items() for length in own]
+        arrays = {"first": self._first, "second": self._second, "items": self._items, "heads": self._heads}
+        return {**arrays, "lengths": np.array(lengths, dtype=np.int64).reshape(-1, 2)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Ngrams":
-        return cls(arrays["first"], arrays["second"], arrays["items"], arrays["lengths"].tolist())
+        lengths: dict[int, list[int]] = {}
+        for head, length in arrays["lengths"].tolist():
+            lengths.setdefault(head, []).append(length)
+        return cls(arrays["first"], arrays["second"], arrays["items"], arrays["heads"], lengths)

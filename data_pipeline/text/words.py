@@ -57,7 +57,8 @@ class Alphabet:
         if highest >= _PLANE:
             values = np.where(codes < _PLANE, values, codes + np.uint64(1) if self.beyond else 0)
         inside = values != 0
-        if highest >= _UNSPACED[0][0] and (alone := self.alone.take(codes, mode="clip")).any():
+        if highest >= _UNSPACED[0][0] and self.alone.take(codes[codes >= _UNSPACED[0][0]], mode="clip").any():
+            alone = self.alone.take(codes, mode="clip")
             cut = alone[1:] | alone[:-1]
             starts = np.flatnonzero(inside[1:] & (~inside[:-1] | cut)) + 1
             ends = np.flatnonzero(inside[:-1] & (~inside[1:] | cut)) + 1
@@ -169,6 +170,7 @@ class Words:
 
     def within(self, firsts: np.ndarray, length: int) -> np.ndarray:
         """Of the runs of `length` words that begin with the words `firsts`, those that lie in one piece."""
+        firsts = firsts[firsts <= len(self.starts) - length]
         return firsts[self.piece[firsts] == self.piece[firsts + (length - 1)]]
 
     def runs(self, length: int, seed: int) -> np.ndarray:
@@ -183,13 +185,19 @@ class Words:
         prefix = self._prefix(seed)
         return (prefix[length:] - prefix[:-length]) * inverses[:count]
 
+    def some_runs(self, firsts: np.ndarray, length: int, seed: int) -> np.ndarray:
+        """The hashes of the runs of `length` words that begin with the words `firsts`."""
+        _, inverses = _powers(_BASES[seed][1], len(self.starts))
+        prefix = self._prefix(seed)
+        return (prefix[firsts + length] - prefix[firsts]) * inverses[firsts]
+
     def _prefix(self, seed: int) -> np.ndarray:
         """(n + 1,): the hashes of all runs that begin with the first word."""
         if seed not in self._prefixes:
             of_characters, of_words = _BASES[seed]
             powers, inverses = _powers(of_characters, len(self._values))
-            hashes = np.add.reduceat(self._values * powers[: len(self._values)], self.starts)
-            hashes *= inverses[self.starts]
+            sums = np.cumsum(self._values * powers[: len(self._values)])
+            hashes = (sums[self.ends - 1] - sums[self.starts - 1]) * inverses[self.starts]
             hashes ^= hashes >> np.uint64(32)
             hashes *= _MIX
             hashes ^= hashes >> np.uint64(29)
