@@ -36,9 +36,9 @@ class Match:
 class Ngrams:
     """The n-grams of numbered items.
 
-    `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Few of them are
-    looked up in a text: those whose `heads` (m,), hashes of their first words, are in it. `lengths`: for each number of
-    words of a head, the numbers of words of the n-grams that begin with it.
+    `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only those whose
+    head, their first words, is likely to be in a text are looked up. `lengths`: for each number of words of a head, the
+    numbers of words of the n-grams that begin with it; `heads`: for each, the hashes of the heads.
     """
 
     def __init__(
@@ -46,19 +46,17 @@ class Ngrams:
         first: np.ndarray,
         second: np.ndarray,
         items: np.ndarray,
-        heads: np.ndarray,
+        heads: dict[int, np.ndarray],
         lengths: dict[int, list[int]],
     ):
         self._first, self._second, self._items, self._heads, self._lengths = first, second, items, heads, lengths
-        bits = min(_MOST_BITS, max(_FEWEST_BITS, (_SLOTS_PER_NGRAM * len(heads)).bit_length()))
-        self._shift = np.uint64(64 - bits)
-        self._likely = np.zeros(1 << bits, dtype=bool)
-        self._likely[self._slots(heads)] = True
+        self._likely = {head: _Likely(hashes) for head, hashes in heads.items()}
 
     @classmethod
     def of(cls, texts: Iterable[tuple[int, str]], config: DecontaminationConfig) -> "Ngrams":
         """The n-grams of the texts of numbered items; an item may have several texts."""
-        tables, heads = [np.zeros((0, 3), dtype=np.uint64)], [np.zeros(0, dtype=np.uint64)]
+        tables = [np.zeros((0, 3), dtype=np.uint64)]
+        heads: dict[int, list[np.ndarray]] = {}
         lengths: dict[int, set[int]] = {}
         for words in batches(texts, normalised(), config.ngram - 1):
             for length in np.unique(np.minimum(words.count, config.ngram)).tolist():
@@ -70,15 +68,15 @@ class Ngrams:
                     runs = words.within(np.arange(len(words.starts)), length)
                 hashes = (words.some_runs(runs, length, seed) for seed in (0, 1))
                 tables.append(np.stack([*hashes, words.places[runs]], axis=1))
-                heads.append(words.some_runs(runs, head, 0))
+                heads.setdefault(head, []).append(words.some_runs(runs, head, 0))
                 lengths.setdefault(head, set()).add(length)
         table = np.concatenate(tables)
         table[:, 2] >>= np.uint64(32)  # of a place, the number of the text
         table = table[np.lexsort(table.T[::-1])]
         table = table[np.append(True, (table[1:] != table[:-1]).any(axis=1))[: len(table)]]
         first, second, items = (np.ascontiguousarray(column) for column in table.T)
-        in_order = {head: sorted(lengths[head]) for head in sorted(lengths)}
-        return cls(first, second, items.astype(np.uint32), np.unique(np.concatenate(heads)), in_order)
+        distinct = {head: np.unique(np.concatenate(heads[head])) for head in sorted(heads)}
+        return cls(first, second, items.astype(np.uint32), distinct, {head: sorted(lengths[head]) for head in distinct})
 
     @property
     def known(self) -> np.ndarray:
@@ -90,7 +88,7 @@ class Ngrams:
         longest = max((length for lengths in self._lengths.values() for length in lengths), default=1)
         for words in batches(texts, normalised(), longest - 1):
             for head, lengths in self._lengths.items():
-                likely = np.flatnonzero(self._likely.take(self._slots(words.runs(head, 0)), mode="clip"))
+                likely = self._likely[head].among(words.runs(head, 0))
                 for length in lengths:
                     yield from self._matches(words, words.within(likely, length), length)
 
@@ -110,19 +108,35 @@ class Ngrams:
                 place = int(words.places[run])
                 yield Match(place >> 32, place & 0xFFFFFFFF, items, " ".join(text.split()))
 
-    def _slots(self, hashes: np.ndarray) -> np.ndarray:
-        return (hashes >> self._shift).view(np.int64)
-
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All that `from_arrays` needs."""
         lengths = [(head, length) for head, own in self._lengths.items() for length in own]
-        arrays = {"first": self._first, "second": self._second, "items": self._items, "heads": self._heads}
-        return {**arrays, "lengths": np.array(lengths, dtype=np.int64).reshape(-1, 2)}
+        arrays = {"first": self._first, "second": self._second, "items": self._items}
+        arrays["lengths"] = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+        return arrays | {f"heads.{head}": hashes for head, hashes in self._heads.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Ngrams":
         lengths: dict[int, list[int]] = {}
         for head, length in arrays["lengths"].tolist():
             lengths.setdefault(head, []).append(length)
-        return cls(arrays["first"], arrays["second"], arrays["items"], arrays["heads"], lengths)
+        heads = {head: arrays[f"heads.{head}"] for head in lengths}
+        return cls(arrays["first"], arrays["second"], arrays["items"], heads, lengths)
+
+
+class _Likely:
+    """A table with a byte for each range of hashes: whether any of `hashes` is in it."""
+
+    def __init__(self, hashes: np.ndarray):
+        bits = min(_MOST_BITS, max(_FEWEST_BITS, (_SLOTS_PER_NGRAM * len(hashes)).bit_length()))
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, dtype=bool)
+        self._table[self._slots(hashes)] = True
+
+    def among(self, hashes: np.ndarray) -> np.ndarray:
+        """(k,): the numbers of those of `hashes` (n,) that are in the table; few of the others are returned too."""
+        return np.flatnonzero(self._table.take(self._slots(hashes), mode="clip"))
+
+    def _slots(self, hashes: np.ndarray) -> np.ndarray:
+        return (hashes >> self._shift).view(np.int64)

@@ -30,7 +30,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 class Alphabet:
-    """What counts as a word: a longest run of characters that don't separate words.
+    """What counts as a word: a longest run of characters that don't separate words. NUL always does.
 
     `fold(character)` is the character it counts as, or "" for one that separates words; `beyond`: whether characters
     beyond the basic plane belong to words (unfolded) or separate them. In scripts without spaces each character is a
@@ -39,7 +39,7 @@ class Alphabet:
 
     def __init__(self, fold: Callable[[str], str], beyond: bool):
         folded = [fold(chr(code)) for code in range(_PLANE)]
-        self.values = np.array([ord(one[0]) + 1 if one else 0 for one in folded], dtype=np.uint64)
+        self.values = np.array([ord(one[0]) if one else 0 for one in folded], dtype=np.uint16)
         self.beyond = beyond
         self.alone = np.zeros(_PLANE, dtype=bool)
         for first, last in _UNSPACED:
@@ -55,7 +55,7 @@ class Alphabet:
         values = self.values.take(codes, mode="clip")
         highest = int(codes.max())
         if highest >= _PLANE:
-            values = np.where(codes < _PLANE, values, codes + np.uint64(1) if self.beyond else 0)
+            values = np.where(codes < _PLANE, values, codes if self.beyond else np.uint16(0))
         inside = values != 0
         if highest >= _UNSPACED[0][0] and self.alone.take(codes[codes >= _UNSPACED[0][0]], mode="clip").any():
             alone = self.alone.take(codes, mode="clip")
@@ -196,7 +196,8 @@ class Words:
         if seed not in self._prefixes:
             of_characters, of_words = _BASES[seed]
             powers, inverses = _powers(of_characters, len(self._values))
-            sums = np.cumsum(self._values * powers[: len(self._values)])
+            sums = self._values * powers[: len(self._values)]
+            np.cumsum(sums, out=sums)
             hashes = (sums[self.ends - 1] - sums[self.starts - 1]) * inverses[self.starts]
             hashes ^= hashes >> np.uint64(32)
             hashes *= _MIX
