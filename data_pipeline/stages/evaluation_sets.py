@@ -78,13 +78,14 @@ class Index:
 
     def __init__(self, ngrams: Ngrams, items: np.ndarray, sets: list[str], files: list[str]):
         self.ngrams, self._items, self._sets, self._files = ngrams, items, sets, files
+        self._first = np.searchsorted(items[:, 0], np.arange(len(sets)))
 
     def set_of(self, item: int) -> str:
         return self._sets[self._items[item, 0]]
 
     def number_of(self, item: int) -> int:
         """The number of the item in its set, from 0."""
-        return item - int(np.searchsorted(self._items[:, 0], self._items[item, 0]))
+        return item - int(self._first[self._items[item, 0]])
 
     def name_of(self, item: int) -> str:
         """ "boolq, dev.jsonl line 18" """
@@ -93,7 +94,7 @@ class Index:
 
     def write(self, path: Path) -> None:
         arrays = {**self.ngrams.arrays, "where": self._items}
-        names = {"sets": json.dumps(self._sets), "files": json.dumps(self._files)}
+        names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
         with atomic_path(path) as temporary, os_errors():
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, names)
 
@@ -101,8 +102,7 @@ class Index:
     def read(cls, path: Path) -> "Index":
         with safe_open(path, "numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            names = file.metadata()
-        sets, files = json.loads(names["sets"]), json.loads(names["files"])
+            sets, files = json.loads(file.metadata()["names"])
         return cls(Ngrams.from_arrays(arrays), arrays["where"], sets, files)
 
 
