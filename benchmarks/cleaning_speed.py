@@ -19,6 +19,11 @@ from data_pipeline.cleaning.bad_words import contains_bad_word
 from data_pipeline.cleaning.c4 import C4Rules, clean_page
 from data_pipeline.cleaning.language import detector
 from data_pipeline.cleaning.wikitext.markup import plain_text
+from data_pipeline.decontamination.config import DecontaminationConfig
+from data_pipeline.decontamination.ngrams import Ngrams
+from data_pipeline.dedup.config import SubstringsConfig
+from data_pipeline.dedup.step import Row
+from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.compression.stream import open_stream
@@ -60,6 +65,25 @@ def over(texts: Iterable[str], rule: Callable[[str], object]) -> Callable[[], ob
     return lambda: [rule(text) for text in texts]
 
 
+def decontamination(texts: list[str]) -> Callable[[list[str]], object]:
+    """Looks for 10,000 passages of other texts."""
+    passages = [text[at : at + 300] for text in texts for at in range(0, len(text), 300)][:10_000]
+    ngrams = Ngrams.of(enumerate(passages), DecontaminationConfig())
+    return lambda pages: list(ngrams.matches(enumerate(pages)))
+
+
+def rows(pages: list[str]) -> Iterable[tuple[int, Row]]:
+    return ((number, {"text": text, "url": "", "id": str(number), "target": ""}) for number, text in enumerate(pages))
+
+
+def anchors(pages: list[str]) -> object:
+    return list(Anchors(SubstringsConfig()).tables(rows(pages)))
+
+
+def substrings(pages: list[str]) -> object:
+    return list(EqualSubstrings(SubstringsConfig()).tables(rows(pages)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each line of the table")
@@ -80,6 +104,9 @@ def main() -> None:
     }
     for name, rule in rules.items():
         results[name] = speed(over(pages, rule), page_bytes, seconds)
+    results["decontamination (10,000 items)"] = speed(partial(decontamination(wikitexts), pages), page_bytes, seconds)
+    results["anchors of substrings"] = speed(partial(anchors, pages), page_bytes, seconds)
+    results["substrings, if all text is repeated"] = speed(partial(substrings, pages), page_bytes, seconds)
     few = pages[:40]
     results["language, langdetect"] = speed(
         over(few, detector("langdetect")), sum(len(text.encode()) for text in few), seconds

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import LocalPath, Section, problems
@@ -217,6 +218,8 @@ class CorpusConfig(Section):
     """Which pages and lines are dropped for what they say."""
     dedup: DedupConfig = DedupConfig()
     """Which duplicates are dropped."""
+    decontamination: DecontaminationConfig = DecontaminationConfig()
+    """The evaluation sets whose items must not be in the corpus."""
     split: SplitConfig = SplitConfig()
     """Which documents are held out."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -275,12 +278,12 @@ class CorpusConfig(Section):
     @property
     def steps(self) -> list[str]:
         """Steps of deduplication. "filters", which checks language and bad words, follows the last step that changes
-        the text of pages."""
+        the text of pages; "decontamination" follows all steps."""
         steps = self.dedup.steps
-        behind = [number for number, step in enumerate(steps, 1) if step in ("lines", "spans")]
+        behind = [number for number, step in enumerate(steps, 1) if step in ("lines", "spans", "substrings")]
         if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
             steps.insert(behind[-1], "filters")
-        return steps
+        return [*steps, "decontamination"] if self.decontamination.sets else steps
 
     @property
     def tokens_per_shard(self) -> int:

@@ -90,11 +90,19 @@ def write_settings(config: CorpusConfig, corpus: Path) -> None:
     """
     settings = config.model_dump(exclude_unset=True)
     for source, given in zip(settings["sources"], config.sources, strict=True):
-        found = [given.path] if isinstance(given.path, str) else given.path
-        source["path"] = [path if "://" in path else str(Path(path).absolute()) for path in found]
+        source["path"] = _absolute(given.path)
+    for given_set, of in zip(
+        settings.get("decontamination", {}).get("sets", []), config.decontamination.sets, strict=False
+    ):
+        given_set["path"] = _absolute(of.path)
     settings = masked_values({**settings, "output": str(corpus.absolute())})
     if read_sound_json(corpus / SETTINGS, dict[str, Any]) != settings:
         write_json(corpus / SETTINGS, settings)
+
+
+def _absolute(path: str | list[str]) -> list[str]:
+    found = [path] if isinstance(path, str) else path
+    return [one if "://" in one else str(Path(one).absolute()) for one in found]
 
 
 def lineage(config: CorpusConfig) -> dict[str, Any]:
@@ -112,6 +120,7 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
             for source in config.sources
         ],
         "dedup": config.dedup.model_dump(),
+        "decontamination": config.decontamination.model_dump(exclude={"sets": {"__all__": {"path"}}}),
         "split": config.split.model_dump(),
         "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
         "shards": config.shards.model_dump(),

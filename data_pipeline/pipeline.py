@@ -17,7 +17,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import counted
 from data_pipeline.stages import deduplication as dedup
-from data_pipeline.stages import documents, shards, tokenizer, tokens
+from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 
@@ -46,6 +46,7 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
             inputs += list_files(source)
+    evaluation_sets.check(config.decontamination)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)

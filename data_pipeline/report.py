@@ -14,7 +14,9 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
 from data_pipeline.report_page import as_html
 from data_pipeline.stages.built import Built
+from data_pipeline.stages.deduplication import DecontaminationResult
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.text.tally import NO_RULES, smallest
 
@@ -35,6 +37,8 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
     of_corpus = ("tokenizer", "tokens", *built.merged, "rows", "shards")
     sizes = {"documents": input_bytes} | dict.fromkeys(of_corpus, text_left)
+    evaluation_sets = _evaluation_sets([unit.result for units in built.steps.values() for unit in units])
+    sizes["evaluation-sets"] = sum(own["bytes"] for own in evaluation_sets.values())
     rules = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
     report = {
         "name": name,
@@ -44,7 +48,8 @@ def write(corpus: Path, name: str, built: Built) -> Json:
             "dropped": {rule: n for rule, n in rules.items() if not rule.startswith((_LINE, _SPAN))},
         },
         "lines": {"read": _lines_read(counts), "dropped": _of_kind(_LINE, rules)},
-        "spans": {"dropped": _of_kind(_SPAN, rules)},
+        "spans": {"dropped": _of_kind(_SPAN, rules), "substring_words": counts["substring_words"]},
+        "evaluation_sets": evaluation_sets,
         "undecodable_documents": counts["undecodable"],
         "examples": _examples(cleaned),
         "lengths": _by_power(result.lengths for result in left),
@@ -124,6 +129,15 @@ def as_markdown(report: Json) -> str:
     parts = [f"# Corpus {report['name']}", f"{documents['kept']:,} of {documents['read']:,} documents kept."]
     parts += _dropped("documents", documents, report["examples"], prefix="")
     parts += _dropped("lines", lines, report["examples"], prefix=_LINE)
+    parts += _dropped("spans", {"read": 0, **report["spans"]}, report["examples"], prefix=_SPAN)
+    if report["evaluation_sets"]:
+        columns = ("items", "too_short", "found", "share", "documents_dropped")
+        header = ["set", "items", "too short to look for", "found in the text", "share", "documents dropped for them"]
+        found = [
+            [_cell(name), *(f"{own[key]:.2%}" if key == "share" else f"{own[key]:,}" for key in columns)]
+            for name, own in report["evaluation_sets"].items()
+        ]
+        parts += ["## Evaluation sets", _table(header, found)]
     if report["splits"]:
         columns = ("documents", "rows", "tokens", "dropped_tokens", "shards")
         splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
@@ -217,6 +231,23 @@ def _sources(
     return sources
 
 
+def _evaluation_sets(results: Sequence[Result]) -> dict[str, Json]:
+    """For each evaluation set: its items, those too short to look for, those found, the documents dropped for them."""
+    searched = [result for result in results if isinstance(result, DecontaminationResult)]
+    sets: dict[str, Json] = {}
+    for of in (of for result in results if isinstance(result, EvaluationSetsResult) for of in result.sets):
+        found = {item for result in searched for item in result.found.get(of.name, [])}
+        sets[of.name] = {
+            "bytes": of.bytes,
+            "items": of.items,
+            "too_short": of.too_short,
+            "found": len(found),
+            "share": round(len(found) / of.items, 6),
+            "documents_dropped": sum(result.documents.get(of.name, 0) for result in searched),
+        }
+    return sets
+
+
 def _by_power(counts: Any) -> dict[str, int]:
     """Histograms by powers of two, added."""
     return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
@@ -271,10 +302,14 @@ def _dropped(what: str, counts: dict[str, Any], examples: dict[str, list[str]], 
     if not counts["dropped"]:
         return []
     rows = [
-        [rule, f"{n:,}", f"{n / counts['read']:.2%}", "<br>".join(map(_cell, examples.get(prefix + rule, [])))]
+        [rule, f"{n:,}", _share(n, counts["read"]), "<br>".join(map(_cell, examples.get(prefix + rule, [])))]
         for rule, n in sorted(counts["dropped"].items(), key=lambda item: -item[1])
     ]
     return [f"## Dropped {what}", _table(["rule", what, "share", "examples"], rows)]
+
+
+def _share(n: int, of: int) -> str:
+    return f"{n / of:.2%}" if of else ""
 
 
 def _status(entry: dict[str, Any]) -> str:

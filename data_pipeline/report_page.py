@@ -56,6 +56,7 @@ def as_html(report: Json) -> str:
         *_dropped("Dropped documents", documents, report["examples"], ""),
         *_dropped("Dropped lines", report["lines"], report["examples"], "line_"),
         *_dropped("Dropped spans", {"read": 0, **report["spans"]}, report["examples"], "span_"),
+        *_evaluation_sets(report["evaluation_sets"]),
         *_sources(report["sources"]),
         "<h2>Speed</h2>",
         f"<div class=grid>{''.join(_speed(report['stages']))}</div>",
@@ -127,6 +128,26 @@ def _dropped(title: str, counts: Json, examples: Mapping[str, list[str]], prefix
             f"{_bar(n / most, 'drop')}<span>{n:,}{share}</span></div>{quotes}</div>"
         )
     yield "</div>"
+
+
+def _evaluation_sets(sets: Mapping[str, Json]) -> Iterable[str]:
+    """A table of the evaluation sets: how much of each was in the text."""
+    if not sets:
+        return
+    yield "<h2>Evaluation sets</h2>"
+    header = ["set", "items", "too short to look for", "found in the text", "share", "documents dropped for them"]
+    rows = [
+        [
+            escape(name),
+            f"{own['items']:,}",
+            f"{own['too_short']:,}",
+            f"{own['found']:,}",
+            f"{own['share']:.2%}",
+            f"{own['documents_dropped']:,}",
+        ]
+        for name, own in sets.items()
+    ]
+    yield _table(header, rows)
 
 
 def _sources(sources: Mapping[str, Json]) -> Iterable[str]:

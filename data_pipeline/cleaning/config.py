@@ -25,7 +25,7 @@ class LanguageConfig(Section):
 
 class CleaningConfig(Section):
     """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
-    `language` and `bad_words` are applied after lines and spans have been deduplicated."""
+    `language` and `bad_words` are applied after lines, spans and substrings have been deduplicated."""
 
     profile: Profile = "c4"
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in

@@ -18,6 +18,13 @@ class MinHashConfig(Section):
     """Successive words in an element of a document's set."""
 
 
+class SubstringsConfig(Section):
+    """Text that occurs several times, whatever stands around it."""
+
+    words: int = Field(50, ge=2)
+    """The shortest repeat to look for, in words between white space; one is about 1.3 tokens of English."""
+
+
 class DedupConfig(Section):
     """The kinds of duplicates to drop, in this order."""
 
@@ -27,6 +34,9 @@ class DedupConfig(Section):
     """Drop all copies of a line but one, whatever their case and the white space around them."""
     spans: bool = False
     """Drop all copies but one of any three successive sentences, whatever their case and white space."""
+    substrings: SubstringsConfig | None = None
+    """Drop all copies but one of any text of 50 words or more that occurs several times, case and punctuation
+    included. true: with the default below. null or false turns it off."""
     documents: bool = True
     """Drop all copies of a text but one."""
     minhash: MinHashConfig | None = None
@@ -34,12 +44,18 @@ class DedupConfig(Section):
     keys_per_bucket: PositiveInt = 2**24
     """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
 
-    @field_validator("minhash", mode="before")
+    @field_validator("substrings", "minhash", mode="before")
     @classmethod
     def _true_is_the_defaults(cls, given: Any) -> Any:
         return ({} if given else None) if isinstance(given, bool) else given
 
     @property
     def steps(self) -> list[str]:
-        """The names of the enabled steps, in their order."""
-        return [name for name in ("urls", "lines", "spans", "documents", "minhash") if getattr(self, name)]
+        """The names of the enabled steps, in their order. "anchors" finds where equal substrings may be."""
+        names = ("urls", "lines", "spans", "anchors", "substrings", "documents", "minhash")
+        return [name for name in names if getattr(self, setting_of(name))]
+
+
+def setting_of(step: str) -> str:
+    """The key of `dedup` that asks for a step."""
+    return "substrings" if step == "anchors" else step

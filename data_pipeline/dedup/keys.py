@@ -46,6 +46,10 @@ class Keys:
         self._words.extend(words)
         self._words.append(document << 32 | item)
 
+    def extend(self, table: np.ndarray) -> None:
+        """Adds the keys of a table (n, words), whose last column has their places."""
+        self._words.frombytes(table.tobytes())
+
     def write(self, path: Path, gone: Sequence[int] = ()) -> int:
         """Writes the keys and the numbers of the documents that are `gone`. Returns the number of keys written.
 
@@ -214,16 +218,20 @@ def merge_losers(corpus: Path, files: Sequence[str], path: Path) -> None:
 def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
     """The losing items of each document in `unit` from the file of its `own` keys and the buckets' files, `decided`."""
     found = [read_own_losers(corpus, own)[:, 0]] if own else []
-    for name in decided:
-        with safe_open(corpus / name, "numpy") as file:
-            start, stop = file.get_slice("starts")[unit : unit + 2].tolist()
-            if stop > start:
-                found.append(file.get_slice("losers")[start:stop])
+    found += _decided(corpus, decided, unit)
     losers: dict[int, list[int]] = {}
     if found:
         for place in np.unique(np.concatenate(found)).tolist():
             losers.setdefault(place >> 32, []).append(place & 0xFFFFFFFF)
     return losers
+
+
+def read_repeated(corpus: Path, own: str, decided: Sequence[str], unit: int) -> np.ndarray:
+    """(n,): the sorted places in `unit` whose keys occur more than once, in the unit or in several.
+
+    `decided` are the files of buckets that list all such places, winners included.
+    """
+    return np.unique(np.concatenate([read_own_losers(corpus, own).ravel(), *_decided(corpus, decided, unit)]))
 
 
 def read_own_losers(corpus: Path, name: str) -> np.ndarray:
@@ -236,6 +244,15 @@ def read_gone(corpus: Path, name: str) -> set[int]:
     """The documents that earlier steps have dropped."""
     with safe_open(corpus / name, "numpy") as file:
         return set(file.get_tensor("gone").tolist())
+
+
+def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.ndarray]:
+    """The places in `unit` that each of the buckets' files lists."""
+    for name in decided:
+        with safe_open(corpus / name, "numpy") as file:
+            start, stop = file.get_slice("starts")[unit : unit + 2].tolist()
+            if stop > start:
+                yield file.get_slice("losers")[start:stop]
 
 
 def _save(arrays: dict[str, np.ndarray], path: Path) -> None:

@@ -30,8 +30,10 @@ class InputFile:
     stamp: str
 
 
-def list_files(source: SourceConfig) -> list[InputFile]:
+def list_files(source: SourceConfig, kind: str = "source") -> list[InputFile]:
     """The files that match a source's path, sorted by name. A directory means all files below it.
+
+    `kind` is what messages call the source.
 
     Raises UserError if a path or glob matches no file, and for files that can't be read: a broken link, a directory
     that links to one above it or can't be listed, a name that isn't UTF-8.
@@ -48,12 +50,12 @@ def list_files(source: SourceConfig) -> list[InputFile]:
             files = stores.patiently(found_there, pattern, stores.LISTING_SECONDS)
         if not files:
             stores.need_bucket(pattern)
-            raise UserError(f"{pattern}: no such file (path of source {source.name!r})")
+            raise UserError(f"{pattern}: no such file (path of {kind} {source.name!r})")
         for file, info in sorted(files.items()):
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
                 raise UserError(
-                    f"{file}: source {source.name!r} already has a file {name!r}; put this one in a separate source"
+                    f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
                 )
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)

@@ -18,6 +18,7 @@ from data_pipeline.execution.merging import level_name
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.report import Json
+from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -25,10 +26,16 @@ _RAY_START = 9.0  # seconds, with the first worker; measured on two cores
 _STAGE_START = 0.5  # seconds between stages, and for each round of units
 _WORKER_MEMORY = 0.35e9  # bytes of a worker that has read nothing
 _GROUP_MEMORY = 0.1e9  # bytes of a row group of documents, read and written
-_KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "documents": 80, "minhash": 80}  # bytes in a bucket
-_WORDS = {"urls": 6, "lines": 3, "spans": 3, "documents": 3, "minhash": 2}  # of 8 bytes in a key
+# bytes in a bucket
+_KEY_MEMORY = {"urls": 120, "lines": 70, "spans": 70, "anchors": 60, "substrings": 90, "documents": 80, "minhash": 80}
+# of 8 bytes in a key
+_WORDS = {"urls": 6, "lines": 3, "spans": 3, "anchors": 2, "substrings": 4, "documents": 3, "minhash": 2}
 _NEAR_DUPLICATES, _MEMORY_IN_PAIRS = 0.2, 160  # the share of documents that have any; bytes for each of them
 _BYTES_PER_SPAN = 100  # of text, for each sentence
+_BYTES_PER_WORD = 6  # of text
+_REPEATED = 0.1  # the share of a text that is expected to occur twice, where nothing was measured
+_BYTES_PER_SUBSTRING = 32  # of a key, as it is written
+_NGRAM_MEMORY = 10  # bytes for each byte of an evaluation set
 _GROWTH_OF_PIECES = 0.13  # how much longer a piece gets when the vocabulary doubles; T5's 32,000 have 4.6 bytes
 _MANY_OPENS = 10_000_000
 _MERGING = 150e6  # bytes per second that are merged; measured with small files
@@ -211,11 +218,18 @@ def _stages(
             files = units
         return files
 
-    losers = 0  # files of the steps so far, which each part reads
+    losers = anchors = 0  # files of the steps so far, which each part reads
     text = sum(read)
     for step in config.steps:
         if step == "filters":
             found.append(stage("page-filters", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + losers)))
+            continue
+        if step == "decontamination":
+            size = float(evaluation_sets.plan(config.decontamination)[0].bytes)
+            worker = _NGRAM_MEMORY * size
+            found.append(stage("evaluation-sets", 1, size, size, 3 * worker, 2))
+            worker += _GROUP_MEMORY
+            found.append(stage("decontamination", parts, text, largest_part, worker, parts * (3 + losers)))
             continue
         keys = _keys(step, config, text, speeds)
         if step != "urls":
@@ -229,8 +243,13 @@ def _stages(
             in_pairs = _NEAR_DUPLICATES * text / speeds.bytes_per_document
             found.append(stage("minhash-clusters", 1, text, text, _MEMORY_IN_PAIRS * in_pairs, to_read + own))
             losers += 1
-        else:
-            losers += merged(f"{step}-losers", own, parts, text * speeds.written(f"{step}-losers"), text)
+            continue
+        decided = merged(f"{step}-losers", own, parts, text * speeds.written(f"{step}-losers"), text)
+        losers += decided
+        if step == "anchors":
+            anchors = decided
+        elif step == "substrings":  # no later step reads what anchors decided
+            losers -= anchors
     if config.steps:
         found.append(stage("deduplicated", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + losers)))
     found.append(_tokenizer(config, speeds, sum(kept), parts))
@@ -268,6 +287,11 @@ def _keys(step: str, config: CorpusConfig, text: float, speeds: _Speeds) -> floa
         return text / speeds.bytes_per_line
     if step == "spans":
         return text / _BYTES_PER_SPAN
+    if step == "anchors" and config.dedup.substrings:
+        length = config.dedup.substrings.words
+        return 2 * text / _BYTES_PER_WORD / (length - length // 2 + 2)
+    if step == "substrings":
+        return text * (speeds.written("substrings-keys") / _BYTES_PER_SUBSTRING or _REPEATED / _BYTES_PER_WORD)
     if step == "minhash" and config.dedup.minhash:
         return documents * bands(config.dedup.minhash.threshold, config.dedup.minhash.permutations)[0]
     return documents

@@ -5,10 +5,12 @@ decisions; no intermediate text is written. Then each bucket of hashes decides w
 last stage writes the remaining documents. For near-duplicates the buckets find pairs, and one more unit clusters them.
 
 Language and bad words are checked between two steps, by each unit for its own documents: like C4, they are checked on
-what is left of a page after duplicate lines are removed.
+what is left of a page after duplicate lines are removed. Items of evaluation sets are looked for after all other steps,
+in what will be the corpus.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +22,9 @@ from safetensors.numpy import load_file, save_file
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.config import CorpusConfig
+from data_pipeline.decontamination.verdicts import Contaminated
 from data_pipeline.dedup.clusters import Clusters
-from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.config import DedupConfig, setting_of
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import (
     KeyBucket,
@@ -31,12 +34,15 @@ from data_pipeline.dedup.keys import (
     pairs_within,
     read_gone,
     read_losers,
+    read_own_losers,
+    read_repeated,
     write_losers,
 )
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Row, Step
+from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.merging import MergeSpec, Merging, merge
@@ -45,6 +51,7 @@ from data_pipeline.execution.parts import Histograms, Part, PartsResult, part_fi
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.stages import evaluation_sets
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
@@ -55,8 +62,8 @@ _COLUMNS = ["id", "text", "url", "target"]
 class Applied:
     """What an earlier step decided about one part.
 
-    `file` has the part's own keys or, after the step "filters", its verdicts. `losers` lists the files of the losers
-    (`name_lists`).
+    `file` has the part's own keys or, after the steps "filters" and "decontamination", its verdicts. `losers` lists the
+    files of the losers (`name_lists`).
     """
 
     step: str
@@ -68,7 +75,7 @@ class Applied:
 class PartSpec:
     """A part as the steps in `applied` left it; `unit` is its number in the order of ids.
 
-    `step` is the one whose keys are gathered, "filters", or "" for the documents that are left.
+    `step` is the one whose keys are gathered, "filters", "decontamination", or "" for the documents that are left.
     """
 
     part: Part
@@ -83,6 +90,15 @@ class PartSpec:
 @dataclass(frozen=True)
 class KeysResult(Result):
     keys: int
+
+
+@dataclass(frozen=True)
+class DecontaminationResult(Result):
+    """For each evaluation set, the `documents` that contain any of its items, and which items were `found`, by their
+    numbers in the set."""
+
+    documents: dict[str, int]
+    found: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -131,12 +147,21 @@ def deduplicate(
         return units
 
     for step in config.steps:
-        depends = fingerprint([depends, step, config.dedup.model_dump(include={step})])
+        depends = fingerprint([depends, step, config.dedup.model_dump(include={setting_of(step)})])
         if step == "filters":
             units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
             finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
             applied.append((step, [name for unit in filtered for name in unit.outputs], ""))
             depends = fingerprint([depends, [unit.checksums for unit in filtered]])
+            continue
+        if step == "decontamination":
+            indexed = run(evaluation_sets.STAGE, evaluation_sets.plan(config.decontamination), corpus, config.ray)
+            depends = fingerprint([depends, [unit.checksums for unit in indexed]])
+            units = per_part(in_order, step, f".stages/{DECONTAMINATION.name}/{{}}.parquet")
+            searched = run(DECONTAMINATION, units, corpus, config.ray)
+            finished |= {evaluation_sets.STAGE.name: indexed, DECONTAMINATION.name: searched}
+            applied.append((step, [name for unit in searched for name in unit.outputs], ""))
+            depends = fingerprint([depends, [unit.checksums for unit in searched]])
             continue
         if step == "urls":  # noted while reading
             files = {part.urls: part.checksums[-1] for part in in_order}
@@ -171,6 +196,8 @@ def deduplicate(
         else:
             losers, merged = merge(MERGE_LOSERS[step], outputs_of(decided), len(parts), corpus, config.ray)
             finished |= merged
+        if step == "substrings":
+            applied.pop()  # anchors have nothing more to tell
         applied.append((step, list(files), write_names(corpus, losers)))
         depends = fingerprint([depends, [unit.checksums for unit in decided]])
     return finished, run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
@@ -178,7 +205,8 @@ def deduplicate(
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its files by part, in the order of ids (keys or, for "filters", verdicts), and of its losers."""
+    """A finished step: its files by part, in the order of ids (keys, or verdicts where there are no losers), and of its
+    losers."""
 
     step: str
     files: list[str]
@@ -189,8 +217,10 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
     """The finished steps of a corpus, whose parts are `in_order` of their ids."""
     steps = []
     for step in config.steps:
-        if step == "filters":
-            steps.append(Decided(step, [f".stages/{FILTERS.name}/{part.name}.parquet" for part in in_order], []))
+        if step == "anchors":  # they drop nothing
+            continue
+        if stage := VERDICTS.get(step):
+            steps.append(Decided(step, [f".stages/{stage.name}/{part.name}.parquet" for part in in_order], []))
             continue
         own = [f".stages/{step}-keys/{part.name}.safetensors" for part in in_order]
         clustered = read_finished(CLUSTERS, corpus) if step == "minhash" else read_finished(LOSERS[step], corpus)
@@ -204,7 +234,8 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
     steps = config.steps
     stages = corpus / ".stages"
     unasked = [folder for step in _STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
-    unasked += [stages / FILTERS.name] if "filters" not in steps else []
+    unasked += [stages / stage.name for step, stage in VERDICTS.items() if step not in steps]
+    unasked += [stages / evaluation_sets.STAGE.name] if "decontamination" not in steps else []
     for folder in unasked if steps else [*unasked, stages / LAST.name]:
         shutil.rmtree(folder, ignore_errors=True)
     for pattern in ([] if "urls" in steps else ["*.urls.safetensors"]) + ([] if steps else ["*.parquet"]):
@@ -214,15 +245,19 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
 
 def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents, as the earlier steps left them."""
-    step = step_of(spec.step, spec.dedup)
-    keys = Keys(step.group, step.order)
     gone: list[int] = []
-    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
-        if row is None:
-            gone.append(number)
-            continue
-        for item, words in step.keys(row):
-            keys.add(number, item, words)
+    rows = _left(corpus, spec, gone)
+    if spec.step in ("anchors", "substrings"):  # these take many documents at a time
+        finder = _substrings(corpus, spec)
+        keys = Keys(finder.group, finder.order)
+        for table in finder.tables(rows):
+            keys.extend(table)
+    else:
+        step = step_of(spec.step, spec.dedup)
+        keys = Keys(step.group, step.order)
+        for number, row in rows:
+            for item, words in step.keys(row):
+                keys.add(number, item, words)
     return KeysResult(keys.write(corpus / spec.output, gone))
 
 
@@ -238,11 +273,39 @@ def filter_pages(corpus: Path, spec: PartSpec) -> Result:
     return Result()
 
 
+def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
+    """Looks for items of evaluation sets in one unit's documents, as all other steps left them."""
+    index = evaluation_sets.Index.read(corpus / evaluation_sets.INDEX)
+    gone: list[int] = []
+    evidence: dict[int, tuple[int, str]] = {}  # the first in each document
+    hit: set[tuple[str, int]] = set()
+    found: dict[str, set[int]] = {}
+    texts = ((number, f"{row['text']}\n{row['target']}") for number, row in _left(corpus, spec, gone))
+    for match in index.ngrams.matches(texts):
+        for item in match.items:
+            found.setdefault(index.set_of(item), set()).add(index.number_of(item))
+            hit.add((index.set_of(item), match.number))
+        told = match.word, f"{index.name_of(match.items[0])}: {match.words}"
+        evidence[match.number] = min(told, evidence.get(match.number, told))
+    Contaminated(gone, {number: told for number, (_, told) in evidence.items()}).write(corpus / spec.output)
+    documents = Counter(name for name, _ in sorted(hit))
+    return DecontaminationResult(dict(documents), {name: sorted(items) for name, items in sorted(found.items())})
+
+
 def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
     _, losers, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
     write_losers(corpus / spec.output, units[losers], table[losers, -1], spec.units)
+    return Result()
+
+
+def find_repeated(corpus: Path, spec: BucketSpec) -> Result:
+    """Writes the places of the anchors in one bucket that occur more than once, in the same form as losers."""
+    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
+    _, losers, winners = decide(table, Anchors.group, units)
+    repeated = np.unique(np.concatenate([losers, winners]))
+    write_losers(corpus / spec.output, units[repeated], table[repeated, -1], spec.units)
     return Result()
 
 
@@ -299,16 +362,19 @@ def write_left(corpus: Path, spec: PartSpec) -> PartsResult:
     return PartsResult.of(tally, [file.describe(spec.output, spec.part.source, spec.part.first_id)], histograms)
 
 
-_STEPS = ("urls", "lines", "spans", "documents", "minhash")
+_STEPS = ("urls", "lines", "spans", "anchors", "substrings", "documents", "minhash")
+_DECIDING = {"anchors": find_repeated, "minhash": find_pairs}
 KEYS = {step: Stage(f"{step}-keys", 1, gather_keys, "lower characters_per_part") for step in _STEPS}
 LOSERS = {
-    step: Stage(f"{step}-losers", 1, find_pairs if step == "minhash" else decide_bucket, "lower dedup.keys_per_bucket")
+    step: Stage(f"{step}-losers", 1, _DECIDING.get(step, decide_bucket), "lower dedup.keys_per_bucket")
     for step in _STEPS
 }
 MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash" else merge_keys) for step in _STEPS}
 MERGE_LOSERS = {step: Merging(f"{step}-losers", merge_decided) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
 FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
+DECONTAMINATION = Stage("decontamination", 1, find_contaminated, "look for fewer evaluation sets")
+VERDICTS: dict[str, Stage] = {"filters": FILTERS, "decontamination": DECONTAMINATION}
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 
@@ -318,10 +384,13 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
     # Counting sentences is slow, so it isn't repeated for earlier steps: the last keys record which documents are gone.
     counted, gone = 0, set()
     for position, done in enumerate(spec.applied):
-        if done.step == "filters":
-            verdicts = Verdicts.read(corpus / done.file)
+        if done.step in VERDICTS:
+            verdicts = read_verdicts(corpus, done.step, done.file)
             steps.append(verdicts.without)
             counted, gone = position, verdicts.gone
+            continue
+        if done.step == "anchors":  # the last one here, and it drops nothing
+            counted, gone = position, read_gone(corpus, done.file)
             continue
         own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
         losers = read_losers(corpus, own, read_names(corpus, done.losers), spec.unit)
@@ -340,6 +409,30 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
         yield number, left
 
 
+def read_verdicts(corpus: Path, step: str, file: str) -> Verdicts | Contaminated:
+    """What a step that needs no other part's keys decided about the documents of one part."""
+    return Verdicts.read(corpus / file) if step == "filters" else Contaminated.read(corpus / file)
+
+
+def _left(corpus: Path, spec: PartSpec, gone: list[int]) -> Iterator[tuple[int, Row]]:
+    """(number, row) of each document of a part that the applied steps left. The numbers of others go to `gone`."""
+    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
+        if row is None:
+            gone.append(number)
+        else:
+            yield number, row
+
+
+def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
+    """What gathers the keys of `spec.step`: anchors, or the substrings whose anchors occur more than once."""
+    assert spec.dedup.substrings is not None, "a step that isn't asked for"
+    if spec.step == "anchors":
+        return Anchors(spec.dedup.substrings)
+    anchors = spec.applied[-1]
+    repeated = read_repeated(corpus, anchors.file, read_names(corpus, anchors.losers), spec.unit)
+    return EqualSubstrings(spec.dedup.substrings, repeated)
+
+
 def _without(
     step: Step, losers: dict[int, list[int]], number: int, row: Row, tally: Tally, min_sentences: int
 ) -> str | None:
@@ -351,6 +444,9 @@ def step_of(name: str, config: DedupConfig) -> Step:
     if name == "minhash":
         assert config.minhash is not None, "a step that isn't asked for"
         return NearDuplicates(config.minhash)
+    if name == "substrings":
+        assert config.substrings is not None, "a step that isn't asked for"
+        return EqualSubstrings(config.substrings)
     steps: dict[str, Step] = {
         "urls": NewestUrl(),
         "lines": EqualLines(),

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.keys import NOBODY, read_losers, smallest_keys
 from data_pipeline.dedup.step import Row, Step
-from data_pipeline.dedup.verdicts import Verdicts
+from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
-from data_pipeline.stages.deduplication import Decided, step_of
+from data_pipeline.stages.deduplication import VERDICTS, Decided, read_verdicts, step_of
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.story.finished_build import FinishedBuild
 from data_pipeline.story.trail import Drop, Trail
@@ -157,7 +157,7 @@ def deduplicated(
             trail = Trail()
             text = apply(number, row, trail, sentences)
             drops = trail.drops
-            if drops and winners and decided.step != "filters":
+            if drops and winners and decided.step not in VERDICTS:
                 drops = _with_winners(build, decided, unit, number, before, drops)
             passages.append(Passage(decided.step, drops, text))
             if text is None:
@@ -167,12 +167,15 @@ def deduplicated(
 
 
 def _applied(build: FinishedBuild, decided: Decided, unit: int) -> Apply:
-    own = decided.files[unit]
-    if decided.step == "filters":
-        return Verdicts.read(build.directory / own).without
+    if decided.step in VERDICTS:
+        return read_verdicts(build.directory, decided.step, decided.files[unit]).without
     step = step_of(decided.step, build.config.dedup)
-    losers = read_losers(build.directory, None if decided.step == "minhash" else own, decided.losers, unit)
-    return partial(_without, step, losers)
+    return partial(_without, step, _losers(build, decided, unit))
+
+
+def _losers(build: FinishedBuild, decided: Decided, unit: int) -> dict[int, list[int]]:
+    own = None if decided.step == "minhash" else decided.files[unit]
+    return read_losers(build.directory, own, decided.losers, unit)
 
 
 def _without(
@@ -187,11 +190,14 @@ def _with_winners(
     """`drops` with the documents that keep the copies."""
     step = step_of(decided.step, build.config.dedup)
     keys = [(item, words[: step.group]) for item, words in step.keys(row)]
+    lost = _losers(build, decided, unit).get(number, [])
+    if isinstance(step, EqualSubstrings):  # one drop for each region
+        lost = [first for first, _ in step.regions(lost)]
+        keys = [(item, words) for item, words in keys if item in lost]
     smallest = smallest_keys(build.directory, decided.files, step.group, {words for _, words in keys})
     if decided.step == "minhash":  # a cluster's documents share bands; the smallest neighbour is one of them
         others = sorted({place for place in smallest.values() if place != (unit, number)})
         return [replace(drop, stays_on=_name(build, others[:1])) for drop in drops]
-    lost = read_losers(build.directory, decided.files[unit], decided.losers, unit).get(number, [])
     groups = dict(keys)
     places = [[smallest[groups[item]]] for item in lost if item in groups]
     return [replace(drop, stays_on=_name(build, place)) for drop, place in zip(drops, places, strict=False)] + drops[

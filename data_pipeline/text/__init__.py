@@ -1,1 +1,1 @@
-"""Types that cleaning, deduplication and objectives share: documents, sentences, tallies, vocabularies."""
+"""Types that cleaning, deduplication and objectives share: documents, sentences, words, tallies, vocabularies."""

@@ -7,7 +7,7 @@ from functools import cached_property
 EXAMPLES = 3
 _EXAMPLE_CHARACTERS = 200
 # counted, but no reason to drop anything
-NO_RULES = frozenset({"read", "passed", "undecodable", "truncated_xml", "line_passed", "line_seen"})
+NO_RULES = frozenset({"read", "passed", "undecodable", "truncated_xml", "line_passed", "line_seen", "substring_words"})
 
 
 class Tally(Counter[str]):

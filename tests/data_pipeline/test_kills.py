@@ -1,11 +1,14 @@
 """A killed build ends with the same bytes. `python -m tests.soak_build` kills at random, for longer."""
 
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
+from data_pipeline import report
 from data_pipeline.execution import merging
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
@@ -43,8 +46,15 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     """
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
-    dedup = {"spans": True, "minhash": True, "keys_per_bucket": 500}
-    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup)
+    item = "This question of a test stands on a page and must not be learnt from it"
+    passage = " ".join(f"word{number}" for number in range(60))
+    for part, text in enumerate((f"First page. {passage}.", f"Second page. {passage}!", f"Third page. {item}.")):
+        with gzip.open(tmp_path / f"c4-{part}.json.gz", "at") as more:
+            more.write(json.dumps({"text": text, "url": f"http://{part}.org", "timestamp": "2019"}) + "\n")
+    (tmp_path / "items.txt").write_text(item)
+    sets = [{"name": "test", "path": str(tmp_path / "items.txt"), "format": "text"}]
+    dedup = {"spans": True, "substrings": True, "minhash": True, "keys_per_bucket": 500}
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, decontamination={"sets": sets})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     build = start_until("lines-keys-merged: ", config, f"output={killed}")
@@ -63,8 +73,10 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     monkeypatch.setattr(merging, "group_sizes", lambda files, readers: [2])
     done = run_here("data-pipeline", "build", config, f"output={killed}")
     assert done.returncode == 0, done.stderr
-    for stage in ("documents: 3 of 3", "lines-keys: 3 of 3", "tokenizer: 1 of 1"):
+    for stage in ("documents: 3 of 3", "substrings-keys: 3 of 3", "decontamination: 3 of 3", "tokenizer: 1 of 1"):
         assert f"{stage} unit" in done.stdout  # up to date: what was finished stays
     assert checksums(killed) == checksums(whole)
+    found = report.read(killed)
+    assert found["spans"]["dropped"]["duplicate_substring"] == found["evaluation_sets"]["test"]["found"] == 1
     assert not list(killed.rglob("*.tmp"))
     psutil.wait_procs(started)  # otherwise the test takes too long: no process outlives its build

@@ -1,0 +1,117 @@
+"""Reads the items of evaluation sets: JSON Lines, tab-separated columns, or lines of text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from data_pipeline.decontamination.config import EvaluationSet
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.paths import opening
+from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.jsonl import json_lines
+from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.recognition import refuse_other_format
+from data_pipeline.sources.record import Input, Intake
+
+_SHOWN = 8  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item of an evaluation set: the line it is on, and its texts."""
+
+    line: int
+    texts: list[str]
+
+
+class _Strict(Intake):
+    """An intake that refuses damage: what can't be read of an evaluation set can't be looked for."""
+
+    def damaged_between(self, position: str, reason: str) -> None:
+        raise DamagedInput("", position, reason)
+
+
+def read_items(path: str, of: EvaluationSet) -> Iterator[Item]:
+    """The items of one file of a set, in order; blank lines are skipped.
+
+    Raises UserError, which names the file, the line and the set, if the file has another format or is damaged, and for
+    an item without one of the fields.
+    """
+    readers = {"jsonl": _of_jsonl, "tsv": _of_tsv, "text": _of_text}
+    try:
+        with opening(path):
+            refuse_other_format(Input(path), of.format)
+            yield from readers[of.format](path, of)
+    except DamagedInput as error:
+        file, told = path.removeprefix("file://"), f"format {of.format} of evaluation set {of.name!r}"
+        raise UserError(f"{file}: {error.position}: {error.reason} ({told})") from None
+
+
+def _of_jsonl(path: str, of: EvaluationSet) -> Iterator[Item]:
+    for number, record in json_lines(Input(path), _Strict(), RecordOptions()):
+        texts: list[str] = []
+        for field in map(str, of.fields):
+            try:
+                texts += _texts(record, [field] if field in record else field.split("."))
+            except LookupError:
+                raise DamagedInput(path, f"line {number}", f'no field "{field}"; it has {_named(record)}') from None
+            except TypeError as error:
+                raise DamagedInput(path, f"line {number}", f'field "{field}": expected text, found {error}') from None
+        yield Item(number, texts)
+
+
+def _texts(value: Any, keys: list[str]) -> list[str]:
+    """The texts under `keys` in a JSON value; null has none. Raises LookupError, or TypeError with the type found.
+
+    {"choices": [{"text": "Ulm"}, {"text": "Bonn"}]}, ["choices", "text"]  ->  ["Ulm", "Bonn"]
+    """
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one, keys)]
+    if keys:
+        if not isinstance(value, dict):
+            raise LookupError
+        return _texts(value[keys[0]], keys[1:])
+    if not isinstance(value, str):
+        raise TypeError(f"a JSON {type(value).__name__}")
+    return [value]
+
+
+def _of_tsv(path: str, of: EvaluationSet) -> Iterator[Item]:
+    columns = [field - 1 for field in of.fields if isinstance(field, int)]
+    for number, line in _of_lines(path):
+        cells = line.split("\t")
+        if not columns:  # the first line names them
+            for field in of.fields:
+                if field not in cells:
+                    raise DamagedInput(path, f"line {number}", f'no column "{field}"; it has {_named(cells)}')
+            columns = [cells.index(str(field)) for field in of.fields]
+        elif max(columns) >= len(cells):
+            raise DamagedInput(path, f"line {number}", f"no column {max(columns) + 1}; it has {len(cells)}")
+        else:
+            yield Item(number, [cells[column] for column in columns])
+
+
+def _of_text(path: str, of: EvaluationSet) -> Iterator[Item]:
+    for number, line in _of_lines(path):
+        yield Item(number, [line])
+
+
+def _of_lines(path: str) -> Iterator[tuple[int, str]]:
+    """Every line that isn't blank, with its number."""
+    options = RecordOptions()
+    with open_stream(path) as stream:
+        for number, line in numbered_lines(stream, options.max_record_bytes):
+            if line is None:
+                raise DamagedInput(path, f"line {number}", too_long(options))
+            if b"\0" in line:
+                raise DamagedInput(path, f"line {number}", "holds NUL bytes: expected UTF-8 text")
+            if line.strip():
+                yield number, decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, Intake())
+
+
+def _named(names: Any) -> str:
+    """The first of some names: "a, b, …"."""
+    found = list(names)
+    return ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")

@@ -1,0 +1,150 @@
+"""Equal substrings of 50 words or more stay in one place (Lee et al. 2022, "Deduplicating Training Data Makes Language
+Models Better", arXiv:2107.06499, section 4.1).
+
+The paper finds them in a suffix array of all token ids. Here, units exchange keys, in two rounds, and the result is the
+same: each run of 50 words that occurs twice is found.
+
+1. Anchors. Of the runs of 25 words inside a run of 50, the one with the smallest hash is its anchor (winnowing,
+   Schleimer et al. 2003). Equal runs of 50 words have equal anchors, and most runs share theirs with their neighbours:
+   about 2 of 27 words begin one. Each anchor is a key, and those that occur twice are kept in mind.
+2. Substrings. Only a run of 50 words whose anchor occurs twice can occur twice itself, so only these become keys. They
+   are compared by hashes of 128 bits.
+
+Words are what white space separates, since the tokenizer isn't trained yet. A word is 1.3 tokens or so.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from data_pipeline.dedup.config import SubstringsConfig
+from data_pipeline.dedup.step import Row, enough_left, rank
+from data_pipeline.text.tally import Tally
+from data_pipeline.text.words import Words, batches, bounds, exact
+
+_UPPER = np.uint64(2**64 - 2**32)
+
+
+class Anchors:
+    """The anchors of all runs of `words` words. They drop nothing; they tell `EqualSubstrings` where to look."""
+
+    group, order = 1, 0
+
+    def __init__(self, config: SubstringsConfig):
+        self._length = config.words
+
+    def tables(self, rows: Iterable[tuple[int, Row]]) -> Iterator[np.ndarray]:
+        """Tables of keys (n, 2) of numbered documents: hash, place."""
+        texts = ((number, row["text"]) for number, row in rows if not row["target"])
+        for words in batches(texts, exact(), self._length - 1):
+            hashes, _, anchors = anchored(words, self._length)
+            once = anchors[np.diff(anchors, prepend=-1) != 0]
+            yield np.stack([hashes[once], words.places[once]], axis=1)
+
+
+class EqualSubstrings:
+    """The document with the smallest md5 of its URL keeps the first copy of a run of `words` words.
+
+    A run that loses takes all its words along, even those it shares with other runs. Still no word is lost everywhere:
+    it stays in the run that won, in a document with a smaller md5 or earlier in the same document. Case and punctuation
+    count, white space between words doesn't. `repeated`: the sorted places of the anchors that occur more than once.
+    """
+
+    group, order = 2, 1
+
+    def __init__(self, config: SubstringsConfig, repeated: np.ndarray | None = None):
+        self._length, self._repeated = config.words, repeated
+
+    def tables(self, rows: Iterable[tuple[int, Row]]) -> Iterator[np.ndarray]:
+        """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, place."""
+        ranks: dict[int, int] = {}
+        for words in batches(self._texts(rows, ranks), exact(), self._length - 1):
+            _, runs, anchors = anchored(words, self._length)
+            if self._repeated is not None:
+                runs = runs[_among(words.places[anchors], self._repeated)]
+            if len(runs):
+                of_pieces = np.array([ranks[piece.number] for piece in words.pieces], dtype=np.uint64)
+                hashes = (words.runs(self._length, seed)[runs] for seed in (0, 1))
+                yield np.stack([*hashes, of_pieces[words.piece[runs]], words.places[runs]], axis=1)
+
+    def _texts(self, rows: Iterable[tuple[int, Row]], ranks: dict[int, int]) -> Iterator[tuple[int, str]]:
+        """The texts that may have repeated runs, whose ranks are put into `ranks`."""
+        known = None if self._repeated is None else set(np.unique(self._repeated >> np.uint64(32)).tolist())
+        for number, row in rows:
+            if not row["target"] and (known is None or number in known):
+                ranks[number] = rank(row)
+                yield number, row["text"]
+
+    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for table in self.tables([(0, row)]):
+            for *words, item in table.tolist():
+                yield item, tuple(words)
+
+    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+        """ "One two three four." without [1], runs of 2 words  ->  "One four." """
+        text = row["text"]
+        if not lost:
+            return text
+        starts, ends = bounds(text, exact())
+        kept, at = "", 0
+        for first, stop in self.regions(lost):
+            start, end = int(starts[first]), int(ends[stop - 1])
+            tally.drop("span_duplicate_substring", text[start:end])
+            tally["substring_words"] += stop - first
+            kept, at = _joined(kept, text[at:start]), end
+        return enough_left(_joined(kept, text[at:]).strip(), row, tally, min_sentences)
+
+    def regions(self, lost: list[int]) -> list[tuple[int, int]]:
+        """What the runs `lost` take along: the first word of each region, and the one behind it.
+
+        [3, 4, 5, 90] of 50 words  ->  [(3, 55), (90, 140)]
+        """
+        regions: list[tuple[int, int]] = []
+        for first in lost:
+            if regions and first <= regions[-1][1]:
+                regions[-1] = regions[-1][0], first + self._length
+            else:
+                regions.append((first, first + self._length))
+        return regions
+
+
+def anchored(words: Words, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(hashes of the runs of length // 2 words, runs of `length` words (m,), the anchor (m,) of each).
+
+    Runs and anchors are the numbers of their first words. Of equal hashes, the first is the anchor.
+    """
+    short = length // 2
+    hashes = words.runs(short, seed=0)
+    if len(words.starts) < length:
+        return hashes, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    # The upper half of a hash decides, and between equal ones the place: equal runs have equal anchors in any batch.
+    ordered = hashes & _UPPER | np.arange(len(hashes), dtype=np.uint64)
+    anchors = (_smallest(ordered, length - short + 1) & ~_UPPER).astype(np.int64)
+    runs = words.within(np.arange(len(anchors)), length)
+    return hashes, runs, anchors[runs]
+
+
+def _smallest(values: np.ndarray, width: int) -> np.ndarray:
+    """(n - width + 1,): the smallest of each `width` successive values. [3, 1, 2, 4], 2  ->  [1, 1, 2]"""
+    reach = 1
+    while 2 * reach <= width:
+        values = np.minimum(values[:-reach], values[reach:])
+        reach *= 2
+    rest = width - reach
+    return np.minimum(values[:-rest], values[rest:]) if rest else values
+
+
+def _among(places: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(n,) bool: which of `places` are among the sorted places `known`."""
+    if not len(known):
+        return np.zeros(len(places), dtype=bool)
+    return known[np.minimum(np.searchsorted(known, places), len(known) - 1)] == places
+
+
+def _joined(left: str, right: str) -> str:
+    """Two texts between which words were removed: with the larger of the two breaks that surrounded them."""
+    if not left:
+        return right
+    before, after = left.rstrip(), right.lstrip()
+    spaces = [left[len(before) :], right[: len(right) - len(after)]]
+    return before + max(spaces, key=lambda space: (space.count("\n"), len(space) > 0)) + after

@@ -1,0 +1,141 @@
+"""The stage of evaluation sets: one unit, which writes the n-grams that no document of the corpus may have."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from data_pipeline.config import SourceConfig
+from data_pipeline.decontamination.config import DecontaminationConfig
+from data_pipeline.decontamination.items import read_items
+from data_pipeline.decontamination.ngrams import Ngrams
+from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.execution.work_units import Result, Stage, Unit
+from data_pipeline.foundation.atomic import atomic_path, fingerprint
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.safetensors_file import os_errors
+
+INDEX = ".stages/evaluation-sets/ngrams.safetensors"
+
+
+@dataclass(frozen=True)
+class SetFile:
+    """A file of an evaluation set. `name` is its path within the set."""
+
+    path: str
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class EvaluationSetsSpec:
+    """The evaluation sets, and the files of each."""
+
+    config: DecontaminationConfig
+    files: list[list[SetFile]]
+
+
+@dataclass(frozen=True)
+class ReadSet:
+    """What was read of an evaluation set. `too_short`: items without a text that is long enough to look for."""
+
+    name: str
+    bytes: int
+    items: int
+    too_short: int
+
+
+@dataclass(frozen=True)
+class EvaluationSetsResult(Result):
+    sets: list[ReadSet]
+
+
+def check(config: DecontaminationConfig) -> None:
+    """Reads all evaluation sets. Raises UserError for one that is missing, empty, damaged or of another format."""
+    for number, files in enumerate(_files(config)):
+        of = config.sets[number]
+        if not sum(1 for file in files for _ in read_items(file.path, of)):
+            paths = of.path if isinstance(of.path, str) else ", ".join(of.path)
+            raise UserError(f"{paths}: no items; expected format {of.format} (evaluation set {of.name!r})")
+
+
+def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
+    """The only unit of this stage."""
+    files = _files(config)
+    spec = EvaluationSetsSpec(config, [[SetFile(file.path, file.name, file.bytes) for file in own] for own in files])
+    settings = config.model_copy(update={"sets": [one.model_copy(update={"path": ""}) for one in config.sets]})
+    stamps = [[(file.name, file.bytes, file.stamp) for file in own] for own in files]
+    size = sum(file.bytes for own in files for file in own)
+    return [Unit("ngrams", spec, fingerprint([settings, stamps]), (INDEX,), bytes=size)]
+
+
+class Index:
+    """The n-grams of all sets, and where each item is: its set, file and line."""
+
+    def __init__(self, ngrams: Ngrams, items: np.ndarray, sets: list[str], files: list[str]):
+        self.ngrams, self._items, self._sets, self._files = ngrams, items, sets, files
+        self._first = np.searchsorted(items[:, 0], np.arange(len(sets)))
+
+    def set_of(self, item: int) -> str:
+        return self._sets[self._items[item, 0]]
+
+    def number_of(self, item: int) -> int:
+        """The number of the item in its set, from 0."""
+        return item - int(self._first[self._items[item, 0]])
+
+    def name_of(self, item: int) -> str:
+        """ "boolq, dev.jsonl line 18" """
+        of_set, file, line = self._items[item].tolist()
+        return f"{self._sets[of_set]}, {self._files[file]} line {line}"
+
+    def write(self, path: Path) -> None:
+        arrays = {**self.ngrams.arrays, "where": self._items}
+        names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
+        with atomic_path(path) as temporary, os_errors():
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, names)
+
+    @classmethod
+    def read(cls, path: Path) -> "Index":
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            sets, files = json.loads(file.metadata()["names"])
+        return cls(Ngrams.from_arrays(arrays), arrays["where"], sets, files)
+
+
+def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
+    """Writes the n-grams of all items; returns how many items each set has, and how many are too short."""
+    where: list[tuple[int, int, int]] = []  # set, file, line of each item
+
+    def texts() -> Iterator[tuple[int, str]]:
+        file_number = 0
+        for set_number, (of, files) in enumerate(zip(spec.config.sets, spec.files, strict=True)):
+            for file in files:
+                for item in read_items(file.path, of):
+                    yield from ((len(where), text) for text in item.texts)
+                    where.append((set_number, file_number, item.line))
+                file_number += 1
+
+    ngrams = Ngrams.of(texts(), spec.config)
+    items = np.array(where, dtype=np.int64)
+    names = [file.name for files in spec.files for file in files]
+    Index(ngrams, items, [of.name for of in spec.config.sets], names).write(corpus / INDEX)
+    long_enough = items[ngrams.known, 0]
+    read = []
+    for number, of in enumerate(spec.config.sets):
+        count = int((items[:, 0] == number).sum())
+        size = sum(file.bytes for file in spec.files[number])
+        read.append(ReadSet(of.name, size, count, count - int((long_enough == number).sum())))
+    return EvaluationSetsResult(read)
+
+
+STAGE = Stage("evaluation-sets", 1, write_ngrams, "look for fewer evaluation sets")
+
+
+def _files(config: DecontaminationConfig) -> list[list[InputFile]]:
+    """The files of each set."""
+    sources = [SourceConfig.model_construct(format="text", path=of.path, name=of.name) for of in config.sets]
+    return [list_files(source, "evaluation set") for source in sources]

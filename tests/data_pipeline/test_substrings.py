@@ -1,0 +1,153 @@
+"""Equal substrings of 50 words, dropped by the real stages and compared with a reference in memory."""
+
+import gzip
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline import report
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.config import DedupConfig, SubstringsConfig
+from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.execution.work_units import without_ray
+from data_pipeline.foundation.config_file import load
+from data_pipeline.pipeline import build
+from data_pipeline.story import trace
+from data_pipeline.story.finished_build import open_build
+from data_pipeline.text.tally import Tally
+from tests.conftest import C4_SAMPLE, write_corpus_file
+from tests.data_pipeline.test_dedup import OFF, dealt, page, write_pages
+
+LENGTH = 50
+
+
+def cleaned(folder: Path, files: list[list[dict[str, str]]], **dedup: object) -> Path:
+    """The corpus of some files of pages with equal substrings dropped, up to its documents."""
+    for number, pages in enumerate(files):
+        write_pages(folder / f"{number:03d}.json.gz", pages)
+    path = write_corpus_file(folder / "corpus.yaml", dedup={**OFF, "substrings": True, **dedup})
+    with without_ray():
+        return build(load(path, [], CorpusConfig), "documents")
+
+
+def texts_of(corpus: Path) -> dict[str, str]:
+    rows = [row for part in sorted((corpus / "documents").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
+    return {row["url"]: row["text"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[dict[str, str]]:
+    """100 pages of published C4. In 40 of them stand passages of 49 to 120 words of others, in other line breaks."""
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
+        made = [page(record["text"], record["url"]) for record in map(json.loads, (next(lines) for _ in range(100)))]
+    originals = [one["text"].split() for one in made]
+    chance = random.Random(5)
+    for number in range(40):
+        donor = chance.choice([words for words in originals if len(words) > 150])
+        length = chance.choice([49, 50, 51, 70, 120])
+        first = chance.randrange(len(donor) - length)
+        own = made[number]["text"].split(" ")
+        at = chance.randrange(len(own) + 1)
+        passage = chance.choice([" ", "\n"]).join(donor[first : first + length])
+        made[number]["text"] = " ".join([*own[:at], passage, *own[at:]])
+    made[50]["text"] += "\n" + made[50]["text"]  # twice on one page
+    made[51]["text"] += " ha" * 500  # it overlaps itself
+    return made
+
+
+def in_memory(pages: list[dict[str, str]]) -> dict[str, str]:
+    """The words that are left on each page: of equal runs of 50 words, the page of the smallest md5 keeps the first."""
+    best: dict[tuple[str, ...], tuple[str, int]] = {}
+    runs = {}
+    for one in pages:
+        words = one["text"].split()
+        runs[one["url"]] = [tuple(words[at : at + LENGTH]) for at in range(len(words) - LENGTH + 1)]
+        rank = hashlib.md5(one["url"].encode()).hexdigest()
+        for at, run in enumerate(runs[one["url"]]):
+            best[run] = min(best.get(run, ("g", 0)), (rank, at))
+    left = {}
+    for one in pages:
+        rank = hashlib.md5(one["url"].encode()).hexdigest()
+        gone: set[int] = set()
+        for at, run in enumerate(runs[one["url"]]):
+            if best[run] != (rank, at):
+                gone.update(range(at, at + LENGTH))
+        words = [word for at, word in enumerate(one["text"].split()) if at not in gone]
+        if words:
+            left[one["url"]] = " ".join(words)
+    return left
+
+
+@pytest.mark.parametrize(("files", "keys_per_bucket"), [(1, 2**24), (7, 300)])
+def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, files, keys_per_bucket):
+    corpus = cleaned(tmp_path, dealt(pages, files, seed=files), keys_per_bucket=keys_per_bucket)
+    found, expected = texts_of(corpus), in_memory(pages)
+    assert {url: " ".join(text.split()) for url, text in found.items()} == expected
+    changed = [one for one in pages if expected.get(one["url"]) != " ".join(one["text"].split())]
+    assert len(changed) > 25
+    spans = report.read(corpus)["spans"]
+    assert spans["dropped"]["duplicate_substring"] >= len(changed)
+    dropped = sum(len(one["text"].split()) - len(expected.get(one["url"], "").split()) for one in pages)
+    assert spans["substring_words"] == dropped
+    assert f"{spans['dropped']['duplicate_substring']:,}" in (corpus / "report.md").read_text()
+
+
+def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
+    """A passage that begins behind the first 131,072 characters of a long page is found there, and only there."""
+    long = "\n".join(f"{number} is a number." for number in range(12_000))
+    passage = " ".join(f"passage {number}" for number in range(40))
+    at = len(long) // 2
+    made = [
+        page(f"{long[:at]}\n{passage}\n{long[at:]}", "http://long.org"),
+        page(f"Short. {passage} End.", "http://s.org"),
+    ]
+    corpus = cleaned(tmp_path, [made[:1], made[1:]])
+    found = texts_of(corpus)
+    assert {url: " ".join(text.split()) for url, text in found.items()} == in_memory(made)
+    assert report.read(corpus)["spans"] == {"dropped": {"duplicate_substring": 1}, "substring_words": 80}
+
+
+@pytest.mark.parametrize(
+    ("text", "lost", "left"),
+    [
+        ("One two three four.", [1], "One four."),
+        ("One\ntwo three four.", [1], "One\nfour."),
+        ("One two three\n\nfour.", [1], "One\n\nfour."),
+        ("one two three four", [0, 2], ""),
+        ("one two three four five", [0, 1], "four five"),
+        ("a b c d e f g", [1, 5], "a d e"),
+    ],
+)
+def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
+    row = {"text": text, "url": "u", "id": "i", "target": ""}
+    step = EqualSubstrings(SubstringsConfig(words=2))
+    assert (step.without(row, lost, Tally(), 0) or "") == left
+
+
+def test_substrings_are_a_switch_or_a_section():
+    steps = DedupConfig.model_validate({**OFF, "substrings": True}).steps
+    assert steps == ["anchors", "substrings"]
+    assert DedupConfig.model_validate({"substrings": {"words": 30}}).substrings == SubstringsConfig(words=30)
+    assert DedupConfig().substrings is None
+
+
+def test_pairs_keep_their_text():
+    row = {"text": "to be " * 100, "url": "", "id": "i", "target": "sein"}
+    assert list(EqualSubstrings(SubstringsConfig()).keys(row)) == []
+
+
+def test_the_copy_that_stays_is_named(tmp_path):
+    passage = " ".join(f"word{number}" for number in range(60))
+    made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
+    corpus = cleaned(tmp_path, [made[:1], made[1:]])
+    winner, loser = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
+    (found,) = trace.trace(open_build(corpus), made[loser]["url"])
+    (step,) = [passage for passage in found.story.passages if passage.step == "substrings"]
+    (drop,) = step.drops
+    assert (drop.rule, drop.what) == ("span_duplicate_substring", f"Here is {passage} on page")
+    assert drop.stays_on == f"c4/{winner:03d}.json.gz/000000000"
+    assert step.text == texts_of(corpus)[made[loser]["url"]] == f"{'ab'[loser]}."
