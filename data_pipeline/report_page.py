@@ -56,6 +56,7 @@ def as_html(report: Json) -> str:
         *_dropped("Dropped documents", documents, report["examples"], ""),
         *_dropped("Dropped lines", report["lines"], report["examples"], "line_"),
         *_dropped("Dropped spans", {"read": 0, **report["spans"]}, report["examples"], "span_"),
+        *_masked(report.get("masked", {})),
         *_sources(report["sources"]),
         "<h2>Speed</h2>",
         f"<div class=grid>{''.join(_speed(report['stages']))}</div>",
@@ -127,6 +128,11 @@ def _dropped(title: str, counts: Json, examples: Mapping[str, list[str]], prefix
             f"{_bar(n / most, 'drop')}<span>{n:,}{share}</span></div>{quotes}</div>"
         )
     yield "</div>"
+
+
+def _masked(masked: Mapping[str, int]) -> Iterable[str]:
+    if masked:
+        yield f"<h2>Masked personal data</h2><div class=grid>{_chart('Places', _largest_first(masked))}</div>"
 
 
 def _sources(sources: Mapping[str, Json]) -> Iterable[str]:

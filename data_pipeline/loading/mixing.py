@@ -23,9 +23,7 @@ def rates(sizes: Sequence[int], weights: Sequence[float], limit: int | None, tem
 
     Sizes [900, 100] with a limit of 400  ->  [400, 100]; at temperature 2  ->  [20, 10]
     """
-    return [
-        weight * min(size, limit or size) ** (1 / temperature) for size, weight in zip(sizes, weights, strict=True)
-    ]
+    return [weight * min(size, limit or size) ** (1 / temperature) for size, weight in zip(sizes, weights, strict=True)]
 
 
 def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
@@ -33,7 +31,8 @@ def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence
 
     A corpus with `rows` rows of `tokens` tokens in all gives tokens / rows of them with each row.
 
-    Equal shares of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five rows of the second for each of the first
+    Shares [1, 1] of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five of the second's rows for each of
+    the first's.
     """
     return [share * of_rows / of_tokens for share, of_rows, of_tokens in zip(shares, rows, tokens, strict=True)]
 

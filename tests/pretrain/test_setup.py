@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from pydantic import ValidationError
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -144,8 +143,8 @@ def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_wi
         ({"temperature": 2.0}, [3 * sizes[0][1] ** 0.5, sizes[1][1] ** 0.5]),
     ):
         data = {"train": train, "weights_of": "tokens", "mixing": mixing}
-        shares = list(prepared(VANILLA, sections={"data": data}).shares.values())
-        tokens = [share * of / rows for share, (rows, of) in zip(shares, sizes, strict=True)]
+        weights = prepared(VANILLA, sections={"data": data}).stream.weights
+        tokens = [weight * of / rows for weight, (rows, of) in zip(weights, sizes, strict=True)]
         assert [one / sum(tokens) for one in tokens] == pytest.approx([one / sum(wanted) for one in wanted])
 
 
