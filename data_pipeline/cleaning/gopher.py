@@ -57,8 +57,8 @@ class GopherConfig(Section):
     """For each n, pages in which the most frequent n-gram of words has a larger fraction of the characters are dropped.
     {} turns it off."""
     max_duplicate_ngrams: dict[PositiveInt, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-    """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. {}
-    turns it off."""
+    """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. By
+    default 0.15 for n = 5, 0.01 less for each n after it, to 0.10 for n = 10. {} turns it off."""
 
 
 def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
@@ -93,9 +93,9 @@ def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
         yield "bullet_lines"
     if sum(line.endswith(_ELLIPSES) for line in lines) > rules.max_ellipsis_lines * len(lines):
         yield "ellipsis_lines"
-    if sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < rules.min_alphabetic_words * count:
+    if not _alphabetic(words, rules.min_alphabetic_words * count):
         yield "alphabetic_words"
-    if rules.min_stop_words and len(STOP_WORDS.intersection(text.lower().split())) < rules.min_stop_words:
+    if not _has_stop_words(words, rules.min_stop_words):
         yield "stop_words"
     paragraphs = [part for part in map(str.strip, _BLANK_LINES.split(text)) if part]
     for unit, parts, most, most_characters in (
@@ -111,6 +111,17 @@ def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
         yield f"top_{length}_gram"
     for length in _exceeded_by_repeated(words, rules.max_duplicate_ngrams, characters):
         yield f"duplicate_{length}_grams"
+
+
+def _alphabetic(words: list[str], least: float) -> bool:
+    """Whether `least` words have a letter; most consist of letters alone, which is quick to see."""
+    if sum(map(str.isalpha, words)) >= least:
+        return True
+    return sum(any(map(str.isalpha, word)) for word in words) >= least
+
+
+def _has_stop_words(words: list[str], least: int) -> bool:
+    return len(STOP_WORDS.intersection(words)) >= least or len(STOP_WORDS.intersection(map(str.lower, words))) >= least
 
 
 def _repeated(parts: Sequence[str]) -> tuple[int, int]:

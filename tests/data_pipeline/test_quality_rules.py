@@ -1,6 +1,7 @@
 """Gopher's rules, personal data and the classifier: in files that aren't models, and in whole builds."""
 
 import gzip
+import hashlib
 import json
 import math
 import struct
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import report
+from data_pipeline import manifest, report
 from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import without_ray
@@ -73,16 +74,14 @@ def test_a_file_that_is_no_whole_classifier_is_refused_in_a_line(tmp_path):
         assert "no fastText classifier: " in problem(other)
 
 
-NAMES = [f"{first}{last}" for first in ("Al", "Bel", "Cor", "Den", "Ed", "Fin") for last in ("a", "ric", "ton", "vey")]
-
-
 def prose(number: int, word: str = "river") -> str:
-    """Sixty words, different on each page, with one of the words that the classifier knows."""
-    told = " ".join(
-        f"{name} of page {number} saw {place} and went to {other}."
-        for name, place, other in zip(NAMES[:8], NAMES[8:16], NAMES[16:24], strict=True)
+    """A page of its own, with one of the words that the classifier knows."""
+    return (
+        f"On day {number} the ferry left late, since nobody could find its captain or the boy who sells tickets. "
+        f"He was asleep behind house {number}, with a hat over his face and both feet in the {word} as always. "
+        "Some of those waiting had begun to sing, others ate what they bring from home: bread, olives, an onion "
+        "that must be shared."
     )
-    return f"{told} Then the {word} was all that they had with them."
 
 
 PAGES = [
@@ -97,19 +96,18 @@ PAGES = [
 CLEANING = {"gopher": True, "pii": ["email", "ip", "phone"], "language": {"detector": "none"}, "bad_words": []}
 
 
-def settings(folder: Path, corpus: Path, name: str, cleaning: dict, **sections: object) -> Path:
+def settings(folder: Path, name: str, cleaning: dict, **sections: object) -> Path:
     return write_corpus_file(
         folder / f"{name}.yaml",
         output=str(folder / name),
         sources=[{"format": "jsonl", "path": str(folder / "in"), "language": "en"}],
-        tokenizer={"path": str(corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20},
         cleaning=cleaning,
         **sections,
     )
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "after lines"])
-def built(request, small_corpus, tmp_path_factory) -> tuple[Path, Path]:
+def built(request, tmp_path_factory) -> tuple[Path, Path]:
     """A corpus with all three rules, and one with none of them. With `lines`, the classifier is a stage of its own."""
     folder = tmp_path_factory.mktemp("quality")
     (folder / "in").mkdir()
@@ -120,7 +118,8 @@ def built(request, small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     made = []
     for name, cleaning in (("a", {**CLEANING, "classifier": model}), ("b", {**CLEANING, "gopher": False, "pii": []})):
         with without_ray():
-            made.append(build(load(settings(folder, small_corpus, name, cleaning, dedup=dedup), [], CorpusConfig)))
+            config = load(settings(folder, name, cleaning, dedup=dedup), [], CorpusConfig)
+            made.append(build(config, until="documents"))
     return made[0], made[1]
 
 
@@ -184,24 +183,24 @@ def test_a_diff_names_the_rules(built):
 def test_another_model_at_the_same_path_cleans_again(built):
     """And the manifest has its checksum, not its path."""
     corpus, folder = built[0], built[0].parent
-    manifest = json.loads((corpus / "manifest.json").read_text())
-    recorded = manifest["config"]["sources"][0]["cleaning"]["classifier"]
-    assert len(recorded["path"]) == 64
-    assert "model.bin" not in json.dumps(manifest)
     model = folder / "model.bin"
+    whole = documents(corpus)
     before = model.read_bytes()
     config = load(folder / "a.yaml", [], CorpusConfig)
+    recorded = manifest.lineage(config)
+    assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(before).hexdigest()
+    assert "model.bin" not in json.dumps(recorded)
     write_model(model, outputs=0 * OUTPUTS)  # 0.5 for every page, which is kept
     with without_ray():
-        build(config)
+        build(config, until="documents")
     assert "classifier" not in report.read(corpus)["documents"]["dropped"]
     model.write_bytes(before)
     with without_ray():
-        build(config)
-    assert json.loads((corpus / "manifest.json").read_text())["fingerprint"] == manifest["fingerprint"]
+        build(config, until="documents")
+    assert documents(corpus) == whole
 
 
-def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(small_corpus, tmp_path):
+def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": prose(0)}) + "\n")
     write_model(tmp_path / "model.bin")
@@ -211,8 +210,8 @@ def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(small
         ({"path": str(tmp_path / "model.bin"), "label": "fine"}, "has no label 'fine'; it has good, bad"),
         ({"path": str(tmp_path / "none.bin"), "label": "good"}, "can't be read"),
     ):
-        config = settings(tmp_path, small_corpus, "out", {**CLEANING, "classifier": model})
-        done = run_here("data-pipeline", "build", config)
+        config = settings(tmp_path, "out", {**CLEANING, "classifier": model})
+        done = run_here("data-pipeline", "clean", config)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: cleaning.classifier.")
@@ -220,7 +219,7 @@ def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(small
         assert not (tmp_path / "out").exists()
 
 
-def test_both_sides_of_a_pair_are_masked(small_corpus, tmp_path):
+def test_both_sides_of_a_pair_are_masked(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/pairs.tsv").write_text(
         "".join(f"ask {n} ann@example.org\tcall {n} 212-555-0123\n" for n in range(40))
@@ -230,14 +229,14 @@ def test_both_sides_of_a_pair_are_masked(small_corpus, tmp_path):
         "objective": {"name": "text_to_text", "inputs_length": 32, "targets_length": 32},
         "apply_at": "build",
     }
-    path = settings(tmp_path, small_corpus, "out", {}, rows=rows)
+    path = settings(tmp_path, "out", {})
     source = {
         "format": "pairs",
         "path": str(tmp_path / "in"),
         "cleaning": {"profile": "none", "pii": ["email", "phone"]},
     }
     config = load(path, [], CorpusConfig)
-    config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source]})
+    config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source], "rows": rows})
     with without_ray():
-        build(config)
+        build(config, until="documents")
     assert report.read(Path(config.output))["masked"] == {"email": 40, "phone": 40}
