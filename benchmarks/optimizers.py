@@ -4,10 +4,12 @@
 
 One update of fp32 parameters in the shapes of T5-v1.1-small (on a GPU, -base), with gradients drawn once. The peers are
 PyTorch's fused AdamW, transformers' Adafactor and PyTorch's Muon; for AdamWScale a plain loop over the parameters as
-nanoT5 has it, since no library has it. Ours run without ZeRO, which gives them flat tensors. Muon is left out on a CPU
-without arithmetic for bf16, in which PyTorch's multiplies: a step would take minutes.
+nanoT5 has it, since no library has it. Ours get one flat tensor for each group of parameters, as ZeRO gives it to them.
+On a CPU both sides keep freed memory, as our ranks do. Muon is left out on a CPU without arithmetic for bf16, in which
+PyTorch's multiplies: a step would take minutes.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,9 +21,12 @@ from torch import Tensor, nn
 
 from pretrain import optimizers
 from pretrain.optimizers.config import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
+from pretrain.optimizers.flat import Flat, Fragment
+from pretrain.optimizers.sharded import Sharded
 
 LIMIT = """An update of AdamW reads four numbers and writes three for each parameter and is bound by memory. Adafactor
-and Muon make several passes, Muon mostly matrix products."""
+reads each gradient three times and each parameter twice, in rectangles that stay in the processor's cache; Muon is
+mostly matrix products."""
 
 
 class PlainAdamWScale(torch.optim.Optimizer):
@@ -73,13 +78,30 @@ def measure(options: Options) -> Iterator[Table]:
             settings = TypeAdapter(config).validate_python({"learning_rate": 1e-3, "weight_decay": 0.0})
             mine, theirs = model(options), model(options)
             sides = {
-                "ours": optimizers.build(mine, settings).step,
+                "ours": flattened(optimizers.build(mine, settings)).step,
                 peer: build(list(theirs.parameters())).step,
             }
             result = compare(sides, options, threads)
             ratio = f"{result.ratio(peer):.2f}"
             table.add(name, threads, result.ours, peer, result[peer], ratio, **result.data)
     yield table
+
+
+def flattened(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer with one flat tensor in place of each group's parameters."""
+    for group in optimizer.param_groups:
+        parameters = group["params"]
+        flat = nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
+        flat.grad = torch.cat([one.grad.flatten() for one in parameters])
+        ends = itertools.accumulate(one.numel() for one in parameters)
+        fragments = [
+            Fragment(name, tuple(one.shape), 0, one.numel(), flat, end - one.numel())
+            for name, one, end in zip(group["param_names"], parameters, ends, strict=True)
+        ]
+        group["params"] = [flat]
+        if isinstance(optimizer, Sharded):
+            optimizer.attach([Flat(flat, fragments)])
+    return optimizer
 
 
 def model(options: Options) -> nn.Module:

@@ -47,6 +47,7 @@ SETTINGS = {
     "num_decoder_layers": "decoder_layers",
     "max_positions": "max_position_embeddings",
     "scale_embedding": "scale_embedding",
+    "init_std": "init_std",
     "dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout",
     "activation_dropout_rate": "activation_dropout",

@@ -1,7 +1,7 @@
 """BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
 
 The vanilla Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights
-drawn from N(0, 0.02²) (section 2.1). Where the paper leaves something open, this follows fairseq.
+drawn from N(0, 0.02²), or another `init_std` (section 2.1). Where the paper leaves something open, this follows fairseq.
 """
 
 import math
@@ -16,7 +16,6 @@ from pretrain.models.loss_head import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.vanilla import Decoder, Encoder
 
-STD = 0.02
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
 
 
@@ -26,7 +25,7 @@ class NormedInputs(nn.Module):
     def __init__(self, config: BartConfig):
         super().__init__()
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.positions = LearnedPositions(config.max_positions, config.d_model, STD, POSITION_OFFSET)
+        self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std, POSITION_OFFSET)
         self.norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout_rate)
 
@@ -39,8 +38,8 @@ class LogitsHead(Head):
 
     final_logits_bias: Tensor
 
-    def __init__(self, d_model: int, rows: int):
-        super().__init__(d_model, rows, STD)
+    def __init__(self, d_model: int, rows: int, std: float):
+        super().__init__(d_model, rows, std)
         self.register_buffer("final_logits_bias", torch.zeros(rows))
 
     def offsets(self, x: Tensor) -> Tensor:
@@ -53,9 +52,9 @@ class Bart(EncoderDecoder):
     config: BartConfig
 
     def __init__(self, config: BartConfig):
-        rows, d_model = config.padded_vocab_size, config.d_model
+        rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_std
         # Where the end mark is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
-        embedding, lm_head = Embedding(rows, d_model, STD, padding_idx), LogitsHead(d_model, rows)
-        encoder, decoder = (stack(config, NormedInputs(config), STD) for stack in (Encoder, Decoder))
+        embedding, lm_head = Embedding(rows, d_model, std, padding_idx), LogitsHead(d_model, rows, std)
+        encoder, decoder = (stack(config, NormedInputs(config), std) for stack in (Encoder, Decoder))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -90,7 +90,7 @@ def in_whole(device: torch.device) -> bool:
 
 
 IN_PARTS = frozenset({"cpu"})  # types of devices
-_ELEMENTS_OF_A_PART = 1 << 15  # what stays in the cache
+_ELEMENTS_OF_A_PART = 1 << 17  # what stays in the cache
 
 
 def sum_of_squares(values: Tensor) -> Tensor:

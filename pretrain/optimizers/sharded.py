@@ -26,8 +26,11 @@ class Sharded(Optimizer):
         self._process_group: ProcessGroup | None = None
         self._device: torch.device | None = None
 
-    def attach(self, flats: list[Flat], process_group: ProcessGroup, device: torch.device) -> None:
-        """Makes `step` update `flats`. `device`: where the process group communicates; flats may be offloaded."""
+    def attach(
+        self, flats: list[Flat], process_group: ProcessGroup | None = None, device: torch.device | None = None
+    ) -> None:
+        """Makes `step` update `flats`. `device`: where the process group communicates; flats may be offloaded. Without
+        a process group they hold all of the parameters."""
         self._flats = {id(flat.tensor): flat for flat in flats}
         self._process_group, self._device = process_group, device
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pretrain.optimizers.flat import Flat, in_whole
 
-_ELEMENTS_IN_CACHE = 1 << 16  # of a tile; the cache also holds what is computed from it
+_ELEMENTS_IN_CACHE = 1 << 19  # of a tile, 2 MB; in smaller ones calls of operations take more than the cache saves
 
 
 @dataclass(frozen=True)

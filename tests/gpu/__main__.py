@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gpu.checks import CHECKS
-from tests.gpu.runner import Lines, Place, run
+try:
+    from tests.gpu.checks import CHECKS
+    from tests.gpu.runner import Lines, Place, run
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing} in {sys.executable}; give another by PYTHON=…, or carry the wheels of `make gpu-wheels` here")
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import PositiveFloat
+
 from pretrain.models.config.base import Count
 from pretrain.models.config.vanilla import PostNormConfig
 
@@ -15,6 +17,9 @@ class BartConfig(PostNormConfig):
     """The longest input and the longest target, in tokens."""
     scale_embedding: bool = False
     """Multiply token vectors by √d_model."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. The default suits widths of 768 and more: narrower models
+    learn faster with 1/√d_model."""
 
     @property
     def decoder_start_id(self) -> int:
