@@ -47,7 +47,7 @@ def texts_of(path: Path) -> list[str]:
 
 def planted(texts: Sequence[str], wanted: float, ngram: int, random: np.random.Generator) -> tuple[str, str, float]:
     """(a page, a copy with some words replaced, their exact Jaccard similarity, about `wanted`)."""
-    words = texts[random.integers(len(texts))].lower().split()[:_MOST_WORDS]
+    words = texts[int(random.integers(len(texts)))].lower().split()[:_MOST_WORDS]
     original = ngrams(" ".join(words), ngram)
     # If the copy has l other n-grams in place of l of n, the similarity is (n - l) / (n + l).
     lose = len(original) * (1 - wanted) / (1 + wanted)
