@@ -2,11 +2,11 @@
 
     python benchmarks/hooks_cost.py [--corpus DIR] [--rows 32] [--evaluations 2]
 
-Trains a T5 v1.1 of about 10 M parameters on one thread with every hook that a corpus of plain text allows, each with its default
-settings but for its period: four steps, so that evaluations and steps alternate under the same load. A hook's share at
-its default period is its median seconds over the seconds of that many median steps. The norms' seconds include what a
-measured step takes longer than the others. Drawing and writing pictures count, and so do uploads to MLflow, which a
-thread of the same process makes.
+Trains a T5 v1.1 of about 10 M parameters on one thread with every hook that a corpus of plain text allows, each with
+its default settings but for its period: four steps, so that evaluations and steps alternate under the same load. A
+hook's share at its default period is its median seconds over the seconds of that many median steps. The norms' seconds
+include what a measured step takes longer than the others. Drawing and writing pictures count, and so do uploads to
+MLflow, which a thread of the same process makes.
 """
 
 import argparse
@@ -38,8 +38,8 @@ MODEL = {
 
 
 def chosen() -> list[HookSettings]:
-    """The hooks that need nothing but a corpus of plain text, with their defaults. That leaves out `text_to_text`, whose
-    time depends on the task."""
+    """The hooks that need nothing but a corpus of plain text, with their defaults: not `text_to_text`, whose time
+    depends on the task."""
     free = [one for one in HOOKS.values() if not any(field.is_required() for field in one.model_fields.values())]
     return [settings.model_validate({}) for settings in free if settings is not HOOKS["text_to_text"]]
 

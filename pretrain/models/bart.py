@@ -1,7 +1,7 @@
 """BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
 
-The vanilla Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights
-drawn from N(0, 0.02²), or another `init_std` (section 2.1). Where the paper leaves something open, this follows fairseq.
+The vanilla Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights drawn
+from N(0, 0.02²) or with another `init_std` (section 2.1). Where the paper leaves something open, this follows fairseq.
 """
 
 import math
