@@ -115,7 +115,7 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
             {
                 **source.model_dump(include={"name", "format", "language"}),
                 "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
-                "cleaning": config.cleaning_of(source).model_dump(),
+                "cleaning": config.cleaning_of(source).described(),
             }
             for source in config.sources
         ],

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from data_pipeline import manifest, report
+from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution import ownership
 from data_pipeline.execution.inputs import list_files
@@ -47,6 +48,9 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
             inputs += list_files(source)
     evaluation_sets.check(config.decontamination)
+    for rules in map(config.cleaning_of, config.sources):
+        if rules.classifier:
+            classifier.check(rules.classifier)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     _prepare(corpus)

@@ -22,7 +22,8 @@ from data_pipeline.text.tally import NO_RULES, smallest
 
 Json = dict[str, Any]
 FILE, FOR_PEOPLE, PAGE = "report.json", "report.md", "report.html"
-_LINE, _SPAN = "line_", "span_"
+_LINE, _SPAN, _MASKED = "line_", "span_", "masked_"
+_NO_DOCUMENTS = (_LINE, _SPAN, _MASKED)
 _BAR = 40
 
 
@@ -45,10 +46,11 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "documents": {
             "read": counts["read"],
             "kept": sum(sum(result.documents.values()) for result in left),
-            "dropped": {rule: n for rule, n in rules.items() if not rule.startswith((_LINE, _SPAN))},
+            "dropped": {rule: n for rule, n in rules.items() if not rule.startswith(_NO_DOCUMENTS)},
         },
         "lines": {"read": _lines_read(counts), "dropped": _of_kind(_LINE, rules)},
         "spans": {"dropped": _of_kind(_SPAN, rules), "substring_words": counts["substring_words"]},
+        "masked": _of_kind(_MASKED, rules),
         "evaluation_sets": evaluation_sets,
         "undecodable_documents": counts["undecodable"],
         "examples": _examples(cleaned),
@@ -138,6 +140,11 @@ def as_markdown(report: Json) -> str:
             for name, own in report["evaluation_sets"].items()
         ]
         parts += ["## Evaluation sets", _table(header, found)]
+    if masked := report.get("masked"):
+        parts += [
+            "## Masked personal data",
+            _table(["kind", "places"], [[kind, f"{n:,}"] for kind, n in masked.items()]),
+        ]
     if report["splits"]:
         columns = ("documents", "rows", "tokens", "dropped_tokens", "shards")
         splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
@@ -173,7 +180,7 @@ def as_markdown(report: Json) -> str:
 
 
 def _of_kind(prefix: str, rules: dict[str, int]) -> dict[str, int]:
-    """How many lines or spans each rule dropped."""
+    """How many lines or spans each rule dropped, or how often each kind of personal data was masked."""
     return {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
 
 
@@ -223,7 +230,7 @@ def _sources(
             "read": counts["read"],
             "kept": sum(sum(result.documents.values()) for result in kept),
             "dropped": {
-                rule: n for rule, n in counts.items() if rule not in NO_RULES and not rule.startswith((_LINE, _SPAN))
+                rule: n for rule, n in counts.items() if rule not in NO_RULES and not rule.startswith(_NO_DOCUMENTS)
             },
             "lengths": _by_power(result.lengths for result in kept),
             "languages": _most_common(result.languages for result in kept),

@@ -57,6 +57,7 @@ def as_html(report: Json) -> str:
         *_dropped("Dropped lines", report["lines"], report["examples"], "line_"),
         *_dropped("Dropped spans", {"read": 0, **report["spans"]}, report["examples"], "span_"),
         *_evaluation_sets(report["evaluation_sets"]),
+        *_masked(report.get("masked", {})),
         *_sources(report["sources"]),
         "<h2>Speed</h2>",
         f"<div class=grid>{''.join(_speed(report['stages']))}</div>",
@@ -148,6 +149,11 @@ def _evaluation_sets(sets: Mapping[str, Json]) -> Iterable[str]:
         for name, own in sets.items()
     ]
     yield _table(header, rows)
+
+
+def _masked(masked: Mapping[str, int]) -> Iterable[str]:
+    if masked:
+        yield f"<h2>Masked personal data</h2><div class=grid>{_chart('Places', _largest_first(masked))}</div>"
 
 
 def _sources(sources: Mapping[str, Json]) -> Iterable[str]:

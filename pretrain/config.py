@@ -10,13 +10,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    field_validator,
     model_validator,
 )
 
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
-from data_pipeline.loading import mixing
 from data_pipeline.objectives import AnyObjective
 from pretrain import deepspeed_keys
 from pretrain.hook_settings import AnyHookSettings
@@ -49,7 +47,7 @@ class TrainingCorpus(Section):
     corpus: Location
     """A finished corpus: its directory or fsspec URL."""
     weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """The corpus's part of the rows, relative to the other weights."""
+    """The corpus's part of the rows (or tokens: `weights_of`), relative to the other weights."""
 
 
 class ValidationCorpus(Section):
@@ -65,9 +63,10 @@ class MixingSection(Section):
     """How large each corpus's part is, by the corpora's sizes (Raffel et al. 2020, section 3.5.2)."""
 
     limit: PositiveInt | None = None
-    """The most rows that a corpus counts for, so that a large one doesn't crowd out the others. null: no limit."""
+    """The most rows (or tokens) that a corpus counts for, so that a large one doesn't crowd out the others. null: no
+    limit."""
     temperature: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
-    """Parts are proportional to rows^(1 / temperature). 1: to the rows. The higher, the more equal are the parts."""
+    """Parts are proportional to size^(1 / temperature). 1: to the sizes. The higher, the more equal are the parts."""
 
 
 class CacheSection(Section):
@@ -88,8 +87,11 @@ class DataSection(Section):
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     """The corpora to train on."""
     mixing: MixingSection | None = None
-    """Multiplies each corpus's weight by the number of its training rows, within a limit and at a temperature. null:
-    the weights alone decide."""
+    """Multiplies each corpus's weight by its size for training, within a limit and at a temperature. null: the weights
+    alone decide."""
+    weights_of: Literal["rows", "tokens"] = "rows"
+    """What the weights divide, and what sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
+    of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
     objective: AnyObjective | None = None
@@ -114,18 +116,6 @@ class DataSection(Section):
         """Whether any corpus is at a URL."""
         corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
         return any("://" in corpus for corpus in corpora)
-
-    @field_validator("train")
-    @classmethod
-    def _every_corpus_gets_rows(cls, train: list[TrainingCorpus]) -> list[TrainingCorpus]:
-        weights = [entry.weight for entry in train]
-        if light := mixing.too_light(weights):
-            too_light = ", ".join(f"{weights[number]:g} for {train[number].corpus}" for number in light)
-            raise ValueError(
-                f"weight: {too_light}, out of {sum(weights):g} in total, gives less than one row in a million; "
-                "leave the corpus out"
-            )
-        return train
 
 
 class RampUp(Section):

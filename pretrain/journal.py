@@ -65,9 +65,9 @@ class Journal:
         )
         if self.setup.initial_weights and not self.setup.resume:
             self._print(f"starts from the weights in {self.setup.initial_weights}")
-        if self.setup.config.data.mixing:
-            shares = ", ".join(f"{share:.1%} of {name}" for name, share in self.setup.shares.items())
-            self._print(f"a mixture: {shares}")
+        if config.data.mixing or config.data.weights_of == "tokens":
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.setup.shares.items())
+            self._print(f"a mixture, in rows: {shares}")
         for line in self.setup.warnings:
             self.warn(line)
 

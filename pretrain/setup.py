@@ -9,7 +9,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.mixing import rates, too_light
+from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
@@ -112,7 +112,7 @@ class Setup:
     def warnings(self) -> list[str]:
         """Settings that work, but are probably a mistake."""
         size = self.config.batch.global_batch_size
-        return [
+        crowded = [
             f"data.train.{number}: {corpus.directory} has {rows} rows, but a step takes {taken} of them "
             "(batch.global_batch_size), so some rows appear more than once in a step"
             for number, (corpus, taken) in enumerate(
@@ -120,6 +120,16 @@ class Setup:
             )
             if taken > (rows := corpus.rows("train"))
         ]
+        last = size * self.config.run.max_steps
+        unseen = [
+            f"data.train.{number}: {corpus.directory} has so small a part that none of its rows is among the "
+            f"{last:,} of this run"
+            for number, (corpus, taken) in enumerate(
+                zip(self.training, self.stream.mixture.consumed(last), strict=True)
+            )
+            if not taken
+        ]
+        return crowded + unseen
 
 
 def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:
@@ -137,7 +147,6 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     names, alike = _names(config, validation)
     problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
     problems += _empty("train", training) + _empty("validation", validation)
-    problems += _too_light(config, training)
     model, unlike = with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     problems += _hook_problems(config, names, validation)
@@ -192,21 +201,15 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
 
 def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
     """The part of the rows that each corpus has, relative to the others."""
-    weights, mixing = [entry.weight for entry in config.data.train], config.data.mixing
-    if mixing is None:
-        return weights
-    return rates([corpus.rows("train") for corpus in training], weights, mixing.limit, mixing.temperature)
-
-
-def _too_light(config: RunConfig, training: list[Corpus]) -> list[str]:
-    """Corpora that `data.mixing` gives less than one row in a million."""
-    if config.data.mixing is None or not all(corpus.rows("train") for corpus in training):
-        return []
-    return [
-        f"data.mixing: gives {training[number].directory} less than one row in a million; lower data.mixing.limit, "
-        "raise data.mixing.temperature or leave the corpus out"
-        for number in too_light(_weights_of(config, training))
-    ]
+    data = config.data
+    weights = [entry.weight for entry in data.train]
+    rows, tokens = (
+        [max(1, corpus.manifest["splits"]["train"][unit]) for corpus in training] for unit in ("rows", "tokens")
+    )
+    of_tokens = data.weights_of == "tokens"
+    if data.mixing is not None:
+        weights = rates(tokens if of_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
+    return rates_of_rows(weights, rows, tokens) if of_tokens else weights
 
 
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:

@@ -2,10 +2,13 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.c4 import C4Rules
+from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
+from data_pipeline.cleaning.gopher import GopherConfig
+from data_pipeline.cleaning.pii import Kind
 from data_pipeline.foundation.config_file import Section
 
 Profile = Literal["c4", "wikipedia", "none"]
@@ -25,7 +28,7 @@ class LanguageConfig(Section):
 
 class CleaningConfig(Section):
     """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
-    `language` and `bad_words` are applied after lines, spans and substrings have been deduplicated."""
+    `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated."""
 
     profile: Profile = "c4"
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
@@ -43,12 +46,24 @@ class CleaningConfig(Section):
     paragraphs: NonNegativeInt = 0
     """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
     off."""
+    gopher: GopherConfig | None = None
+    """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
+    pii: list[Kind] = []
+    """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
     bad_words: list[str] = []
     """Languages of the lists of bad words; a page with one of these words is dropped. [] turns it off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
     """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
+
+    classifier: ClassifierConfig | None = None
+    """A fastText classifier that decides which pages are kept. null turns it off."""
+
+    @field_validator("gopher", mode="before")
+    @classmethod
+    def _true_is_the_defaults(cls, given: Any) -> Any:
+        return ({} if given else None) if isinstance(given, bool) else given
 
     @model_validator(mode="before")
     @classmethod
@@ -66,11 +81,24 @@ class CleaningConfig(Section):
 
     @property
     def filters_pages(self) -> bool:
-        """Whether a page may be dropped for its language or for bad words."""
-        return self.language.detector != "none" or bool(self.bad_words)
+        """Whether a page may be dropped for its language, for bad words or by the classifier."""
+        return self.language.detector != "none" or bool(self.bad_words) or self.classifier is not None
 
     def without_page_filters(self) -> "CleaningConfig":
-        return self.model_copy(update={"language": LanguageConfig(detector="none"), "bad_words": []})
+        off = {"language": LanguageConfig(detector="none"), "bad_words": [], "classifier": None}
+        return self.model_copy(update=off)
+
+    @property
+    def identity(self) -> list[str]:
+        """What the rules depend on besides these settings: the content of the classifier's model."""
+        return [] if self.classifier is None else [content_of(self.classifier)]
+
+    def described(self) -> dict[str, Any]:
+        """The settings, with the checksum of the classifier's model in place of its path."""
+        settings = self.model_dump()
+        if self.classifier is not None:
+            settings["classifier"] = {**settings["classifier"], "path": content_of(self.classifier)}
+        return settings
 
     @model_validator(mode="after")
     def _word_lists_exist(self) -> "CleaningConfig":

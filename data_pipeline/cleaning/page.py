@@ -1,9 +1,15 @@
-"""Cleans one page, in C4's order: length, lines, sentences, paragraphs, language, bad words."""
+"""Cleans one page: C4's rules for its length, lines, sentences and paragraphs, then Gopher's for the whole page.
+
+Personal data is masked in what is left. The language, bad words and the classifier come last, as in C4.
+"""
 
 from data_pipeline.cleaning.bad_words import drops_page
 from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.cleaning.gopher import keep_page
 from data_pipeline.cleaning.language import detector, keep_language
+from data_pipeline.cleaning.pii import mask
 from data_pipeline.text.tally import Tally
 
 
@@ -37,16 +43,24 @@ class Cleaner:
         if config.paragraphs and not has_paragraphs(text, config.paragraphs):
             tally.drop("too_few_paragraphs", text)
             return None
+        if config.gopher and not keep_page(text, config.gopher, tally):
+            return None
+        text = self.masked(text, tally)
         kept = self._filters(text, url, language, tally)
         return None if kept is None else (text, kept)
 
+    def masked(self, text: str, tally: Tally) -> str:
+        """`text` without the personal data that the config names."""
+        return mask(text, self._config.pii, tally) if self._config.pii else text
+
 
 class PageFilters:
-    """The language and bad word rules, which C4 applies to a page after lines have been deduplicated."""
+    """The language and bad word rules and the classifier, which see a page after lines have been deduplicated."""
 
     def __init__(self, config: CleaningConfig):
         self._config = config
         self._detect = detector(config.language.detector) if config.language.detector != "none" else None
+        self._score = scorer(config.classifier) if config.classifier else None
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> str | None:
         """The language of the page, or None if the page is dropped, which is counted.
@@ -63,5 +77,8 @@ class PageFilters:
         lists = [listed for listed in config.bad_words if language.partition("-")[0] in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
             tally.drop("bad_words", url)  # the URL, not the text: the report shows examples
+            return None
+        if config.classifier and self._score and self._score(text) < config.classifier.threshold:
+            tally.drop("classifier", text)
             return None
         return language

@@ -1,52 +1,62 @@
-"""Mixtures: the corpus at each position, computed from the position alone."""
+"""Mixtures: the corpus at each position, computed from the position alone.
+
+Every corpus has exactly its share, however small: the number of its rows before a position p is p times its share,
+rounded. A share of 1e-6 has its rows at positions 500,000, 1,500,000, … .
+"""
 
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
-_CYCLES = (10_000, 100_000, 1_000_000)  # rows; the shortest cycle in which every corpus has a row is used
+_UNIT = 2**64  # shares are fixed-point numbers; at position 2^63 they are exact to half a row
+_HALF = 2**63
+_LOW = np.uint64(2**32 - 1)
+_WORD = np.uint64(32)
 
 
-def too_light(weights: Sequence[float]) -> list[int]:
-    """Indices of corpora whose share rounds to 0 rows even in the longest cycle: about half a millionth or less."""
-    return np.flatnonzero(_rows(weights, _CYCLES[-1]) == 0).tolist()
-
-
-def rates(rows: Sequence[int], weights: Sequence[float], limit: int | None, temperature: float) -> list[float]:
+def rates(sizes: Sequence[int], weights: Sequence[float], limit: int | None, temperature: float) -> list[float]:
     """T5's mixing rates (Raffel et al. 2020, section 3.5.2), relative to one another.
 
-    Each corpus has weight · min(rows, limit)^(1 / temperature).
+    Each corpus has weight · min(size, limit)^(1 / temperature). Sizes are in rows or in tokens.
 
-    Rows [900, 100] with a limit of 400  ->  [400, 100]; at temperature 2  ->  [20, 10]
+    Sizes [900, 100] with a limit of 400  ->  [400, 100]; at temperature 2  ->  [20, 10]
     """
-    return [
-        weight * min(of_corpus, limit or of_corpus) ** (1 / temperature)
-        for of_corpus, weight in zip(rows, weights, strict=True)
-    ]
+    return [weight * min(size, limit or size) ** (1 / temperature) for size, weight in zip(sizes, weights, strict=True)]
+
+
+def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """How often rows are drawn, relative to one another, if `shares` are to be the shares of the tokens.
+
+    A corpus with `rows` rows of `tokens` tokens in all gives tokens / rows of them with each row.
+
+    Shares [1, 1] of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five of the second's rows for each of
+    the first's.
+    """
+    return [share * of_rows / of_tokens for share, of_rows, of_tokens in zip(shares, rows, tokens, strict=True)]
 
 
 class Mixture:
-    """Assigns positions to corpora in proportion to `weights`, as evenly as possible, in a repeating cycle.
+    """Assigns positions to corpora in proportion to `weights`, each as evenly as possible.
 
-    Shares are rounded to whole rows of the cycle. Raises ValueError if a corpus is `too_light`.
+    Corpora are dealt one after the other. Of the first n positions, ⌊n · share + 1/2⌋ are the first corpus's. Of the
+    positions that it leaves, the second corpus has those by the same rule, with its share among the corpora that are
+    left, and so on. The shares are exact fractions of the weights, rounded down to multiples of 2^-64.
     """
 
     def __init__(self, weights: Sequence[float]):
-        counts = next((counts for cycle in _CYCLES if (counts := _rows(weights, cycle)).all()), None)
-        if counts is None:
-            raise ValueError(f"weights {list(weights)}: a share rounds to no row in {_CYCLES[-1]}")
-        # the k-th turn of a corpus with n turns in the cycle is due at (k + 1/2) / n of it
-        due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-        turn = np.concatenate([np.arange(count) for count in counts])
-        order = np.argsort(due, kind="stable")
-        self._cycle, self._counts = len(order), counts
-        self._owner, self._turn = np.repeat(np.arange(len(counts)), counts)[order], turn[order]
+        exact = [Fraction(weight) for weight in weights]
+        left = list(accumulate(reversed(exact)))[::-1]  # the weights of a corpus and of all behind it
+        self._shares = [max(1, int(weight / rest * _UNIT)) for weight, rest in zip(exact[:-1], left, strict=False)]
 
     def consumed(self, position: int) -> list[int]:
         """How many rows of each corpus come before `position`."""
-        cycles, rest = divmod(position, self._cycle)
-        before = np.bincount(self._owner[:rest], minlength=len(self._counts))
-        return (cycles * self._counts + before).tolist()
+        counts, left = [], position
+        for share in self._shares:
+            counts.append((left * share + _HALF) // _UNIT)
+            left -= counts[-1]
+        return [*counts, left]
 
     def miscount(self, consumed: list[int], position: int) -> str | None:
         """How `consumed` rows of each corpus differ from those before `position`; None if they are the same."""
@@ -57,14 +67,25 @@ class Mixture:
 
     def deal(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus (n,), position within that corpus's sequence (n,)) for each of `positions` (n,)."""
-        cycles, rest = np.divmod(positions, self._cycle)
-        owner = self._owner[rest]
-        return owner, cycles * self._counts[owner] + self._turn[rest]
+        places = np.asarray(positions).astype(np.uint64)
+        owner = np.full(len(places), len(self._shares), dtype=np.int64)
+        waiting = np.arange(len(places))  # positions that no corpus has taken yet
+        for corpus, share in enumerate(self._shares):
+            at = places[waiting]
+            before = _times(at, share)
+            taken = _times(at + np.uint64(1), share) > before
+            owner[waiting[taken]] = corpus
+            places[waiting] = np.where(taken, before, at - before)
+            waiting = waiting[~taken]
+        return owner, places.astype(np.int64)
 
 
-def _rows(weights: Sequence[float], cycle: int) -> np.ndarray:
-    """Rows of a cycle for each corpus, by largest remainder: weights [5, 3, 2] of 9 rows  ->  [4, 3, 2]"""
-    exact = np.array(weights, dtype=np.float64) / sum(weights) * cycle
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: cycle - counts.sum()]] += 1
-    return counts
+def _times(numbers: np.ndarray, share: int) -> np.ndarray:
+    """⌊numbers · share / 2^64 + 1/2⌋ (n,) of numbers (n,) below 2^63, all uint64: the product has up to 127 bits."""
+    high, low = np.uint64(share >> 32), np.uint64(share & (2**32 - 1))
+    a, b = numbers >> _WORD, numbers & _LOW
+    lowest = b * low
+    middle = a * low + (lowest >> _WORD)  # each of these sums fits into 64 bits
+    other = b * high + (middle & _LOW)
+    whole = a * high + (middle >> _WORD) + (other >> _WORD)
+    return whole + ((other & _LOW) >> np.uint64(31))

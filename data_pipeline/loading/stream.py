@@ -47,6 +47,7 @@ class Stream:
             "objective": self.objective and self.objective.model_dump(mode="json"),
             "seed": self.seed,
             "lanes": self.lanes,
+            **({"mixture": "exact shares"} if len(self.corpora) > 1 else {}),  # once, shares were rounded
         }
 
     @property

@@ -34,7 +34,6 @@ from data_pipeline.dedup.keys import (
     pairs_within,
     read_gone,
     read_losers,
-    read_own_losers,
     read_repeated,
     write_losers,
 )
@@ -139,9 +138,10 @@ def deduplicate(
         for part in of:
             name, place, rules = output.format(part.name), number[part.name], cleaning[part.source]
             earlier = [Applied(done, own[place], losers) for done, own, losers in applied]
-            checked = {"language", "bad_words", "bad_words_fraction"} if step == "filters" else set()
+            checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if step == "filters" else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
-            inputs = fingerprint([part.checksums, place, settings, depends])
+            content = rules.identity if step == "filters" else []
+            inputs = fingerprint([part.checksums, place, settings, depends, *content])
             spec = PartSpec(part, place, rules, config.dedup, earlier, step, name)
             units.append(Unit(part.name, spec, inputs, (name,) if step else (), part.text_bytes))
         return units

@@ -108,7 +108,7 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             characters_per_part=config.characters_per_part,
         )
         settings = {key: value for key, value in vars(spec).items() if key != "path"}  # a file may be moved
-        stamp = fingerprint([settings, file.bytes, file.stamp])
+        stamp = fingerprint([settings, file.bytes, file.stamp, *spec.cleaning.identity])
         units.append(Unit(name, spec, stamp, bytes=(piece.stop or file.bytes) - piece.start))
     return units
 
@@ -278,7 +278,10 @@ def clean_record(
 ) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
     kept = clean(text, record.url, spec.language or record.language, tally)
-    return _document(record, *kept, split, spec) if kept else None
+    if kept is None:
+        return None
+    document = _document(record, *kept, split, spec)
+    return replace(document, target=clean.masked(record.target, tally)) if record.target else document
 
 
 def _characters(spec: DocumentsSpec) -> int:

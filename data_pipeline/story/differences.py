@@ -149,7 +149,7 @@ def _first_difference(in_a: list[Passage], in_b: list[Passage]) -> str:
             for drop in own:
                 if drop.what in left:
                     return f"{drop.rule} in {name}"
-    return "cleaning.web_rules (citation marks)"  # the only rule that changes a line
+    return "cleaning.web_rules (citation marks)"  # the only rule that changes a line without a count
 
 
 def _cleaned(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
-from data_pipeline.loading.mixing import Mixture, too_light
+from data_pipeline.loading.mixing import Mixture, rates_of_rows
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream, StreamState
@@ -59,13 +60,56 @@ def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
     assert np.abs(shares - np.array(weights) / sum(weights)).max() < 2e-4
 
 
-@pytest.mark.parametrize("rows", [5_000, 20_001, 100_000, 1_000_000])
-def test_a_corpus_of_small_weight_gets_its_rows(rows):
-    """One row in `rows`, whatever its place: exact to the rounding of one in ten."""
+@pytest.mark.parametrize("rows", [5_000, 20_001, 1_000_000, 3_333_333_333, 10**12])
+def test_a_corpus_of_small_weight_gets_exactly_its_rows(rows):
+    """One row in `rows`: the k-th of them lies at (k + 1/2) · rows, to what rounding a share to 2^-64 may move it."""
     mixture = Mixture([rows - 1, 1])
-    assert mixture.consumed(1000 * rows)[1] == pytest.approx(1000, rel=0.1)
-    owners, places = mixture.deal(np.arange(2 * rows))
-    assert places[owners == 1].tolist() == [0, 1]
+    for turn in (0, 1, 2, 999, 123_456):
+        due = (2 * turn + 1) * rows // 2
+        near = 3 + (due * rows >> 64)
+        assert [mixture.consumed(position)[1] for position in (due - near, due + near)] == [turn, turn + 1]
+        if near == 3:
+            owners, places = mixture.deal(np.arange(due - 3, due + 3))
+            assert places[owners == 1].tolist() == [turn]
+
+
+WEIGHTS = [[7, 2, 1], [1] * 9, [1, 1e-6], [1e-6, 1], [0.5, 0.3, 0.2, 1e-6, 3e-9], [1e-12, 1, 1e12], [3, 5, 7, 11, 13]]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_shares_are_exact_however_small_and_however_long_the_run(weights):
+    """At any position up to 10^15, each corpus's rows are position · share to within two rows."""
+    mixture, whole = Mixture(weights), sum(map(Fraction, weights))
+    for position in (1, 10, 9_999, 10**6, 123_456_789, 10**12 + 7, 10**15):
+        counts = mixture.consumed(position)
+        assert sum(counts) == position
+        for count, weight in zip(counts, weights, strict=True):
+            assert abs(count - position * Fraction(weight) / whole) < 2
+        owners, places = mixture.deal(np.arange(position, position + 50))
+        for owner, place in zip(owners.tolist(), places.tolist(), strict=True):
+            assert place == counts[owner]
+            counts[owner] += 1
+        assert counts == mixture.consumed(position + 50)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_corpus_is_dealt_as_evenly_as_its_share_allows(weights):
+    """In any stretch of rows, each corpus has the stretch's length · share, to within three rows."""
+    owners, _ = Mixture(weights).deal(np.arange(20_000))
+    for corpus, weight in enumerate(weights):
+        rows = np.append(0, np.cumsum(owners == corpus))
+        for length in (10, 100, 1000):
+            stretches = rows[length:] - rows[:-length]
+            assert np.abs(stretches - length * weight / sum(weights)).max() < 3
+
+
+def test_shares_of_tokens_become_rates_of_rows():
+    """Rows of 500 and of 100 tokens: 30 % of the tokens from the second is 0.3/100 of 0.7/500 + 0.3/100 rows."""
+    weights = rates_of_rows([0.7, 0.3], [10, 40], [5000, 4000])
+    counts = Mixture(weights).consumed(10**6)
+    assert counts[1] == pytest.approx(10**6 * (0.3 / 100) / (0.7 / 500 + 0.3 / 100), abs=1)
+    tokens = np.array(counts) * [500, 100]
+    assert tokens / tokens.sum() == pytest.approx([0.7, 0.3], abs=1e-5)
 
 
 def test_rows_that_were_not_consumed_are_noticed():
@@ -74,13 +118,6 @@ def test_rows_that_were_not_consumed_are_noticed():
     assert mixture.miscount([6, 2], 8) is None
     assert "[5, 3] rows consumed" in str(mixture.miscount([5, 3], 8))
     assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
-
-
-def test_a_weight_without_a_row_in_a_million_is_too_light():
-    assert too_light([1, 1e-7, 1]) == [1]
-    assert too_light([1, 2e-6, 1]) == []
-    with pytest.raises(ValueError, match="rounds to no row"):
-        Mixture([1, 1e-7])
 
 
 def all_inputs(corpus, cuts_of, steps, workers=0, first=0):

@@ -141,6 +141,7 @@ def test_overlapping_kernels_count_once():
 
 ABSENT = (
     "brotli",
+    "fasttext",
     "langdetect",
     "mlflow",
     "nltk",

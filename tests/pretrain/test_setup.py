@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from pydantic import ValidationError
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -127,12 +126,26 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
 
 
-def test_a_weight_without_a_row_is_refused(prepared, small_corpus, corpus_built_with_noise):
+def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, corpus_built_with_noise):
+    """Of 8 rows, a weight of 1e-7 has none; it isn't refused, since a longer run has its rows."""
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
-    with pytest.raises(
-        ValidationError, match=r"1e-07 for .*/corpus, out of 1 in total, gives less than one row in a million"
+    (warning,) = prepared(VANILLA, sections={"data": {"train": train}}).warnings
+    assert "data.train.1: " in warning
+    assert "none of its rows is among the 8 of this run" in warning
+
+
+def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_with_noise):
+    train = [{"corpus": str(small_corpus), "weight": 3}, {"corpus": str(corpus_built_with_noise)}]
+    splits = [open_corpus(entry["corpus"]).manifest["splits"]["train"] for entry in train]
+    sizes = [(split["rows"], split["tokens"]) for split in splits]
+    for mixing, wanted in (
+        (None, [0.75, 0.25]),
+        ({"temperature": 2.0}, [3 * sizes[0][1] ** 0.5, sizes[1][1] ** 0.5]),
     ):
-        prepared(VANILLA, sections={"data": {"train": train}})
+        data = {"train": train, "weights_of": "tokens", "mixing": mixing}
+        weights = prepared(VANILLA, sections={"data": data}).stream.weights
+        tokens = [weight * of / rows for weight, (rows, of) in zip(weights, sizes, strict=True)]
+        assert [one / sum(tokens) for one in tokens] == pytest.approx([one / sum(wanted) for one in wanted])
 
 
 @pytest.mark.parametrize(("key", "value"), [("size", 500), ("sentinels", 19), ("eos", 2)])

@@ -1,0 +1,188 @@
+"""Personal data in text: mail addresses, IP addresses and phone numbers are replaced by placeholders.
+
+The placeholders are Dolma's (Soldaini et al. 2024). As in FineWeb (Penedo et al. 2024), only public IP addresses are
+replaced. The patterns find what is written as such data; they don't understand the text.
+
+- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Not the user in a URL
+  (`https://user@host.org/`) or in an address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
+- `ip`: IPv4 and IPv6 in their usual forms, outside the networks that are private or reserved. Four numbers below 32,
+  as 1.2.3.4, are taken for a version, and so are those after a word like "version" or "section".
+- `phone`: international numbers (+49 30 1234567), and North American ones with their separators: (212) 555-0123,
+  212-555-0123, 212.555.0123, with or without 1 in front. No digits without separators: they may be any number.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Literal
+
+from data_pipeline.text.tally import Tally
+
+Kind = Literal["email", "ip", "phone"]
+PLACEHOLDERS: dict[Kind, str] = {
+    "email": "|||EMAIL_ADDRESS|||",
+    "ip": "|||IP_ADDRESS|||",
+    "phone": "|||PHONE_NUMBER|||",
+}
+Span = tuple[int, int]
+
+
+def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
+    """`text` with a placeholder for each mail address, IP address and phone number, whichever of them `kinds` names.
+
+    Each is counted as `masked_email`, `masked_ip` or `masked_phone`; no examples are kept.
+
+        "Write to ann@example.org."  ->  "Write to |||EMAIL_ADDRESS|||."
+    """
+    for kind, find in _FINDERS.items():
+        if kind not in kinds:
+            continue
+        pieces, end = [], 0
+        for start, stop in find(text):
+            tally[f"masked_{kind}"] += 1
+            pieces += [text[end:start], PLACEHOLDERS[kind]]
+            end = stop
+        if pieces:
+            text = "".join([*pieces, text[end:]])
+    return text
+
+
+_DOMAIN = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}([A-Za-z]{2,24})(?![\w-])", re.ASCII)
+_LOCAL_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._%+'&-]{0,63}[A-Za-z0-9_%+-])?\Z", re.ASCII)
+_LONGEST_LOCAL_PART = 64
+_PATH = re.compile(r":[\w~/.]")
+_FILES = frozenset(
+    {"png", "jpg", "jpeg", "gif", "svg", "webp", "bmp", "ico", "css", "js", "html", "json", "tgz", "zip"}
+)
+
+
+def _emails(text: str) -> Iterator[Span]:
+    if "@" not in text:
+        return
+    end = 0
+    for domain in _DOMAIN.finditer(text):
+        at = domain.start()
+        local = _LOCAL_PART.search(text, max(end, at - _LONGEST_LOCAL_PART), at)
+        if local is None or domain[1].lower() in _FILES or _is_remote_path(text, domain.end()):
+            continue
+        if _is_user_of_url(text, local.start()):
+            continue
+        end = domain.end()
+        yield local.start(), end
+
+
+def _is_remote_path(text: str, stop: int) -> bool:
+    """Whether a path follows, as in git@host.org:path."""
+    return _PATH.match(text, stop) is not None
+
+
+def _is_user_of_url(text: str, start: int) -> bool:
+    """Whether what begins at `start` is the user or the password in front of the host of a URL."""
+    before = text[max(0, start - 80) : start]
+    scheme = before.rfind("://")
+    return scheme >= 0 and not re.search(r"[\s/?#=]", before[scheme + 3 :])
+
+
+_IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
+_IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}")
+_VERSION = re.compile(
+    r"(?:\b(?:v|ver|versions?|releases?|rev|revision|build|firmware|section|sec|chapter|clause|article|figure|fig|table"
+    r"|appendix|item|rule)\b|§)[.:#=]?\s{0,2}\Z",
+    re.IGNORECASE,
+)
+_BEFORE_VERSION = 16  # characters that are searched for such a word
+_SMALL = 32
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
+        *("203.0.113.0/24", "224.0.0.0/3", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+    )
+]  # listed here, since Python's own list changes with its version
+
+
+def _ip_addresses(text: str) -> Iterator[Span]:
+    for found in _IPV4.finditer(text):
+        start, stop = found.span()
+        parts = found[0].split(".")
+        if any(len(part) > 1 and part[0] == "0" for part in parts) or max(map(int, parts)) > 255:
+            continue
+        if not _stands_alone(text, start, stop, ".") or max(map(int, parts)) < _SMALL:
+            continue
+        if _follows_product(text, start) or _VERSION.search(text, max(0, start - _BEFORE_VERSION), start):
+            continue
+        if _is_public(found[0]):
+            yield start, stop
+    if ":" not in text:
+        return
+    for found in _IPV6.finditer(text):
+        start, stop = found.span()
+        address = found[0]
+        if address.endswith(":") and not address.endswith("::"):  # a colon behind it
+            address, stop = address[:-1], stop - 1
+        if _stands_alone(text, start, stop, ":") and _is_public(address):
+            yield start, stop
+
+
+def _follows_product(text: str, start: int) -> bool:
+    """Whether a single slash stands before, as in Browser/90.0.44.212."""
+    return text[max(0, start - 1) : start] == "/" and text[max(0, start - 2) : start] != "//"
+
+
+def _is_public(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return not any(parsed in network for network in _NOT_PUBLIC if network.version == parsed.version)
+
+
+_INTERNATIONAL = re.compile(
+    # +1 has the North American form, and +7 is followed by 3, 4, 8 or 9: "+1 2012-10-11" is a time zone and a date
+    r"\+(?:1[ .-]?(?:\([2-9][0-9]{2}\)|[2-9][0-9]{2})[ .-]?[2-9][0-9]{2}[ .-]?[0-9]{4}"
+    r"|7[ .-]?\(?[3489][0-9]{2}\)?[ .-]?[0-9]{3}[ .-]?[0-9]{2}[ .-]?[0-9]{2}"
+    r"|(?:2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|(?:2[1-689]|3[578]|42|5[09]|6[7-9]|8[0578]|9[679])[0-9])"
+    r"[ .-]?(?:\(0?\)[ .-]?)?(?:\([0-9]{1,5}\)[ .-]?)?(?:[0-9][ .-]?){5,12}[0-9])"
+)
+_IN_PARENTHESES = re.compile(r"\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[ .-][0-9]{4}")
+_SEPARATED = re.compile(r"[2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}")
+_COUNTRY = re.compile(r"(?<![\w.+-])1[ .-]?\Z")
+_JOINED = re.compile(r"\+\Z|[^\W\d][-/]\Z")  # a sign, or a name in a URL: item-212-555-0123
+_DECIMAL = re.compile(r"\+[0-9]+\.[0-9]+")
+
+
+def _phone_numbers(text: str) -> Iterator[Span]:
+    found: list[Span] = []
+    if "+" in text:
+        found += [match.span() for match in _INTERNATIONAL.finditer(text) if not _DECIMAL.fullmatch(match[0])]
+    for match in (*(_IN_PARENTHESES.finditer(text) if "(" in text else ()), *_SEPARATED.finditer(text)):
+        start, stop = match.span()
+        country = _COUNTRY.search(text, max(0, start - 3), start)
+        start = country.start() if country else start
+        if not _JOINED.search(text, max(0, start - 2), start):
+            found.append((start, stop))
+    end = 0
+    for start, stop in sorted(found):
+        if start >= end and _stands_alone(text, start, stop, "./-"):
+            yield start, stop
+            end = stop
+
+
+def _stands_alone(text: str, start: int, stop: int, joints: str) -> bool:
+    """Whether no letter or digit touches the characters from `start` to `stop`, nor a digit behind one of `joints`."""
+    before, after = text[max(0, start - 2) : start], text[stop : stop + 2]
+    if _is_of_word(before[-1:]) or _is_of_word(after[:1]):
+        return False
+    return not (before[:-1].isdigit() and before[-1] in joints) and not (after[1:].isdigit() and after[0] in joints)
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+_FINDERS: dict[Kind, Callable[[str], Iterator[Span]]] = {
+    "email": _emails,
+    "ip": _ip_addresses,
+    "phone": _phone_numbers,
+}

@@ -1,0 +1,242 @@
+"""Gopher's rules, personal data and the classifier: in files that aren't models, and in whole builds."""
+
+import gzip
+import hashlib
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import manifest, report
+from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
+from data_pipeline.config import CorpusConfig
+from data_pipeline.execution.work_units import without_ray
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.pipeline import build
+from data_pipeline.report_page import as_html
+from data_pipeline.story import differences, trace
+from data_pipeline.story.finished_build import open_build
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
+from tests.in_process import run_here
+
+
+@pytest.mark.parametrize(
+    ("text", "logit"),
+    [
+        ("river river casino", 8 * 1 / 4),
+        ("river\nriver casino unknown\x00", 8 * 1 / 4),
+        ("casino", -8 / 2),
+        ("", 0),
+        ("nothing known", 0),
+    ],
+)
+def test_scores_are_those_of_the_formula(tmp_path, text, logit):
+    path = str(write_model(tmp_path / "model.bin"))
+    expected = 1 / (1 + math.exp(-logit))
+    for label, probability in (("good", expected), ("__label__bad", 1 - expected)):
+        score = scorer(ClassifierConfig(path=path, label=label))
+        assert score(text) == pytest.approx(probability, abs=2e-4)
+
+
+def test_a_model_that_is_replaced_is_loaded_again(tmp_path):
+    path = write_model(tmp_path / "model.bin")
+    config = ClassifierConfig(path=str(path), label="good")
+    assert scorer(config)("river") > 0.9
+    write_model(path, outputs=-OUTPUTS)
+    assert scorer(config)("river") < 0.1
+
+
+def problem(path: Path, label: str = "good") -> str:
+    with pytest.raises(UserError) as refused:
+        check(ClassifierConfig(path=str(path), label=label))
+    assert len(str(refused.value).splitlines()) == 1
+    return str(refused.value)
+
+
+def test_a_file_that_is_no_whole_classifier_is_refused_in_a_line(tmp_path):
+    whole = write_model(tmp_path / "model.bin").read_bytes()
+    assert problem(tmp_path / "no.bin") == f"cleaning.classifier.path: {tmp_path / 'no.bin'}: can't be read: " + (
+        "No such file or directory"
+    )
+    assert "can't be read: Is a directory" in problem(tmp_path)
+    assert "has no label 'fine'; it has good, bad" in problem(tmp_path / "model.bin", "fine")
+    assert "word vectors" in problem(write_model(tmp_path / "vectors.bin", kind=1))
+    other = tmp_path / "other.bin"
+    for length in range(len(whole)):
+        other.write_bytes(whole[:length])
+        assert "no fastText classifier: " in problem(other)
+    for content in (whole + b"\0", struct.pack("<i", 1) + whole[4:], b"text\n" * 100):
+        other.write_bytes(content)
+        assert "no fastText classifier: " in problem(other)
+
+
+def prose(number: int, word: str = "river") -> str:
+    """A page of its own, with one of the words that the classifier knows."""
+    return (
+        f"On day {number} the ferry left late, since nobody could find its captain or the boy who sells tickets. "
+        f"He was asleep behind house {number}, with a hat over his face and both feet in the {word} as always. "
+        "Some of those waiting had begun to sing, others ate what they bring from home: bread, olives, an onion "
+        "that must be shared."
+    )
+
+
+PAGES = [
+    prose(0),
+    "Too short a page for the rules of Gopher. It has three sentences. That is all it has.",
+    prose(2, "casino"),
+    prose(3) + " Write to ann@example.org or bob@example.org, or call 212-555-0123.",
+    prose(4) + " The server is 93.184.216.34, and version 1.2.3.4 runs on it.",
+    "\n".join(["The same line is here again and again, to be sure of that."] * 8),
+    *(prose(number) for number in range(6, 30)),
+]
+CLEANING = {"gopher": True, "pii": ["email", "ip", "phone"], "language": {"detector": "none"}, "bad_words": []}
+
+
+def settings(folder: Path, name: str, cleaning: dict, **sections: object) -> Path:
+    return write_corpus_file(
+        folder / f"{name}.yaml",
+        output=str(folder / name),
+        sources=[{"format": "jsonl", "path": str(folder / "in"), "language": "en"}],
+        cleaning=cleaning,
+        **sections,
+    )
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["at once", "after lines"])
+def built(request, tmp_path_factory) -> tuple[Path, Path]:
+    """A corpus with all three rules, and one with none of them. With `lines`, the classifier is a stage of its own."""
+    folder = tmp_path_factory.mktemp("quality")
+    (folder / "in").mkdir()
+    with gzip.open(folder / "in/pages.json.gz", "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps({"text": text}) + "\n" for text in PAGES)
+    model = {"path": str(write_model(folder / "model.bin")), "label": "good", "threshold": 0.5}
+    dedup = {"urls": None, "lines": request.param, "documents": False}
+    made = []
+    for name, cleaning in (("a", {**CLEANING, "classifier": model}), ("b", {**CLEANING, "gopher": False, "pii": []})):
+        with without_ray():
+            config = load(settings(folder, name, cleaning, dedup=dedup), [], CorpusConfig)
+            made.append(build(config, until="documents"))
+    return made[0], made[1]
+
+
+def story(corpus: Path, number: int) -> dict:
+    (found,) = trace.trace(open_build(corpus), f"jsonl/pages.json.gz/{number:09d}")
+    return trace.as_json(found)
+
+
+def test_each_rule_is_counted_and_named_in_the_report(built):
+    found = report.read(built[0])
+    dropped = {"gopher_too_few_words": 1, "gopher_duplicate_lines": 1, "classifier": 1}
+    assert found["documents"] == {"read": len(PAGES), "kept": len(PAGES) - 3, "dropped": dropped}
+    assert found["masked"] == {"email": 2, "ip": 1, "phone": 1}
+    assert found["sources"]["jsonl"]["dropped"] == dropped
+    text = (built[0] / "report.md").read_text()
+    assert all(rule in text for rule in dropped)
+    assert "## Masked personal data" in text
+    assert "| email | 2 |" in text
+    assert "Masked personal data" in as_html(found)
+    assert not any(secret in text for secret in ("ann@", "93.184", "555-0123"))
+
+
+@pytest.mark.parametrize(
+    ("number", "rule"),
+    [(0, ""), (1, "gopher_too_few_words"), (2, "classifier"), (3, ""), (5, "gopher_duplicate_lines")],
+)
+def test_a_trace_names_the_rule_that_dropped_the_page(built, number, rule):
+    assert story(built[0], number)["rule"] == rule
+
+
+def test_a_trace_counts_what_was_masked_and_the_documents_have_placeholders(built):
+    (cleaning, *_) = story(built[0], 3)["steps"]
+    assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
+    done = run_here("data-pipeline", "trace", built[0], "jsonl/pages.json.gz/000000003")
+    assert "masked_email: 2" in done.stdout
+    kept = [text for text in documents(built[0]) if "Write to" in text]
+    assert [text[text.index("Write") :] for text in kept] == [
+        "Write to |||EMAIL_ADDRESS||| or |||EMAIL_ADDRESS|||, or call |||PHONE_NUMBER|||."
+    ]
+    assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(built[0]))
+
+
+def documents(corpus: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return [
+        text for part in sorted((corpus / "documents").iterdir()) for text in pq.read_table(part)["text"].to_pylist()
+    ]
+
+
+def test_a_diff_names_the_rules(built):
+    found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3)
+    counts = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in ("only_in_b", "text_differs")}
+    shared = report.read(built[1])["documents"]["kept"]
+    only = {"gopher_too_few_words in A": 1, "classifier in A": 1}
+    if shared == len(PAGES):
+        only["gopher_duplicate_lines in A"] = 1  # without the rule, line deduplication drops that page
+    assert counts == {"only_in_b": only, "text_differs": {"masked_email in A": 1, "masked_ip in A": 1}}
+
+
+def test_another_model_at_the_same_path_cleans_again(built):
+    """And the manifest has its checksum, not its path."""
+    corpus, folder = built[0], built[0].parent
+    model = folder / "model.bin"
+    whole = documents(corpus)
+    before = model.read_bytes()
+    config = load(folder / "a.yaml", [], CorpusConfig)
+    recorded = manifest.lineage(config)
+    assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(before).hexdigest()
+    assert "model.bin" not in json.dumps(recorded)
+    write_model(model, outputs=0 * OUTPUTS)  # 0.5 for every page, which is kept
+    with without_ray():
+        build(config, until="documents")
+    assert "classifier" not in report.read(corpus)["documents"]["dropped"]
+    model.write_bytes(before)
+    with without_ray():
+        build(config, until="documents")
+    assert documents(corpus) == whole
+
+
+def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": prose(0)}) + "\n")
+    write_model(tmp_path / "model.bin")
+    (tmp_path / "text.bin").write_text("not a model")
+    for model, words in (
+        ({"path": str(tmp_path / "text.bin"), "label": "good"}, "no fastText classifier"),
+        ({"path": str(tmp_path / "model.bin"), "label": "fine"}, "has no label 'fine'; it has good, bad"),
+        ({"path": str(tmp_path / "none.bin"), "label": "good"}, "can't be read"),
+    ):
+        config = settings(tmp_path, "out", {**CLEANING, "classifier": model})
+        done = run_here("data-pipeline", "clean", config)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: cleaning.classifier.")
+        assert words in line
+        assert not (tmp_path / "out").exists()
+
+
+def test_both_sides_of_a_pair_are_masked(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/pairs.tsv").write_text(
+        "".join(f"ask {n} ann@example.org\tcall {n} 212-555-0123\n" for n in range(40))
+    )
+    rows = {
+        "packing": "examples",
+        "objective": {"name": "text_to_text", "inputs_length": 32, "targets_length": 32},
+        "apply_at": "build",
+    }
+    path = settings(tmp_path, "out", {})
+    source = {
+        "format": "pairs",
+        "path": str(tmp_path / "in"),
+        "cleaning": {"profile": "none", "pii": ["email", "phone"]},
+    }
+    config = load(path, [], CorpusConfig)
+    config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source], "rows": rows})
+    with without_ray():
+        build(config, until="documents")
+    assert report.read(Path(config.output))["masked"] == {"email": 40, "phone": 40}
