@@ -15,7 +15,7 @@ from pretrain.deepspeed_keys import zero_defaults
 from pretrain.optimizers import flat as flats
 from pretrain.optimizers.flat import Flat, Fragment
 from pretrain.optimizers.tiles import tiles
-from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads": 4}
@@ -79,6 +79,70 @@ def _passes(precision: str) -> dict[int, float]:
         found[stage] = (whole - counted.bytes) / (4 * size)
         engine.close()
     return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fewer_passes_take_the_same_steps(ranks):
+    """To the bit those of DeepSpeed as it comes, but for the norm's rounding; between steps, weights are looked at."""
+    cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]
+    plain, spared = (on_ranks(ranks, _trained_each, cases, spare)[0] for spare in (False, True))
+    for case, expected, found in zip(cases, plain, spared, strict=True):
+        assert found["losses"] == expected["losses"], case
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5), case
+        for name, weight in expected["weights"].items():
+            assert torch.equal(found["weights"][name], weight), (case, name)
+
+
+def _trained_each(cases: list[tuple[int, str]], spare: bool) -> list[dict[str, Any]]:
+    from pretrain.zero import internals
+
+    if not spare:
+        internals.spare_passes, internals._holds_whole = lambda engine: None, lambda optimizer: False
+    return [_trained(*case) for case in cases]
+
+
+def _trained(stage: int, precision: str) -> dict[str, Any]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    optimizer = {"name": "adamw", "learning_rate": 1e-2, "gradient_clipping": 0}
+    config = run_config(stage, precision=precision, optimizer=optimizer)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    for step in range(4):
+        found["losses"].append(engine.step(step, 8 * step, micro_batches(prepared.cut, step)).loss)
+        found["norms"].append(engine.gradient_norm)
+        with engine.whole() as model:
+            found["weights"] = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    engine.close()
+    return found
+
+
+def test_one_rank_holds_its_weights_once():
+    """At stage 3 no hook fetches them; in fp32 the optimizer updates the weights themselves."""
+    cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]
+    for (stage, precision), (hooks, shared) in zip(cases, on_ranks(1, each, _held, cases)[0], strict=True):
+        assert hooks == 0, (stage, precision)
+        assert shared == (precision == "fp32"), (stage, precision)
+
+
+def _held(stage: int, precision: str) -> tuple[int, bool]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+    from pretrain.zero.internals import fragments
+
+    config = run_config(stage, precision=precision)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    engine.step(0, 0, micro_batches(prepared.cut, 0))
+    model = engine.deepspeed.module
+    inside = list(model.modules())[1:]  # DeepSpeed has two on the model itself
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in inside)
+    storages = {fragment.flat.untyped_storage().data_ptr() for fragment in fragments(engine.deepspeed)}
+    shared = all(parameter.untyped_storage().data_ptr() in storages for parameter in model.parameters())
+    engine.close()
+    return hooks, shared
 
 
 class Layers(nn.Module):
