@@ -22,7 +22,8 @@ WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads"
 
 
 class Moved(TorchDispatchMode):
-    """Counts operations that aren't views, and the bytes of the tensors that they read and return."""
+    """Counts operations that aren't views, and the bytes of the tensors that they read and return. A copy of a tensor
+    to itself, which PyTorch skips, isn't counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +31,8 @@ class Moved(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.copy_.default and args[0].data_ptr() == args[1].data_ptr():
+            return result
         if not function.is_view and not function.__name__.startswith(("detach", "empty", "set_", "record_stream")):
             self.operations += 1
             found = torch.utils._pytree.tree_leaves((args, kwargs, result))
@@ -39,11 +42,10 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_engine_touches_each_gradient_a_few_times(precision):
-    """By the bytes of fp32 gradients: to add one up reads two and writes one, to measure it reads one, to copy the new
-    weights reads and writes one; the optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes.
-    """
+    """By the bytes of fp32 gradients: to copy one into the flat, to measure and to clip it makes six, to copy new weights
+    in bf16 as many as five; the optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes."""
     for stage, passes in on_ranks(1, _passes, precision)[0].items():
-        assert passes < {1: 11, 2: 11, 3: 20}[stage], (stage, passes)
+        assert passes < {"fp32": 6.5, "bf16": 8}[precision], (stage, passes)
 
 
 def _passes(precision: str) -> dict[int, float]:
