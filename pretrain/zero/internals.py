@@ -289,7 +289,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
         if not optimizer.offload_optimizer:
             optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
             if _holds_whole(optimizer):
-                _keep_whole(optimizer)
+                _keep_whole(engine)
                 gradients = _WholeGradients(optimizer)
                 optimizer.reduce_independent_p_g_buckets_and_remove_grads = gradients.take
                 optimizer._get_norm_groups = lambda: [gradients.norm()]
@@ -344,13 +344,16 @@ def _holds_whole(optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:
     return alone and not optimizer.offload_optimizer and optimizer.parameter_offload.offload_device is None
 
 
-def _keep_whole(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
-    """Makes each parameter a view of its shard from now on, and removes the hooks that did so for each module, forward
-    and backward."""
-    parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
+def _keep_whole(engine: DeepSpeedEngine) -> None:
+    """Makes each parameter a view of its shard from now on, and removes what did so for each module, forward and
+    backward: hooks, and dicts of parameters that fetch what is looked up."""
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
     optimizer._partition_all_parameters()
     optimizer._partition_all_parameters = lambda: None
     optimizer.parameter_offload._remove_module_hooks()
+    engine.zero_optimization_partition_weights = lambda: False  # it would make such dicts again
+    for module in engine.module.modules():
+        module._parameters = module._original_parameters
     parameters[0].all_gather_coalesced(parameters).wait()
 
 
@@ -423,11 +426,12 @@ class _Partitions(_Gradients):
         return GradPartitionBufferGroup(pieces, flat)
 
     def take(self, parameter: Tensor, group: int) -> None:
-        """Adds the gradient of a parameter that lies in this partition whole."""
+        """Adds the gradient of a parameter, which lies in the only rank's partition whole."""
         optimizer = self._optimizer
         gradient = optimizer.get_gradient_for_reduction(parameter)
-        identity = optimizer.get_param_id(parameter)
-        self.add(optimizer._get_compact_grad_partition_slice(group, 0, identity, parameter.numel()), gradient.view(-1))
+        start = optimizer.grad_partition_insertion_offset[group][0][optimizer.get_param_id(parameter)]
+        flat = optimizer._get_compact_grad_partition_buffer(group).flat_partition
+        self.add(flat.narrow(0, start, parameter.numel()), gradient.view(-1))
         optimizer.clear_grad_attribute(parameter)
 
     def norm(self) -> Tensor:
