@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data_pipeline.loading.cut import Cut
 from pretrain import models, optimizers
 from pretrain.deepspeed_keys import zero_defaults
 from pretrain.optimizers import flat as flats
 from pretrain.optimizers.flat import Flat, Fragment
 from pretrain.optimizers.tiles import tiles
+from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
@@ -42,8 +44,9 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_engine_touches_each_gradient_a_few_times(precision):
-    """By the bytes of fp32 gradients: to copy one into the flat, to measure and to clip it makes six, to copy new weights
-    in bf16 as many as five; the optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes."""
+    """By the bytes of fp32 gradients, in fp32: to copy one into the flat reads and writes it and counts what is returned,
+    to measure it reads it, to clip it reads and writes it. In bf16 new weights are copied too. The optimizer isn't
+    counted. DeepSpeed alone comes to 18 to 30 of these passes."""
     for stage, passes in on_ranks(1, _passes, precision)[0].items():
         assert passes < {"fp32": 6.5, "bf16": 8}[precision], (stage, passes)
 
@@ -220,6 +223,16 @@ def test_the_settings_of_zero_suit_the_device():
         assert on_gpus["reduce_bucket_size"] == 50_000_000
         assert on_gpus["reduce_scatter"] == (stage == 3)
         assert "overlap_comm" not in zero_defaults(stage, "cpu")
+
+
+def test_linear_products_are_pytorchs_where_no_weight_is_released():
+    def chosen(ranks: int, **zero: Any) -> Any:
+        return deepspeed_config(run_config(3, zero=zero), Cut(0, ranks, 2, 2))["zero_optimization"].get(key)
+
+    key, offload = "memory_efficient_linear", {"device": "cpu"}
+    assert chosen(1) is False
+    assert chosen(1, memory_efficient_linear=True) is True
+    assert chosen(1, offload_optimizer=offload) is chosen(1, offload_param=offload) is chosen(2) is None
 
 
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
