@@ -44,9 +44,8 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_engine_touches_each_gradient_a_few_times(precision):
-    """By the bytes of fp32 gradients: to copy one into the flat counts three times, to measure it once, to clip it twice;
-    in bf16 new weights are copied too. The optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes.
-    """
+    """By the bytes of fp32 gradients: to copy one into the flat counts thrice, to measure it once, to clip it twice; in
+    bf16 new weights are copied too. The optimizer isn't counted. DeepSpeed alone comes to 18 to 30 of these passes."""
     for stage, passes in on_ranks(1, _passes, precision)[0].items():
         assert passes < {"fp32": 6.5, "bf16": 8}[precision], (stage, passes)
 
