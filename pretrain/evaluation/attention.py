@@ -106,7 +106,10 @@ def _kind(name: str) -> str:
 
 
 def drawn(pattern: Pattern, title: str) -> "Figure":
-    """A panel for each layer (row) and head (column), darker where a query attends more; tokens on the outer axes."""
+    """A panel for each layer (row) and head (column), darker where a query attends more; tokens on the outer axes.
+
+    Black is the panel's strongest weight, which its title says: in early training all weights are small.
+    """
     from matplotlib.figure import Figure
 
     layers, heads, queries, keys = pattern.weights.shape
@@ -116,9 +119,9 @@ def drawn(pattern: Pattern, title: str) -> "Figure":
     panels = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer in range(layers):
         for head in range(heads):
-            axes = panels[layer, head]
-            axes.imshow(pattern.weights[layer, head], cmap="Greys", vmin=0, vmax=1, aspect="auto")
-            axes.set_title(f"layer {layer}, head {head}", fontsize=6, pad=2)
+            axes, weights = panels[layer, head], pattern.weights[layer, head]
+            axes.imshow(weights, cmap="Greys", vmin=0, aspect="auto")
+            axes.set_title(f"layer {layer}, head {head}: up to {weights.max():.2f}", fontsize=6, pad=2)
             axes.set_xticks(range(keys), _plain(pattern.keys), rotation=90, fontsize=6)
             axes.set_yticks(range(queries), _plain(pattern.queries), fontsize=6)
     return figure

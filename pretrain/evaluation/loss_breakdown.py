@@ -113,7 +113,7 @@ def _drawn(bins: list[Bin], title: str) -> "Figure":
 
     ways = list(dict.fromkeys(one.by for one in bins))
     figure = Figure(figsize=(4.5 * max(len(ways), 1), 3.5), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(f"{title}: loss, and accuracy above the bars")
     for number, by in enumerate(ways, 1):
         axes = figure.add_subplot(1, len(ways), number)
         shown = [one for one in bins if one.by == by]
