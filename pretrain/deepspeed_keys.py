@@ -120,7 +120,9 @@ ZERO_PASSED_ON = {
     "contiguous_gradients": Key(True, "Copy gradients to one buffer as they are made, against fragmented memory."),
     "enable_sanity_checks": Key(False, "DeepSpeed's internal checks, for debugging."),
     "log_trace_cache_warnings": Key(False, "Stage 3: log when the recorded order of layers no longer holds."),
-    "memory_efficient_linear": Key(True, "Stage 3: use linear layers that keep less memory."),
+    "memory_efficient_linear": Key(
+        True, "Stage 3: use linear layers that keep less memory. Default on one rank, if nothing is offloaded: false."
+    ),
     "offload_optimizer": Key(None, "Where the optimizer's state is kept; it is then also updated on the CPU."),
     "offload_param": Key(None, "Stage 3: where parameters are kept."),
     "overlap_comm": Key(None, "Reduce gradients during the backward pass. Default on GPUs: true."),

@@ -133,7 +133,8 @@ def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
 class States:
     """Bytes of one rank. On the GPU: all but `host`, of which `host_step` exists only in the optimizer's step.
 
-    - `weights`: as the model computes with them. `masters`: fp32 copies. `moments`: the optimizer's state.
+    - `weights`: as the model computes with them. `masters`: fp32 copies, which there are none of where the weights are
+      fp32 too and nothing is offloaded. `moments`: the optimizer's state.
     - `gradients`: at the end of a micro-batch that is not a step's first.
     - `buffers`: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
     - `reduction`: copies of a bucket while it is reduced. `reduced_after`: the share of the backward pass, measured in
@@ -172,9 +173,10 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     bucket = keys["reduce_bucket_size"]
     filled = min(bucket, count)
     share = parameters.share(stage, ranks)
+    copied = width < FP32 or setting.offload != "none"
     held = States(
         weights=width * share * (1 if stage == 3 else ranks),
-        masters=FP32 * share,
+        masters=FP32 * share if copied else 0,
         moments=parameters.moments // ranks + parameters.whole_moments,
         gradients=FP32 * share,
         step=FP32 * share * parameters.copies,

@@ -37,7 +37,10 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
         }
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
-    given["zero_optimization"] = {**zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
+    zero = {**zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
+    if cut.ranks == 1 and not (zero.get("offload_param") or zero.get("offload_optimizer")):
+        zero.setdefault("memory_efficient_linear", False)  # slower, for weights that are released between their uses
+    given["zero_optimization"] = zero
     return {**given, **decided}
 
 

@@ -8,7 +8,7 @@ parameter. When a run starts, `check` verifies this for its engine.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -145,8 +145,9 @@ def gathered(parameter: nn.Parameter) -> Iterator[bool]:
 @contextlib.contextmanager
 def gathered_whole(model: nn.Module) -> Iterator[None]:
     """Makes all parameters of `model` whole on each rank if ZeRO-3 shards them; they must only be read."""
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+    sharded: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    if any(parameter.ds_status.name != "AVAILABLE" for parameter in sharded):
+        with deepspeed.zero.GatheredParameters(sharded):
             yield
     else:
         yield
@@ -250,13 +251,14 @@ def forget_gradients(optimizer: Any) -> None:
     """Zeroes ZeRO's gradients before a step. DeepSpeed overwrites only those of parameters that the step uses; the
     other parameters would learn from an old gradient.
 
-    Stage 3 always needs this. So does every stage with an offloaded optimizer: its gradients are with the fp32
-    parameters.
+    Stage 3 on several ranks needs this. So does every stage with an offloaded optimizer: its gradients are with the
+    fp32 parameters.
     """
     if isinstance(optimizer, BF16_Optimizer):
         return
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        optimizer.grad_partitions_flat_buffer.zero_()
+        if not _holds_whole(optimizer):
+            optimizer.grad_partitions_flat_buffer.zero_()
         flats = optimizer.fp32_partitioned_groups_flat
     else:
         flats = optimizer.single_partition_of_fp32_groups
@@ -272,10 +274,13 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     - An invalid gradient is recognised by its norm alone. The norm is taken over a flat; a pass clips only if it must.
     - Gradients are added up in a flat that the optimizer then reads: none is concatenated. On a CPU this flat is kept,
       since fresh memory costs more than a copy.
-    - One rank at stages 1 and 2 needs no buckets. Stage 1 in bf16 reduces the fp32 gradients where they are.
+    - One rank needs no buckets. Stage 1 in bf16 reduces the fp32 gradients where they are.
+    - One rank at stage 3 holds all weights whole: it fetches none for a module, and releases none.
+    - In fp32, the weights that the optimizer updates are those that the model computes with: none is copied.
     """
     deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
     optimizer, group = engine.optimizer, engine.optimizer.dp_process_group
+    _share_weights(optimizer)
     if isinstance(optimizer, BF16_Optimizer):
         optimizer._update_hp_grad = partial(_add_gradient, optimizer)
         optimizer.clear_hp_grads = partial(_forget_old_gradients, optimizer)
@@ -283,6 +288,11 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         if not optimizer.offload_optimizer:
             optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
+            if _holds_whole(optimizer):
+                _keep_whole(engine)
+                gradients = _WholeGradients(optimizer)
+                optimizer.reduce_independent_p_g_buckets_and_remove_grads = gradients.take
+                optimizer._get_norm_groups = lambda: [gradients.norm()]
             optimizer._prepare_fp32_grad_for_sub_group = partial(_lend_gradient, optimizer)
             optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
     elif not optimizer.cpu_offload:
@@ -296,6 +306,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
         optimizer.scaled_global_norm = partitions.norm
         optimizer.unscale_and_clip_grads = partial(_clip, optimizer)
         if dist.get_world_size(group) == 1:
+            optimizer.partition_gradients = True  # stage 1 then takes a gradient at once, while it is in the cache
             optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
 
 
@@ -306,13 +317,101 @@ def _free_gradient(optimizer: Any, clear: Callable[[Tensor], None], parameter: T
     clear(parameter)
 
 
-class _Partitions:
+def _share_weights(optimizer: Any) -> None:
+    """Makes the fp32 flats the weights themselves where these are fp32 too. After an update DeepSpeed copies a
+    flat to the weights; PyTorch skips a copy of a tensor to itself."""
+    if isinstance(optimizer, BF16_Optimizer):
+        return
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if not optimizer.offload_optimizer:
+            _share(optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat)
+    elif not optimizer.cpu_offload:
+        rank = dist.get_rank(optimizer.dp_process_group)
+        own = [partitions[rank] for partitions in optimizer.parallel_partitioned_bit16_groups]
+        _share(own, optimizer.single_partition_of_fp32_groups)
+        optimizer._link_all_hp_params()  # its fragments are views of the flats
+
+
+def _share(weights: list[Tensor], flats: list[Tensor]) -> None:
+    for own, flat in zip(weights, flats, strict=True):
+        if (own.dtype, own.device) == (flat.dtype, flat.device):
+            flat.data = own.data
+
+
+def _holds_whole(optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:
+    """Whether this rank's shards are the whole parameters, where the model computes."""
+    alone = dist.get_world_size(optimizer.dp_process_group) == 1
+    return alone and not optimizer.offload_optimizer and optimizer.parameter_offload.offload_device is None
+
+
+def _keep_whole(engine: DeepSpeedEngine) -> None:
+    """Makes each parameter a view of its shard from now on, and removes what did so for each module, forward and
+    backward: hooks, and dicts of parameters that fetch what is looked up."""
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    optimizer._partition_all_parameters()
+    optimizer._partition_all_parameters = lambda: None
+    optimizer.parameter_offload._remove_module_hooks()
+    engine.zero_optimization_partition_weights = lambda: False  # it would make such dicts again
+    for module in engine.module.modules():
+        module._parameters = module._original_parameters
+    parameters[0].all_gather_coalesced(parameters).wait()
+
+
+class _Gradients:
+    """Adds up gradients in memory that is kept between steps, in pieces of a flat."""
+
+    def __init__(self) -> None:
+        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
+
+    def forget(self, pieces: Iterable[Tensor]) -> None:
+        """From now on these pieces hold an old gradient."""
+        self._old.update((piece.data_ptr(), piece) for piece in pieces)
+
+    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
+        """Adds a gradient to a piece; the first of a step replaces what is there."""
+        if piece is None:
+            return
+        if self._old.pop(piece.data_ptr(), None) is not None:
+            piece.copy_(gradient)
+        else:
+            piece.add_(gradient.to(piece.dtype))
+
+    def finish(self) -> None:
+        """Ends a step: parameters that it hasn't used have no gradient."""
+        for piece in self._old.values():
+            piece.zero_()
+        self._old.clear()
+
+
+class _WholeGradients(_Gradients):
+    """The fp32 gradients of one rank at stage 3, which holds all parameters whole."""
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer_Stage3):
+        super().__init__()
+        self._flat, self._group = optimizer.grad_partitions_flat_buffer, optimizer.dp_process_group
+        parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
+        pieces = self._flat.split([parameter.ds_numel for parameter in parameters])
+        self._pieces = {parameter.ds_id: piece for parameter, piece in zip(parameters, pieces, strict=True)}
+        self.forget(pieces)
+
+    def take(self, parameter: Any) -> None:
+        self.add(self._pieces[parameter.ds_id], parameter.grad.view(-1))
+        parameter.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient, at the end of a step."""
+        self.finish()
+        self.forget(self._pieces.values())  # in the next step
+        return _norm([self._flat], self._group)
+
+
+class _Partitions(_Gradients):
     """The fp32 gradients of this rank's partitions at stages 1 and 2. On a CPU their memory is kept between steps."""
 
     def __init__(self, optimizer: Any):
+        super().__init__()
         self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
         self._kept: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
-        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
 
     def opened(self, group: int) -> GradPartitionBufferGroup:
         """The partition of a parameter group at the beginning of a step."""
@@ -323,31 +422,21 @@ class _Partitions:
             self._kept[group] = list(made), made.flat_partition
             return made
         pieces, flat = self._kept[group]
-        self._old.update((piece.data_ptr(), piece) for piece in pieces)
+        self.forget(pieces)
         return GradPartitionBufferGroup(pieces, flat)
 
-    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
-        """Adds a gradient to a piece of the partition; the first of a step replaces what is there."""
-        if piece is None:
-            return
-        if self._old.pop(piece.data_ptr(), None) is not None:
-            piece.copy_(gradient)
-        else:
-            piece.add_(gradient.to(piece.dtype))
-
     def take(self, parameter: Tensor, group: int) -> None:
-        """Adds the gradient of a parameter that lies in this partition whole."""
+        """Adds the gradient of a parameter, which lies in the only rank's partition whole."""
         optimizer = self._optimizer
         gradient = optimizer.get_gradient_for_reduction(parameter)
-        identity = optimizer.get_param_id(parameter)
-        self.add(optimizer._get_compact_grad_partition_slice(group, 0, identity, parameter.numel()), gradient.view(-1))
+        start = optimizer.grad_partition_insertion_offset[group][0][optimizer.get_param_id(parameter)]
+        flat = optimizer._get_compact_grad_partition_buffer(group).flat_partition
+        self.add(flat.narrow(0, start, parameter.numel()), gradient.view(-1))
         optimizer.clear_grad_attribute(parameter)
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient. Parameters that the step hasn't used have none."""
-        for piece in self._old.values():
-            piece.zero_()
-        self._old.clear()
+        """The norm of the whole gradient, at the end of a step."""
+        self.finish()
         of_groups = self._optimizer.averaged_gradients
         return _norm([gradients.flat_partition for gradients in of_groups.values()], self._optimizer.dp_process_group)
 

@@ -129,11 +129,10 @@ def train(engine: Any, steps: range) -> list[float]:
 
 def whole_parameters(engine: Any) -> dict[str, Tensor]:
     """The whole parameters, gathered from all ranks, which call this together."""
-    import deepspeed
+    from pretrain.zero.internals import gathered_whole
 
     module = engine.deepspeed.module
-    sharded = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
-    with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
+    with gathered_whole(module):
         return {name: parameter.detach().float().clone() for name, parameter in module.named_parameters()}
 
 

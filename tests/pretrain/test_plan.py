@@ -196,9 +196,11 @@ def allocated(*case: Any) -> dict[str, float]:
     with Sent(prepared.cut.ranks) as counted:
         engine.step(2, 0, [batch, batch])
     found = {"peak": memory.peak, "sent": counted.bytes, "collectives": counted.collectives}
+    counted_before: set[int] = set()
     for kind, tensors in kinds.items():
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        found[kind] = sum(storages.values())
+        found[kind] = sum(nbytes for address, nbytes in storages.items() if address not in counted_before)
+        counted_before |= set(storages)  # in fp32 the masters are the weights
     engine.close()
     return found
 
