@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LIMIT = """What is no product is spread over many operations that read and write activations once: softmax and its
-bias, GELU, norms, residual sums, the loss, copies of heads. None of them takes more than 3% of a step in fp32. On a
-processor with AMX a bf16 product takes a seventh of the time that it takes in fp32, while these operations take as long
-as in fp32. Fusing them needs a compiler (`compute.compile`)."""
+bias, GELU, norms, residual sums, the loss, copies of heads. On a processor with AMX a bf16 product takes a seventh of
+the time that it takes in fp32, while these operations take as long as in fp32. Fusing them needs a compiler
+(`compute.compile`)."""
 
 _ATEN = torch.ops.aten
 _PRODUCTS: dict[Any, Callable[..., Tensor]] = {
