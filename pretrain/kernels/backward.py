@@ -10,7 +10,10 @@ from pretrain.kernels.tiles import (
     LOG2_E,
     drop,
     keys_seen,
+    labels_of_keys,
+    labels_of_queries,
     load_tile,
+    offset,
     range_of_tile,
     seed_of_head,
     store_tile,
@@ -28,9 +31,7 @@ def _accumulate_dq(
         at_k = first + tl.arange(0, BLOCK_N)
         k = load_tile(k_base, at_k, k_stride, keys, D, BLOCK_D)
         v = load_tile(v_base, at_k, v_stride, keys, D, BLOCK_D)
-        label_k = None
-        if key_labels is not None:
-            label_k = tl.load(key_labels + at_k, mask=at_k < keys, other=-1)[None, :]
+        label_k = labels_of_keys(key_labels, at_k[None, :], keys)
         logits = tile_of_logits(
             q, k, at_q, at_k[None, :], label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
@@ -62,12 +63,9 @@ def backward_queries(
     tl.store(DELTA + row.to(tl.int64) * queries + at_q, delta, mask=at_q < queries)
     normaliser = tl.load(NORMALISERS + row.to(tl.int64) * queries + at_q, mask=at_q < queries, other=float("inf"))
     seed = seed_of_head(SEED, row)
-    diagonals, label_q, key_labels = None, None, None
-    if DIAGONALS is not None:
-        diagonals = DIAGONALS + head * diagonals_stride
-    if QUERY_LABELS is not None:
-        label_q = tl.load(QUERY_LABELS + batch * queries + at_q, mask=at_q < queries, other=-2)[:, None]
-        key_labels = KEY_LABELS + batch * keys
+    diagonals = offset(DIAGONALS, head * diagonals_stride)
+    label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
+    key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, CAUSAL, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     k_base, v_base = K + batch * kb + head * kh, V + batch * vb + head * vh
@@ -95,9 +93,7 @@ def _accumulate_dk_dv(
         do = load_tile(do_base, at_q, do_stride, queries, D, BLOCK_D)
         normaliser = tl.load(normalisers + at_q, mask=at_q < queries, other=float("inf"))
         delta = tl.load(deltas + at_q, mask=at_q < queries, other=0.0)
-        label_q = None
-        if query_labels is not None:
-            label_q = tl.load(query_labels + at_q, mask=at_q < queries, other=-2)[None, :]
+        label_q = labels_of_queries(query_labels, at_q[None, :], queries)
         logits = tile_of_logits(
             k, q, at_q[None, :], at_k, label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
@@ -127,12 +123,9 @@ def backward_keys(
     k = load_tile(K + batch * kb + head * kh, at_k, kl, keys, D, BLOCK_D)
     v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)
     seed = seed_of_head(SEED, row)
-    diagonals, label_k, query_labels = None, None, None
-    if DIAGONALS is not None:
-        diagonals = DIAGONALS + head * diagonals_stride
-    if KEY_LABELS is not None:
-        label_k = tl.load(KEY_LABELS + batch * keys + at_k, mask=at_k < keys, other=-1)[:, None]
-        query_labels = QUERY_LABELS + batch * queries
+    diagonals = offset(DIAGONALS, head * diagonals_stride)
+    label_k = labels_of_keys(offset(KEY_LABELS, batch * keys), at_k[:, None], keys)
+    query_labels = offset(QUERY_LABELS, batch * queries)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     q_base, do_base = Q + batch * qb + head * qh, DO + batch * db + head * dh
@@ -189,9 +182,7 @@ def backward_diagonals(
     if CAUSAL:
         visits = tl.where(ahead * BLOCK > BLOCK - 1 + keys - queries, 0, visits)
     share = tl.cdiv(visits, splits)
-    diagonals = None
-    if DIAGONALS is not None:
-        diagonals = DIAGONALS + head * diagonals_stride
+    diagonals = offset(DIAGONALS, head * diagonals_stride)
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for visit in tl.range(split * share, tl.minimum((split + 1) * share, visits)):
         batch = (visit // tiles).to(tl.int64)
@@ -210,10 +201,8 @@ def backward_diagonals(
             row = (batch * heads + head) * queries
             normaliser = tl.load(NORMALISERS + row + at_q, mask=at_q < queries, other=float("inf"))
             delta = tl.load(DELTA + row + at_q, mask=at_q < queries, other=0.0)
-            label_q, label_k = None, None
-            if QUERY_LABELS is not None:
-                label_q = tl.load(QUERY_LABELS + batch * queries + at_q, mask=at_q < queries, other=-2)[:, None]
-                label_k = tl.load(KEY_LABELS + batch * keys + at_k, mask=at_k < keys, other=-1)[None, :]
+            label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
+            label_k = labels_of_keys(offset(KEY_LABELS, batch * keys), at_k[None, :], keys)
             logits = tile_of_logits(
                 q, k, at_q[:, None], at_k[None, :], label_q, label_k, diagonals, queries, keys, scale,
                 CAUSAL, True, PRECISION,

@@ -3,7 +3,18 @@
 import triton
 import triton.language as tl
 
-from pretrain.kernels.tiles import LOG2_E, drop, keys_seen, load_tile, seed_of_head, store_tile, tile_of_logits
+from pretrain.kernels.tiles import (
+    LOG2_E,
+    drop,
+    keys_seen,
+    labels_of_keys,
+    labels_of_queries,
+    load_tile,
+    offset,
+    seed_of_head,
+    store_tile,
+    tile_of_logits,
+)
 
 
 @triton.jit
@@ -16,9 +27,7 @@ def _attend(
     for first in tl.range(low, high, BLOCK_N):
         at_k = first + tl.arange(0, BLOCK_N)
         k = load_tile(k_base, at_k, k_stride, keys, D, BLOCK_D)
-        label_k = None
-        if key_labels is not None:
-            label_k = tl.load(key_labels + at_k, mask=at_k < keys, other=-1)[None, :]
+        label_k = labels_of_keys(key_labels, at_k[None, :], keys)
         logits = tile_of_logits(
             q, k, at_q, at_k[None, :], label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
@@ -48,12 +57,9 @@ def forward(
     at_q = first + tl.arange(0, BLOCK_M)
     q = load_tile(Q + batch * qb + head * qh, at_q, ql, queries, D, BLOCK_D)
     seed = seed_of_head(SEED, row)
-    diagonals, label_q, key_labels = None, None, None
-    if DIAGONALS is not None:
-        diagonals = DIAGONALS + head * diagonals_stride
-    if QUERY_LABELS is not None:
-        label_q = tl.load(QUERY_LABELS + batch * queries + at_q, mask=at_q < queries, other=-2)[:, None]
-        key_labels = KEY_LABELS + batch * keys
+    diagonals = offset(DIAGONALS, head * diagonals_stride)
+    label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
+    key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, CAUSAL, BLOCK_M, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)

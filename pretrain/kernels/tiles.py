@@ -36,6 +36,33 @@ def store_tile(base, at, stride, length, tile, D: tl.constexpr, BLOCK_D: tl.cons
 
 
 @triton.jit
+def offset(base, distance):
+    """`base` moved by `distance` elements; None if there is none."""
+    moved = None
+    if base is not None:
+        moved = base + distance
+    return moved
+
+
+@triton.jit
+def labels_of_queries(labels, at, queries):
+    """Labels in the shape of `at`, or None; no key has the label of a place outside."""
+    found = None
+    if labels is not None:
+        found = tl.load(labels + at, mask=at < queries, other=-2)
+    return found
+
+
+@triton.jit
+def labels_of_keys(labels, at, keys):
+    """Labels in the shape of `at`, or None; no query has the label of a place outside."""
+    found = None
+    if labels is not None:
+        found = tl.load(labels + at, mask=at < keys, other=-1)
+    return found
+
+
+@triton.jit
 def tile_of_logits(
     rows, columns, at_q, at_k, label_q, label_k, diagonals, queries, keys, scale,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
