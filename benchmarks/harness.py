@@ -38,7 +38,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _PACKAGES = ("torch", "deepspeed", "transformers")
 _SHORTEST = 0.02  # s: shorter calls are repeated within a sample
 _LONG = 1.0  # s: a call that takes longer isn't made a second time before it is measured
-_LONGEST_ROUND = 40.0  # s: after a longer one there are no more, instead of three or more
+_LONG_ROUND, _LONGEST_ROUND = 15.0, 40.0  # s: after a longer one there is one more, or none; else three or more
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, round
                     sides[name]()
                 samples[name].append((clock(options.device, threads) - started) / repeats[name])
             taken = time.perf_counter() - began
-            if (number >= 2 and taken > options.seconds) or taken > _LONGEST_ROUND * (number + 1):
+            least = 1 if taken > _LONGEST_ROUND else 2 if taken > _LONG_ROUND * (number + 1) else 3
+            if number + 1 >= least and taken > options.seconds:
                 break
     finally:
         gc.enable()

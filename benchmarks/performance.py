@@ -26,7 +26,7 @@ CPU: dict[str, list[str]] = {
     "engine_overhead": ["engine_overhead.py", "--seconds", "3"],
     "optimizers": ["optimizers.py", "--seconds", "2"],
     "generation": ["generation.py", "--threads", "1"],
-    "products": ["products.py", "--models", "t5-v1.1-small", "bart-base", "--threads", "1", "--seconds", "3"],
+    "products": ["products.py", "--models", "t5-v1.1-small", "--threads", "1", "--seconds", "3"],
     "attention": ["attention_forms.py", "--seconds", "1"],
     "loss_head": ["loss_head.py", "--seconds", "1"],
     "start_up": ["start_up.py"],
