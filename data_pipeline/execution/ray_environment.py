@@ -2,7 +2,8 @@
 
 import os
 
-RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
+from data_pipeline.execution.attempts import RETRIES
+
 # Ray prints pages about every lost worker; our own messages have what matters.
 _OF_LOST_WORKERS = (
     "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"

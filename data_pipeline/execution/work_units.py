@@ -1,11 +1,11 @@
-"""Units of work: planned on the driver, run on Ray Data, committed one by one, and kept while their inputs stay.
+"""Units of work: planned on the driver, run by workers, committed one by one, and kept while their inputs stay.
 
-A stage is a list of units, and each unit is one Ray row. The worker writes the unit's files atomically and returns only
-counts. The driver decides which units run; Ray decides only when. The unit's sidecar, `CORPUS/.stages/STAGE/UNIT.json`,
-is written last and commits it: it has the fingerprint of the unit's inputs, its files and its counts.
+A stage is a list of units, and on a cluster each unit is one Ray row. The worker writes the unit's files atomically and
+returns only counts. The driver decides which units run; `workers` decides only where and when. The unit's sidecar,
+`CORPUS/.stages/STAGE/UNIT.json`, is written last and commits it: it has the fingerprint of the unit's inputs, its files
+and its counts.
 """
 
-import contextlib
 import errno
 import os
 import shutil
@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic_core import to_json
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, ray_environment
+from data_pipeline.execution import ownership, workers
+from data_pipeline.execution.attempts import Lost
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
@@ -152,7 +153,7 @@ def run(
         notes = _notes(corpus, stage.name)
         shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
         notes.mkdir(parents=True, exist_ok=True)
-        rows = _here(stage, todo, corpus) if _ray_is_off else _on_ray(stage, todo, corpus, ray_config)
+        rows = _performed(stage, todo, corpus, ray_config)
         for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
             if isinstance(row, _Failed):
                 errors.append(row)
@@ -177,29 +178,6 @@ def _read_sidecars(
         return {name: finished for name, finished in zip(names, found, strict=True) if finished is not None}
 
 
-_ray_is_off = False
-
-
-@contextlib.contextmanager
-def without_ray() -> Iterator[None]:
-    """Within the block, `run` does the units one after the other in this process."""
-    global _ray_is_off
-    _ray_is_off = True
-    try:
-        yield
-    finally:
-        _ray_is_off = False
-
-
-def _here(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path
-) -> Iterator[Finished[ResultType] | _Failed]:
-    corpus = corpus.resolve()
-    token = ownership.begin(corpus)
-    for unit in todo:
-        yield _perform(stage, unit, corpus, token)
-
-
 def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> str:
     if finished is None:
         return "new"
@@ -212,6 +190,11 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
         except (FileNotFoundError, NotADirectoryError):
             return "output missing or cut"
     return ""
+
+
+def has_begun(stage: Stage, corpus: Path) -> bool:
+    """Whether any unit of `stage` has been committed."""
+    return any((corpus / ".stages" / stage.name).glob("*.json"))
 
 
 def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
@@ -329,23 +312,19 @@ def _raise(errors: list[_Failed]) -> None:
     raise UserError(message) if user_error else FailedError(message)
 
 
-def _on_ray(
+def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
 ) -> Iterator[Finished[ResultType] | _Failed]:
-    ray_environment.prepare()
-    from data_pipeline.execution import ray_cluster
-
     corpus = corpus.resolve()
     token = ownership.begin(corpus)
-    ray_cluster.start(ray_config, corpus, token)
 
     def perform(row: str) -> str:
         return to_json(_perform(stage, parse_json(row, stage.unit, stage.name), corpus, token)).decode()
 
     rows = {unit.name: to_json(unit).decode() for unit in todo}
     kind = stage.finished | _Failed
-    for name, answer in ray_cluster.each(perform, rows, stage.name):
-        if isinstance(answer, ray_cluster.Lost):
+    for name, answer in workers.each(perform, rows, stage.name, corpus, token, ray_config):
+        if isinstance(answer, Lost):
             yield _out_of_memory(stage, name, answer.reason)
         else:
             yield parse_json(answer, kind, stage.name)
