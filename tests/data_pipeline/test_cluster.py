@@ -279,12 +279,12 @@ def test_a_lone_unit_starts_no_cluster_and_is_tried_again_in_another_process(tmp
     (finished,) = run(DIVISION, [once], tmp_path, RayConfig())
     assert (tmp_path / "tries-1").read_text() == "xx"
     assert finished.outputs["tries-1"].bytes == 2
-    for unit, told in {
-        Unit(
-            "allocate", Work("allocate"), ""
-        ): f"out of memory on {socket.gethostname()}: Unable to allocate 1.00 PiB ",
-        Unit("be_killed", Work("be_killed", times=9), ""): "the worker died on every try, with no other one at work: ",
-    }.items():
+    unable = f"out of memory on {socket.gethostname()}: Unable to allocate 1.00 PiB "
+    for spec, told in (
+        (Work("allocate"), unable),
+        (Work("be_killed", times=9), "the worker died on every try, with no other one at work: "),
+    ):
+        unit = Unit(spec.work, spec, "")
         with pytest.raises(FailedError, match="what is finished is kept") as error:
             run(DIVISION, [unit], tmp_path, RayConfig())
         assert str(error.value).startswith(f"division: unit {unit.name}: {told}")

@@ -40,9 +40,9 @@ def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[st
 def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     """Compares an undisturbed build of all stages with one that is killed three times.
 
-    Only the second merges files, and it is killed while it does. It is on Ray when it is killed first: one kill hits the
-    raylet, whose workers end with it; the next the driver alone, whose workers go on a while. The last one hits it in a
-    process of its own, without Ray, which is also how the undisturbed build runs.
+    Only the second merges files, and it is killed while it does. The first two kills hit it on Ray: one the raylet,
+    whose workers end with it, the other the driver alone, whose workers go on a while. The third hits it in a process
+    of its own without Ray, which is also how the undisturbed build runs.
     """
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
