@@ -26,18 +26,21 @@ _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
 
 
 def start(num_cpus: int | None) -> None:
-    """Starts Ray on this machine, with all CPUs by default."""
+    """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
     if ray.is_initialized():
         return
     logging.getLogger("ray").setLevel(logging.ERROR)  # off the main thread it warns that it leaves SIGTERM alone
-    # Only counts pass through the object store; workers get the rest of the memory.
-    ray.init(
-        address="local",  # not a cluster that happens to run on this machine
-        num_cpus=num_cpus,
-        object_store_memory=256 * 2**20,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        # Only counts pass through the object store; workers get the rest of the memory.
+        ray.init(
+            address="local",  # not a cluster that happens to run on this machine
+            num_cpus=num_cpus,
+            object_store_memory=256 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
+        raise FailedError(f"Ray doesn't start here: {_one_line(error)}; run the command again") from None
     _settle()
 
 
@@ -60,6 +63,11 @@ def _settle() -> None:
     context.execution_options.verbose_progress = False
     context.max_errored_blocks = -1  # a lost unit doesn't stop the others
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it also raises the errors that it logs
+
+
+def cpus() -> int:
+    """How many units the cluster does at once."""
+    return int(ray.cluster_resources().get("CPU", 1))
 
 
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
