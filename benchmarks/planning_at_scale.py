@@ -39,8 +39,8 @@ from data_pipeline.execution.work_units import (
     Unit,
     outputs_of,
     run,
-    without_ray,
 )
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import documents, shards, tokens
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec

@@ -194,9 +194,12 @@ class RayConfig(Section):
     """Where the build runs."""
 
     address: str | None = None
-    """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one."""
+    """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one, if the build is large."""
     num_cpus: PositiveInt | None = None
     """CPUs of the cluster that the command starts. null: all."""
+    small_bytes: NonNegativeInt = 16 * 2**20
+    """The most input, in bytes as stored, for which no cluster is started: units then run one after the other in the
+    command's own process."""
 
 
 class CorpusConfig(Section):

@@ -7,11 +7,11 @@ from pathlib import Path
 from data_pipeline import manifest, report
 from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution import ownership
-from data_pipeline.execution.inputs import list_files
+from data_pipeline.execution import ownership, workers
+from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.merging import merge
 from data_pipeline.execution.parts import keep_only, parts_of
-from data_pipeline.execution.work_units import Finished, forget_damaged, outputs_of, run
+from data_pipeline.execution.work_units import Finished, forget_damaged, has_begun, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_sound_json
@@ -53,10 +53,19 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
             classifier.check(rules.classifier)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
+    with workers.for_inputs(sum(file.bytes for file in inputs), config.ray):
+        return _run_stages(config, corpus, inputs, until, strict, repair)
+
+
+def _run_stages(
+    config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool, repair: bool
+) -> Path:
     _prepare(corpus)
     if repair:
         _forget_damaged(corpus)
     dedup.forget(corpus, config)
+    if not has_begun(documents.STAGE, corpus):  # planning many inputs takes as long as Ray does to start
+        workers.expect(len(inputs), config.ray)
     built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
     tell_damage(built.documents, strict)
     parts = parts_of(built.documents)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.execution import timing
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import write_bytes, write_json
@@ -65,7 +66,10 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "tokenizer_sample": next(
             (asdict(unit.result.sample) for unit in built.tokenizer if unit.result.sample.documents), {}
         ),
-        "stages": [_speed(stage, units, sizes.get(stage, text_read)) for stage, units in built.by_stage.items()],
+        "stages": [
+            _speed(stage, units, sizes.get(stage, text_read)) | _times(corpus, stage)
+            for stage, units in built.by_stage.items()
+        ],
     }
     write_json(corpus / FILE, report)
     write_bytes(corpus / FOR_PEOPLE, as_markdown(report).encode())
@@ -176,6 +180,17 @@ def as_markdown(report: Json) -> str:
             ],
         ),
     ]
+    if timed := [stage for stage in report["stages"] if "seconds" in stage]:
+        keys = ("seconds", "workers", "core_seconds", "idle_seconds", "ray_start_seconds", "driver_core_seconds")
+        header = ["stage", "seconds", "workers", "core-seconds of units", "idle", "Ray's start", "driver"]
+        sums = [f"{sum(stage[key] for stage in timed):.1f}" if key != "workers" else "" for key in keys]
+        rows = [[stage["name"], *(str(stage[key]) for key in keys)] for stage in timed]
+        parts += [
+            "## Where the time went",
+            "In seconds, of each stage's last run that had units to do. Idle: workers without a unit, added up. "
+            "Driver: its time of the processor.",
+            _table(header, [*rows, ["together", *sums]]),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -302,6 +317,20 @@ def _speed(stage: str, units: Sequence[Finished[Result]], size: int) -> Json:
         "megabytes_per_core_second": round(megabytes / seconds, 3) if seconds else None,
         "units": len(units),
         "written_megabytes": round(written / 1e6, 3),
+    }
+
+
+def _times(corpus: Path, stage: str) -> Json:
+    """Where the wall time of the stage's last run went; the times of units are those of the processor."""
+    found = timing.noted(corpus, stage)
+    if found is None:
+        return {}
+    return {
+        "seconds": round(found.seconds, 1),
+        "workers": found.workers,
+        "idle_seconds": round(found.idle, 1),
+        "ray_start_seconds": round(found.waited, 1),
+        "driver_core_seconds": round(found.driver, 1),
     }
 
 

@@ -26,6 +26,7 @@ import psutil
 from tests.conftest import SAMPLES, write_c4, write_corpus_file
 
 VICTIMS = ("driver", "worker", "raylet", "all")
+_ON_RAY = ("ray.num_cpus=2", "ray.small_bytes=0")
 _SECONDS_TO_FINISH = 180.0
 
 
@@ -129,7 +130,7 @@ def _build(
 
 
 def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-m", "data_pipeline", "build", str(config), f"output={corpus}", "ray.num_cpus=2"]
+    program = [sys.executable, "-m", "data_pipeline", "build", str(config), f"output={corpus}", *_ON_RAY]
     with log.open("ab") as file:
         return subprocess.Popen(program, stdout=file, stderr=file, start_new_session=True)
 

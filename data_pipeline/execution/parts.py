@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from data_pipeline.text.tally import Tally
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
 )
+_COLUMNS = SCHEMA.names
 # A shorter document or line counts as this many characters, since its key, hash and place take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
@@ -145,7 +146,7 @@ class PartFile:
         self.text_bytes = 0
 
     def add(self, document: Document) -> None:
-        self._group.append(asdict(document))
+        self._group.append({name: getattr(document, name) for name in _COLUMNS})  # asdict takes four times as long
         self._characters += size_of(document.text)
         self.documents[document.split] += 1
         self.text_bytes += len(document.text.encode()) + len(document.target.encode())

@@ -10,7 +10,6 @@ import re
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,57 @@ import ray
 import ray.data.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership
-from data_pipeline.execution.ray_environment import RETRIES
+from data_pipeline.execution.attempts import CAUSE, RETRIES, Lost
 from data_pipeline.foundation.errors import FailedError
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
 
 
-@dataclass(frozen=True)
-class Lost:
-    """Replaces a result if the worker was lost on every try. `reason` says how and where the last one was lost."""
+def start(num_cpus: int | None) -> None:
+    """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
+    if ray.is_initialized():
+        return
+    logging.getLogger("ray").setLevel(logging.ERROR)  # off the main thread it warns that it leaves SIGTERM alone
+    try:
+        # Only counts pass through the object store; workers get the rest of the memory.
+        ray.init(
+            address="local",  # not a cluster that happens to run on this machine
+            num_cpus=num_cpus,
+            object_store_memory=256 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
+        raise FailedError(f"Ray doesn't start here: {_one_line(error)}; run the command again") from None
+    _settle()
 
-    reason: str
 
-
-def start(config: RayConfig, corpus: Path, token: str) -> None:
-    """Starts Ray here, or joins the cluster at `config.address`, all of whose nodes must see `corpus`.
+def join(address: str, corpus: Path, token: str) -> None:
+    """Joins the cluster at `address`, all of whose nodes must see `corpus`, the directory of the build with `token`.
 
     Raises FailedError if the cluster can't be reached or one of its nodes sees another directory.
     """
     if ray.is_initialized():
         return
-    if config.address is None:
-        # Only counts pass through the object store; workers get the rest of the memory.
-        ray.init(
-            address="local",  # not a cluster that happens to run on this machine
-            num_cpus=config.num_cpus,
-            object_store_memory=256 * 2**20,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
-    else:
-        _join(config.address)
-        _probe(corpus, token)
+    _join(address)
+    _probe(corpus, token)
+    _settle()
+
+
+def _settle() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.verbose_progress = False
     context.max_errored_blocks = -1  # a lost unit doesn't stop the others
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it also raises the errors that it logs
+
+
+def cpus() -> int:
+    """How many units the cluster does at once."""
+    return int(ray.cluster_resources().get("CPU", 1))
 
 
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
@@ -107,8 +116,7 @@ def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterato
             where = f" on node {node[1]}" if node else ""
             yield name, Lost(f"out of memory{where} on every try, the last one with the node to itself")
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
-            cause = "it crashed, or the system ended it because memory ran out"
-            yield name, Lost(f"the worker died on every try, the last one with a node to itself: {cause}")
+            yield name, Lost(f"the worker died on every try, the last one with a node to itself: {CAUSE}")
 
 
 def _join(address: str) -> None:

@@ -2,7 +2,8 @@
 
 import os
 
-RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
+from data_pipeline.execution.attempts import RETRIES
+
 # Ray prints pages about every lost worker; our own messages have what matters.
 _OF_LOST_WORKERS = (
     "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
@@ -14,3 +15,6 @@ def prepare() -> None:
     """Sets them, unless the user has. Has no effect once Ray is imported."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
+    # By default Ray lowers the priority of its workers to that of background work, so that beside any other program a
+    # build hardly moves. The user who wants that starts the command with `nice`, which its workers inherit.
+    os.environ.setdefault("RAY_worker_niceness", "0")

@@ -1,11 +1,11 @@
-"""Units of work: planned on the driver, run on Ray Data, committed one by one, and kept while their inputs stay.
+"""Units of work: planned on the driver, run by workers, committed one by one, and kept while their inputs stay.
 
-A stage is a list of units, and each unit is one Ray row. The worker writes the unit's files atomically and returns only
-counts. The driver decides which units run; Ray decides only when. The unit's sidecar, `CORPUS/.stages/STAGE/UNIT.json`,
-is written last and commits it: it has the fingerprint of the unit's inputs, its files and its counts.
+A stage is a list of units, and on a cluster each unit is one Ray row. The worker writes the unit's files atomically and
+returns only counts. The driver decides which units run; `workers` decides only where and when. The unit's sidecar,
+`CORPUS/.stages/STAGE/UNIT.json`, is written last and commits it: it has the fingerprint of the unit's inputs, its files
+and its counts.
 """
 
-import contextlib
 import errno
 import os
 import shutil
@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic_core import to_json
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, ray_environment
+from data_pipeline.execution import ownership, timing, workers
+from data_pipeline.execution.attempts import Lost
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
@@ -97,13 +98,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Finished(Generic[ResultType]):
-    """A committed unit: its counts, the sha256 of each output, and the core-seconds it took."""
+    """A committed unit: its counts, the sha256 of each output, and the core-seconds and seconds it took."""
 
     name: str
     fingerprint: str
     result: ResultType
     outputs: dict[str, Output]
     seconds: float
+    wall_seconds: float = 0.0  # not known of units of old builds
 
     @property
     def checksums(self) -> list[str]:
@@ -146,25 +148,41 @@ def run(
     else:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
         print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
-        errors = []
-        sizes = {unit.name: unit.bytes for unit in todo}
-        size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
-        notes = _notes(corpus, stage.name)
-        shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
-        notes.mkdir(parents=True, exist_ok=True)
-        rows = _here(stage, todo, corpus) if _ray_is_off else _on_ray(stage, todo, corpus, ray_config)
-        for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
-            if isinstance(row, _Failed):
-                errors.append(row)
-                if row.of_store:  # every other unit would wait for it too
-                    break
-            else:
-                done[row.name] = row
-        shutil.rmtree(notes, ignore_errors=True)
+        finished, errors = _work_off(stage, todo, corpus, ray_config)
+        done |= finished
         if errors:
             _raise(errors)
     _forget_others(corpus, stage.name, recorded - reasons.keys())
     return [done[unit.name] for unit in units]
+
+
+def _work_off(
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+) -> tuple[dict[str, Finished[ResultType]], list[_Failed]]:
+    """Does the units `todo`, shows how far they are, and notes how long it took."""
+    began, used = time.monotonic(), time.process_time()
+    there = workers.ready(len(todo), corpus, ownership.begin(corpus), ray_config)
+    waited = time.monotonic() - began
+    done: dict[str, Finished[ResultType]] = {}
+    errors = []
+    sizes = {unit.name: unit.bytes for unit in todo}
+    size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
+    notes = _notes(corpus, stage.name)
+    shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
+    notes.mkdir(parents=True, exist_ok=True)
+    rows = _performed(stage, todo, corpus, there)
+    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
+        if isinstance(row, _Failed):
+            errors.append(row)
+            if row.of_store:  # every other unit would wait for it too
+                break
+        else:
+            done[row.name] = row
+    shutil.rmtree(notes, ignore_errors=True)
+    seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
+    driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if there.here else 0.0)
+    timing.note(corpus, stage.name, timing.Timing(seconds, waited, there.number, busy, driver))
+    return done, errors
 
 
 def _read_sidecars(
@@ -175,29 +193,6 @@ def _read_sidecars(
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda name: _committed(_sidecar(corpus, stage.name, name), kind), names)
         return {name: finished for name, finished in zip(names, found, strict=True) if finished is not None}
-
-
-_ray_is_off = False
-
-
-@contextlib.contextmanager
-def without_ray() -> Iterator[None]:
-    """Within the block, `run` does the units one after the other in this process."""
-    global _ray_is_off
-    _ray_is_off = True
-    try:
-        yield
-    finally:
-        _ray_is_off = False
-
-
-def _here(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path
-) -> Iterator[Finished[ResultType] | _Failed]:
-    corpus = corpus.resolve()
-    token = ownership.begin(corpus)
-    for unit in todo:
-        yield _perform(stage, unit, corpus, token)
 
 
 def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> str:
@@ -212,6 +207,11 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
         except (FileNotFoundError, NotADirectoryError):
             return "output missing or cut"
     return ""
+
+
+def has_begun(stage: Stage, corpus: Path) -> bool:
+    """Whether any unit of `stage` has been committed."""
+    return any((corpus / ".stages" / stage.name).glob("*.json"))
 
 
 def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
@@ -280,7 +280,7 @@ def _perform(
     stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str
 ) -> Finished[ResultType] | _Failed:
     """Runs in a worker: does the work and commits it."""
-    started = time.process_time()
+    began, used = time.monotonic(), time.process_time()
     try:
         with ownership.at_work(corpus, token), progress.noted_in(_notes(corpus, stage.name) / unit.name):
             result = stage.work(corpus, unit.spec)
@@ -288,8 +288,8 @@ def _perform(
                 name: Output((corpus / name).stat().st_size, sha256(corpus / name))
                 for name in (*unit.outputs, *result.files)
             }
-            seconds = round(time.process_time() - started, 3)
-            finished = Finished(unit.name, stage.fingerprint(unit), result, outputs, seconds)
+            core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
+            finished = Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
             write_json(_sidecar(corpus, stage.name, unit.name), finished)
             return finished
     except UserError as error:
@@ -329,23 +329,19 @@ def _raise(errors: list[_Failed]) -> None:
     raise UserError(message) if user_error else FailedError(message)
 
 
-def _on_ray(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+def _performed(
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, there: workers.Workers
 ) -> Iterator[Finished[ResultType] | _Failed]:
-    ray_environment.prepare()
-    from data_pipeline.execution import ray_cluster
-
     corpus = corpus.resolve()
     token = ownership.begin(corpus)
-    ray_cluster.start(ray_config, corpus, token)
 
     def perform(row: str) -> str:
         return to_json(_perform(stage, parse_json(row, stage.unit, stage.name), corpus, token)).decode()
 
     rows = {unit.name: to_json(unit).decode() for unit in todo}
     kind = stage.finished | _Failed
-    for name, answer in ray_cluster.each(perform, rows, stage.name):
-        if isinstance(answer, ray_cluster.Lost):
+    for name, answer in there.each(perform, rows, stage.name):
+        if isinstance(answer, Lost):
             yield _out_of_memory(stage, name, answer.reason)
         else:
             yield parse_json(answer, kind, stage.name)

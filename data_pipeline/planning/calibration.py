@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.paths import opening
 from data_pipeline.pipeline import build

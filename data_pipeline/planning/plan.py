@@ -15,8 +15,10 @@ from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.merging import level_name
+from data_pipeline.execution.workers import are_small
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.progress import counted
 from data_pipeline.report import Json
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.tokens import token_dtype
@@ -63,6 +65,7 @@ class Plan:
     name: str
     measured: str
     workers: int
+    ray_start: float
     inputs: int
     stages: list[StagePlan]
     tokens: dict[str, int]
@@ -70,7 +73,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return _RAY_START + sum(stage.seconds for stage in self.stages)
+        return self.ray_start + sum(stage.seconds for stage in self.stages)
 
     @property
     def disk(self) -> float:
@@ -142,13 +145,17 @@ class _Speeds:
 
 
 def plan(config: CorpusConfig, report: Json, measured: str, workers: int | None = None) -> Plan:
-    """The forecast of a build by `workers` (all of this machine's cores by default) at the speeds of `report`."""
+    """The forecast of a build by `workers` (all of this machine's cores by default) at the speeds of `report`.
+
+    A build that is too small for a cluster has one worker.
+    """
     speeds = _Speeds(report, config)
-    workers = workers or config.ray.num_cpus or os.cpu_count() or 1
     files = [file for source in config.sources for file in list_files(source)]
+    small = are_small(sum(file.bytes for file in files), config.ray)
+    workers = 1 if small else workers or config.ray.num_cpus or os.cpu_count() or 1
     stages, tokens = _stages(config, speeds, files, workers)
     warnings = list(_warnings(config, stages, files, workers))
-    return Plan(config.name, measured, workers, len(files), stages, tokens, warnings)
+    return Plan(config.name, measured, workers, 0.0 if small else _RAY_START, len(files), stages, tokens, warnings)
 
 
 def as_json(found: Plan) -> dict[str, Any]:
@@ -158,7 +165,7 @@ def as_json(found: Plan) -> dict[str, Any]:
 def as_text(found: Plan) -> str:
     """The forecast in lines of 80 columns."""
     lines = [
-        f"{found.name}: {found.inputs:,} inputs, {found.workers:,} workers; speeds {found.measured}",
+        f"{found.name}: {found.inputs:,} inputs, {counted(found.workers, 'worker')}; speeds {found.measured}",
         f"{'stage':23}{'units':>7}{'MB':>10}{'core-s':>9}{'s':>7}{'worker':>9}{'disk':>9}{'opens':>6}",
     ]
     lines += [
@@ -167,9 +174,10 @@ def as_text(found: Plan) -> str:
         for stage in found.stages
     ]
     tokens = ", ".join(f"{split} {count:,}" for split, count in found.tokens.items() if count)
+    waiting = f", {found.ray_start:.0f} s of it for Ray to start" if found.ray_start else ""
     lines += [
         f"tokens: {tokens}",
-        f"time: {_duration(found.seconds)}, {_RAY_START:.0f} s of it for Ray to start; disk: {_size(found.disk)}",
+        f"time: {_duration(found.seconds)}{waiting}; disk: {_size(found.disk)}",
     ]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 

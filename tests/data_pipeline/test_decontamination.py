@@ -15,7 +15,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.decontamination.config import DecontaminationConfig, EvaluationSet
 from data_pipeline.decontamination.items import read_items
 from data_pipeline.decontamination.ngrams import Ngrams
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build

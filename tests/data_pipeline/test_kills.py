@@ -38,11 +38,11 @@ def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[st
 
 
 def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
-    """Compares an undisturbed build, of all stages and with all CPUs, with a build by one worker that is killed twice.
+    """Compares an undisturbed build of all stages with one that is killed three times.
 
-    Only the second merges files, and it is killed while it does.
-
-    The first kill hits the raylet, whose workers end with it; the second the driver alone, whose workers go on a while.
+    Only the second merges files, and it is killed while it does. The first two kills hit it on Ray: one the raylet,
+    whose workers end with it, the other the driver alone, whose workers go on a while. The third hits it in a process
+    of its own without Ray, which is also how the undisturbed build runs.
     """
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
@@ -57,16 +57,18 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, decontamination={"sets": sets})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
-    build = start_until("lines-keys-merged: ", config, f"output={killed}")
+    on_ray = "ray.small_bytes=0"
+    build = start_until("lines-keys-merged: ", config, f"output={killed}", on_ray)
     started = family(build.pid)
     (raylet,) = raylets(started)
     raylet.kill()
     assert build.wait() != 0
     assert not (killed / "documents").exists()  # deduplication isn't finished
-    build = start_until("tokens-merged: ", config, f"output={killed}")
-    started += family(build.pid)
-    build.kill()
-    build.wait()
+    for line, *changes in (("tokens-merged: ", on_ray), ("shards: ",)):
+        build = start_until(line, config, f"output={killed}", *changes)
+        started += family(build.pid)
+        build.kill()
+        build.wait()
 
     undisturbed = run_here("data-pipeline", "build", config, f"output={whole}")
     assert undisturbed.returncode == 0, undisturbed.stderr

@@ -15,7 +15,8 @@ from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_losers,
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
 from data_pipeline.execution.merging import MergeSpec, Merging, group_sizes
-from data_pipeline.execution.work_units import Result, without_ray
+from data_pipeline.execution.work_units import Result
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build

@@ -186,6 +186,16 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path):
     assert stats["inputs"][1]["documents"] == 1000
     assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()
     assert {"name", "megabytes", "core_seconds", "megabytes_per_core_second"} <= stats["stages"][0].keys()
+    for stage in stats["stages"]:  # one unit after the other, here
+        assert (stage["workers"], stage["ray_start_seconds"]) == (1, 0)
+        assert stage["core_seconds"] <= stage["seconds"] + 0.1
+        assert 0 <= stage["idle_seconds"] <= stage["seconds"]
+        assert stage["driver_core_seconds"] >= 0
+    table = (tmp_path / "corpus/report.md").read_text().split("## Where the time went")[1]
+    assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:] == [
+        *(f"| {stage['name']}" for stage in stats["stages"]),
+        "| together",
+    ]
     table = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet")
     assert table.column_names[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     first = table.to_pylist()[0]

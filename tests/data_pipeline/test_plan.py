@@ -79,8 +79,11 @@ def test_the_command_prints_80_columns_and_json(small_corpus):
     done = run_here("data-pipeline", "plan", config, "--speeds", small_corpus)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
-    found = json.loads(run_here("data-pipeline", "plan", config, "--speeds", small_corpus, "--json").stdout)
-    assert found["seconds"] > sum(stage["seconds"] for stage in found["stages"])
+    assert "Ray" not in done.stdout
+    for changes, start in (([], 0), (["ray.small_bytes=0"], 9)):
+        shown = run_here("data-pipeline", "plan", config, *changes, "--speeds", small_corpus, "--json")
+        found = json.loads(shown.stdout)
+        assert found["seconds"] == pytest.approx(start + sum(stage["seconds"] for stage in found["stages"]))
 
 
 def test_speeds_of_other_sources_are_refused(small_corpus):

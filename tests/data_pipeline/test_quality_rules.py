@@ -12,7 +12,7 @@ import pytest
 from data_pipeline import manifest, report
 from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build

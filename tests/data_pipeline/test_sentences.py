@@ -53,6 +53,16 @@ def test_short_cuts_give_what_the_whole_model_gives(text, at_most):
     assert count_sentences(text, at_most) == min(number, at_most)
 
 
+WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? go! ( " “ é fig'
+JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
+
+
+@given(st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)), max_size=12), st.integers(2, 5))
+def test_plain_ends_of_sentences_are_ends_to_the_whole_model_too(words, at_most):
+    text = "".join(word + joint for word, joint in words)
+    assert count_sentences(text, at_most) == min(len(_english().tokenize(text)), at_most)
+
+
 @given(TEXT)
 def test_candidates_are_those_of_the_expression_of_nltk_3_5(text):
     """NLTK's expression takes time quadratic in the length of a word, and was therefore replaced in NLTK 3.6.6."""

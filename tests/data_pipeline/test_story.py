@@ -14,7 +14,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives import SpanCorruption

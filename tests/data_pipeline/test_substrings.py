@@ -13,7 +13,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import DedupConfig, SubstringsConfig
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.execution.work_units import without_ray
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
 from data_pipeline.story import trace
