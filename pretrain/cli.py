@@ -323,10 +323,15 @@ def import_(
     out: NewDirectory,
 ) -> None:
     """Convert a Hugging Face directory into a checkpoint that a run can start from."""
+    from pretrain.checkpoint.buffers import read_buffers
     from pretrain.huggingface import import_ as make
 
     config = make(directory, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
+    for name, values in read_buffers(out).items():
+        print(
+            f"{name} is kept as it is: {int(values.count_nonzero()):,} of its numbers aren't 0. No training changes it."
+        )
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 

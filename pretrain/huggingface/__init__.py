@@ -13,7 +13,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import directory, tokenizer_files
+from pretrain.huggingface import directory, roberta, tokenizer_files
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import FAMILIES, ModelConfig
 
@@ -51,7 +51,7 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
     interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
-    return directory.read(interchanges, path)
+    return directory.read([*interchanges, roberta.INTERCHANGE], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -65,6 +65,8 @@ def import_(path: Path, out: Path) -> ModelConfig:
     rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
+    if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
+        config = config.model_copy(update={"eos_id": vocabulary.eos})
     for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
         if configured != has:
             raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
