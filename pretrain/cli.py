@@ -317,6 +317,31 @@ def export(
         print(f"  mlflow models serve --env-manager local -m {model}")
 
 
+@app.command()
+def average(
+    places: Annotated[
+        list[Path],
+        path_argument("CHECKPOINT… OUT", "Checkpoints, or a run directory for its latest; then a new directory."),
+    ],
+    last: Annotated[int, typer.Option(min=1, help="The last checkpoints of the run, instead of the latest alone.")] = 1,
+    ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
+) -> None:
+    """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
+    *given, out = places
+    if not given:
+        raise UserError("average: give checkpoints, or a run, and then a new directory")
+    if last > 1 and len(given) > 1:
+        raise UserError(f"--last is for one run directory, and there are {len(given)} places")
+    from pretrain.checkpoint.average import average as make
+    from pretrain.checkpoint.average import last_checkpoints
+    from pretrain.checkpoint.choose import checkpoint_in
+
+    checkpoints = last_checkpoints(given[0], last) if last > 1 else [checkpoint_in(place) for place in given]
+    parameters = make(checkpoints, out, ema)
+    print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, checkpoints))}.")
+    print(f"Next: pretrain evaluate {out}")
+
+
 @app.command("import")
 def import_(
     directory: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
