@@ -293,13 +293,22 @@ def export(
     uri: Annotated[
         str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers, ctranslate2 or llama.cpp.")
+    ] = "transformers",
+    encoder_only: Annotated[
+        bool, typer.Option("--encoder-only", help="The encoder alone, without the decoder.")
+    ] = False,
 ) -> None:
-    """Write a directory that Hugging Face transformers can load."""
+    """Write a directory that Hugging Face transformers can load, with a model card."""
+    if register is not None and encoder_only:
+        raise UserError("--register: an encoder by itself doesn't generate text, so it couldn't be served")
     from pretrain.checkpoint.choose import checkpoint_in
 
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
     from pretrain import huggingface
+    from pretrain.huggingface.provenance import provenance
 
     family, registration = trained.model.config.family, None
     if register is not None:
@@ -309,8 +318,16 @@ def export(
         if FAMILIES[family].generates is None:
             raise UserError(f"--register: models of the family {family} don't generate text, so none could be served")
         registration = Registration.of(directory, register, uri)
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {huggingface.interchange_of(family).usage}")
+    usage = huggingface.export(
+        trained.model.state_dict(),
+        trained.model.config,
+        trained.tokenizer,
+        out,
+        engine=engine,
+        encoder_only=encoder_only,
+        origin=provenance(directory),
+    )
+    print(f"{out}: {usage}")
     if registration is not None:
         model = registration.register(out)
         print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")

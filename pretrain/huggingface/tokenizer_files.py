@@ -29,6 +29,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     in a text becomes that token, as sentinels do in `Tokenizer.encode_with_sentinels`.
     """
     model = tokenizer.model
+    sentinels = _sentinels(tokenizer)
     if isinstance(model, SentencePiece):
         (directory / MODEL).write_bytes(model.files[MODEL])
         from transformers import T5Tokenizer  # takes seconds to import
@@ -36,6 +37,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
         if interchange.model_type == "t5" and not tokenizer.special_tokens:
             # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
             T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+            _write_added(tokenizer, directory)
             return
         backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
     elif isinstance(model, ByteLevelBPE):
@@ -52,7 +54,6 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
 
     vocabulary = tokenizer.vocabulary
     own = [name for _, name in sorted(model.names.items())]
-    sentinels = [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
     names = [*own, *tokenizer.special_tokens, *sentinels]
     # tokens that replace words of a text absorb the white space before them, as those words did
     fills = {*sentinels, "<mask>"}
@@ -68,6 +69,18 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     if isinstance(model, WordPiece):
         config |= {"cls_token": roles["bos_token"], "sep_token": roles["eos_token"]}  # their names in BERT
     json_files.write(directory / CONFIG, config)
+    if isinstance(model, SentencePiece) and interchange.model_type == "t5":
+        _write_added(tokenizer, directory)
+
+
+def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
+    """For llama.cpp's converter, which reads spiece.model and this file instead of tokenizer.json."""
+    names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
+    json_files.write(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.pieces)})
+
+
+def _sentinels(tokenizer: Tokenizer) -> list[str]:
+    return [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
 
 
 def read(directory: Path) -> Tokenizer:

@@ -104,6 +104,8 @@ def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
     done = run_here("pretrain", "evaluate", tmp_path / "mean", "--hook", "validation_loss", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["validation/small/loss"] > 0
+    assert run_here("pretrain", "export", tmp_path / "mean", tmp_path / "out").returncode == 0
+    assert "the mean of the weights after steps 2, 3, 4" in (tmp_path / "out/README.md").read_text()
     done = run_here("pretrain", "average", run, tmp_path / "more", "--last", "5")
     assert (done.returncode, "the run has 4 checkpoints" in done.stderr) == (2, True)
 

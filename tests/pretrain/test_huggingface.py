@@ -153,6 +153,8 @@ def test_files(spiece, tmp_path):
     model = new_model()
     export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "deep" / "out")
     assert {path.name for path in (tmp_path / "deep" / "out").iterdir()} == {
+        "README.md",
+        "added_tokens.json",
         "config.json",
         "generation_config.json",
         "model.safetensors",
