@@ -359,6 +359,21 @@ def average(
     print(f"Next: pretrain evaluate {out}")
 
 
+@app.command()
+def push(
+    export: Annotated[Path, path_argument("EXPORT", "A directory that `pretrain export` has written.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository of a model: owner/name.")],
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server than HF_ENDPOINT or the Hugging Face Hub.")
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the repository first, private.")] = False,
+) -> None:
+    """Upload an export to the Hugging Face Hub, with the token in HF_TOKEN or of `hf auth login`."""
+    from pretrain.huggingface.push import push as upload
+
+    print(f"{export}: uploaded to {upload(export, repository, endpoint, create)}")
+
+
 @app.command("import")
 def import_(
     directory: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
