@@ -97,8 +97,9 @@ class TokenizerConfig(Section):
     kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece"] = "sentencepiece"
     """The kind of tokenizer; only sentencepiece can be trained."""
     path: LocalPath | None = Field(None, validate_default=True)
-    """An existing tokenizer: a sentencepiece file; or a directory with encoder.json and vocab.bpe, with vocab.json and
-    merges.txt, or, for `wordpiece`, with vocab.txt. null: train one on the corpus."""
+    """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
+    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
+    vocab.txt."""
     dictionary: LocalPath | None = None
     """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
     tokenizer, if there is one."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.average import average
 from pretrain.checkpoint.directory import directory_of
@@ -87,6 +88,18 @@ def test_a_run_does_not_change_its_decay(runs, small_corpus):
     done = run_forked("train", runs / "adamw/run.yaml", "optimizer.ema_decay=0.5")
     assert done.returncode == 2
     assert "optimizer.ema_decay" in done.stderr
+
+
+def test_states_on_nvme_leave_no_place_for_an_average(small_corpus, tmp_path):
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        optimizer={"learning_rate": 1e-2, "ema_decay": 0.5},
+        deepspeed={"zero_optimization": zero},
+    )
+    with pytest.raises(UserError, match=r"optimizer\.ema_decay: DeepSpeed keeps no further states on NVMe"):
+        load(path, [], RunConfig)
 
 
 def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
