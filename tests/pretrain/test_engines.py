@@ -28,7 +28,8 @@ def model_of(tokenizer, kind, **changes):
         config = BartConfig(**ids, **SIZES, max_positions=64, **changes)
     else:
         proj = "relu" if kind == "v1.0" else "gated-gelu"
-        config = T5Config(**ids, **SIZES, d_kv=8, feed_forward=proj, tie_embeddings=kind == "v1.0", **changes)
+        own = {"d_kv": 8, "feed_forward": proj, "tie_embeddings": kind == "v1.0"}
+        config = T5Config(**{**ids, **SIZES, **own, **changes})
     model = build(config).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
@@ -134,6 +135,8 @@ def test_what_an_engine_can_not_run_is_refused(spiece, tmp_path):
         exported(tmp_path, spiece, "bart", "llama.cpp")
     with pytest.raises(UserError, match=r"up to 128, but model\.relative_attention_max_distance is 64"):
         exported(tmp_path, spiece, "v1.0", "llama.cpp", relative_attention_max_distance=64)
+    with pytest.raises(UserError, match=r"deeper than its encoder: 3 and 2 layers"):
+        exported(tmp_path, spiece, "v1.0", "llama.cpp", num_decoder_layers=3)
     assert not any(tmp_path.iterdir())
 
 
