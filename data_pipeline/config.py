@@ -91,14 +91,15 @@ class SplitConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing byte-level BPE.
-    The training sample is the first training documents in the order of a hash."""
+    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing byte-level BPE or
+    WordPiece. The training sample is the first training documents in the order of a hash."""
 
-    kind: Literal["sentencepiece", "byte_level_bpe"] = "sentencepiece"
+    kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece"] = "sentencepiece"
     """The kind of tokenizer; only sentencepiece can be trained."""
     path: LocalPath | None = Field(None, validate_default=True)
-    """An existing tokenizer: a sentencepiece file, or a directory with encoder.json and vocab.bpe, or with vocab.json
-    and merges.txt. null: train one on the corpus."""
+    """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
+    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
+    vocab.txt."""
     dictionary: LocalPath | None = None
     """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
     tokenizer, if there is one."""
@@ -121,17 +122,19 @@ class TokenizerConfig(Section):
     @field_validator("path")
     @classmethod
     def _only_sentencepiece_is_trained(cls, path: str | None, others: ValidationInfo) -> str | None:
-        if path is None and others.data.get("kind") == "byte_level_bpe":
+        kind = others.data.get("kind", "sentencepiece")
+        if path is None and kind != "sentencepiece":
             raise ValueError(
-                "kind byte_level_bpe needs the directory of an existing tokenizer; only sentencepiece can be trained"
+                f"kind {kind} needs the directory of an existing tokenizer; only sentencepiece can be trained"
             )
         return path
 
     @field_validator("dictionary")
     @classmethod
     def _a_dictionary_renumbers_byte_level_bpe(cls, dictionary: str | None, others: ValidationInfo) -> str | None:
-        if dictionary is not None and others.data.get("kind") == "sentencepiece":
-            raise ValueError("only kind byte_level_bpe takes a dictionary; found kind sentencepiece")
+        kind = others.data.get("kind", "byte_level_bpe")
+        if dictionary is not None and kind != "byte_level_bpe":
+            raise ValueError(f"only kind byte_level_bpe takes a dictionary; found kind {kind}")
         return dictionary
 
     @field_validator("special_tokens")

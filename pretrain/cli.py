@@ -293,13 +293,22 @@ def export(
     uri: Annotated[
         str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers, ctranslate2 or llama.cpp.")
+    ] = "transformers",
+    encoder_only: Annotated[
+        bool, typer.Option("--encoder-only", help="The encoder alone, without the decoder.")
+    ] = False,
 ) -> None:
-    """Write a directory that Hugging Face transformers can load."""
+    """Write a directory that Hugging Face transformers can load, with a model card."""
+    if register is not None and encoder_only:
+        raise UserError("--register: an encoder by itself doesn't generate text, so it couldn't be served")
     from pretrain.checkpoint.choose import checkpoint_in
 
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
     from pretrain import huggingface
+    from pretrain.huggingface.provenance import provenance
 
     family, registration = trained.model.config.family, None
     if register is not None:
@@ -309,12 +318,60 @@ def export(
         if FAMILIES[family].generates is None:
             raise UserError(f"--register: models of the family {family} don't generate text, so none could be served")
         registration = Registration.of(directory, register, uri)
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {huggingface.interchange_of(family).usage}")
+    usage = huggingface.export(
+        trained.model.state_dict(),
+        trained.model.config,
+        trained.tokenizer,
+        out,
+        engine=engine,
+        encoder_only=encoder_only,
+        origin=provenance(directory),
+    )
+    print(f"{out}: {usage}")
     if registration is not None:
         model = registration.register(out)
         print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")
         print(f"  mlflow models serve --env-manager local -m {model}")
+
+
+@app.command()
+def average(
+    places: Annotated[
+        list[Path],
+        path_argument("CHECKPOINT… OUT", "Checkpoints, or a run directory for its latest; then a new directory."),
+    ],
+    last: Annotated[int, typer.Option(min=1, help="The last checkpoints of the run, instead of the latest alone.")] = 1,
+    ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
+) -> None:
+    """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
+    *given, out = places
+    if not given:
+        raise UserError("average: give checkpoints, or a run, and then a new directory")
+    if last > 1 and len(given) > 1:
+        raise UserError(f"--last is for one run directory, and there are {len(given)} places")
+    from pretrain.checkpoint.average import average as make
+    from pretrain.checkpoint.average import last_checkpoints
+    from pretrain.checkpoint.choose import checkpoint_in
+
+    checkpoints = last_checkpoints(given[0], last) if last > 1 else [checkpoint_in(place) for place in given]
+    parameters = make(checkpoints, out, ema)
+    print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, checkpoints))}.")
+    print(f"Next: pretrain evaluate {out}")
+
+
+@app.command()
+def push(
+    export: Annotated[Path, path_argument("EXPORT", "A directory that `pretrain export` has written.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository of a model: owner/name.")],
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server than HF_ENDPOINT or the Hugging Face Hub.")
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the repository first, private.")] = False,
+) -> None:
+    """Upload an export to the Hugging Face Hub, with the token in HF_TOKEN or of `hf auth login`."""
+    from pretrain.huggingface.push import push as upload
+
+    print(f"{export}: uploaded to {upload(export, repository, endpoint, create)}")
 
 
 @app.command("import")
@@ -323,10 +380,15 @@ def import_(
     out: NewDirectory,
 ) -> None:
     """Convert a Hugging Face directory into a checkpoint that a run can start from."""
+    from pretrain.checkpoint.buffers import read_buffers
     from pretrain.huggingface import import_ as make
 
     config = make(directory, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
+    for name, values in read_buffers(out).items():
+        print(
+            f"{name} is kept as it is: {int(values.count_nonzero()):,} of its numbers aren't 0. No training changes it."
+        )
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 

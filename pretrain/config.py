@@ -312,6 +312,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _average_stays_in_memory(self) -> "RunConfig":
+        offload = self.deepspeed.zero_optimization.model_dump().get("offload_optimizer") or {}
+        if self.optimizer.ema_decay is not None and offload.get("device") == "nvme":
+            raise ValueError(
+                "optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> "RunConfig":
         if problems := self.schedule.problems(self.run.max_steps):
             raise ValueError("; ".join(f"schedule: {problem}" for problem in problems))

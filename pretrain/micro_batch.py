@@ -26,6 +26,7 @@ from pretrain.zero.memory import SAFE, DeviceMemory
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
+_AVERAGE = 4  # bytes per element of the parameters' moving average
 _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
 
 
@@ -132,4 +133,5 @@ def _moments_to_come(engine: Engine) -> int:
     """Bytes of optimizer state that the first step will allocate."""
     if optimizer_state(engine.deepspeed):
         return 0
-    return _MOMENTS * sum(fragment.size for fragment in fragments(engine.deepspeed))
+    average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
+    return (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))

@@ -171,6 +171,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
         "optimizer": config.optimizer.name,
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
+        "optimizer.ema_decay": config.optimizer.ema_decay,
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
     }

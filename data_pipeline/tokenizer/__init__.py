@@ -1,4 +1,4 @@
-"""Text to ids and back: sentencepiece as in T5, byte-level BPE as in GPT-2 and BART, behind one interface."""
+"""Text to ids and back: sentencepiece as in T5, byte-level BPE as in GPT-2 and BART, WordPiece as in BERT."""
 
 from data_pipeline.tokenizer.tokenizer import Tokenizer, load, save
 

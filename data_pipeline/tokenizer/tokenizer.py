@@ -21,6 +21,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import ROLES, TextModel
+from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
@@ -161,8 +162,11 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
             model = SentencePiece.read(directory / FOLDER / MODEL)
         case ByteLevelBPE.kind:
             model = ByteLevelBPE.read(directory / FOLDER)
+        case WordPiece.kind:
+            model = WordPiece.read(directory / FOLDER)
         case other:
-            raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected sentencepiece or byte_level_bpe")
+            known = ", ".join(kind.kind for kind in (SentencePiece, ByteLevelBPE, WordPiece))
+            raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected one of {known}")
     if described.get("sha256", model.sha256) != model.sha256:
         raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
     tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])

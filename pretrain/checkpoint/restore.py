@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from pretrain.checkpoint.buffers import load_buffers
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
 from pretrain.zero.engine import Engine
@@ -30,3 +31,4 @@ def restore(engine: Engine, directory: Path) -> None:
             fragment.of(slots[name]).copy_(stored.read(name, fragment.name, fragment.start, fragment.size))
     set_factored_state(engine.deepspeed, stored.factored_state())
     update_parameters(engine.deepspeed)
+    load_buffers(engine.deepspeed.module, directory)

@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
+from pretrain.checkpoint.buffers import buffers_of, write_buffers
 from pretrain.checkpoint.copies import Copy, HostCopies
 from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
 from pretrain.checkpoint.index import File
@@ -85,7 +87,8 @@ class Saver:
         standing = replace(standing, skipped=_union(standing.skipped))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
-        self._writing = _Writing(self._origin, standing, temporary, final, copy)
+        buffers = buffers_of(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
+        self._writing = _Writing(self._origin, standing, temporary, final, copy, buffers)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
@@ -159,6 +162,7 @@ class _Writing(threading.Thread):
         temporary: Path,
         final: Path,
         copy: Copy,
+        buffers: Mapping[str, torch.Tensor],
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.origin, self.standing, self.temporary, self.final = origin, standing, temporary, final
@@ -166,7 +170,7 @@ class _Writing(threading.Thread):
         self.warnings: list[str] = []
         self.given_up = threading.Event()
         self.write_seconds = self.gigabytes = 0.0
-        self.copy = copy
+        self.copy, self._buffers = copy, buffers  # which training never changes
         self._name = rank_file(origin.rank)
         self._desk = desk(temporary, origin.rank)
         self._phases = 0
@@ -204,6 +208,7 @@ class _Writing(threading.Thread):
         origin = self.origin
         tokenizer.save(origin.tokenizer, self.temporary)
         shutil.copyfile(origin.run / CONFIG, self.temporary / CONFIG)
+        write_buffers(self._buffers, self.temporary)
         files: dict[str, File] = {}
         awaited = {f"{rank_file(rank)}.json": rank for rank in range(origin.ranks)}
         while awaited:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from data_pipeline.foundation.errors import FailedError
 from pretrain import models
 from pretrain.checkpoint import index
+from pretrain.checkpoint.buffers import load_buffers
 from pretrain.checkpoint.table import Piece, read_tables
 from pretrain.models.model import Model
 
@@ -22,7 +23,7 @@ Opened = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
 
 
 def load_weights(model: Model, directory: Path, opened: Opened = lambda _: contextlib.nullcontext(True)) -> None:
-    """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time.
+    """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time, and its buffers.
 
     `opened` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
     `zero.internals.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
@@ -35,6 +36,7 @@ def load_weights(model: Model, directory: Path, opened: Opened = lambda _: conte
         with torch.no_grad(), opened(parameter) as here:
             if here:
                 parameter.copy_(stored.whole(PARAMETER, name))
+    load_buffers(model, directory)
 
 
 def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:

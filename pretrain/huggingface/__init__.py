@@ -13,8 +13,10 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import directory, tokenizer_files
+from pretrain.huggingface import card, directory, roberta, tokenizer_files
+from pretrain.huggingface.engines import CTRANSLATE2, TRANSFORMERS
 from pretrain.huggingface.interchange import Exported, Interchange
+from pretrain.huggingface.provenance import Provenance
 from pretrain.models import FAMILIES, ModelConfig
 
 
@@ -33,16 +35,24 @@ def export(
     tokenizer: Tokenizer,
     out: Path,
     shard_bytes: int = directory.SHARD_BYTES,
+    engine: str = TRANSFORMERS,
+    encoder_only: bool = False,
+    origin: Provenance | None = None,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
     `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
-    appears only once it is complete. Weights above `shard_bytes` are split into several files. Raises UserError if
-    weights, config and tokenizer don't fit together.
+    appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: one of
+    `engines.ENGINES`, whose converter will read the directory. `encoder_only`: leaves out the decoder. `origin`:
+    where the model comes from, for its card. Raises UserError if weights, config and tokenizer don't fit together, or
+    transformers or the engine has no such model.
     """
     interchange = interchange_of(config.family)
-    directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
-    return interchange.usage
+    if encoder_only and engine == CTRANSLATE2:
+        raise UserError(f"--encoder-only: {engine} can't run an encoder by itself")
+    readme = card.page(origin or Provenance(), config, interchange, engine, encoder_only)
+    directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes, engine, encoder_only, readme)
+    return interchange.usage(encoder_only)
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -51,7 +61,7 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
     interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
-    return directory.read(interchanges, path)
+    return directory.read([*interchanges, roberta.INTERCHANGE], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -65,6 +75,8 @@ def import_(path: Path, out: Path) -> ModelConfig:
     rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
+    if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
+        config = config.model_copy(update={"eos_id": vocabulary.eos})
     for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
         if configured != has:
             raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")

@@ -52,10 +52,8 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: AutoregressiveConf
         "tie_word_embeddings": True,
         **ids,
     }
-    padding = list(range(config.vocab_size or 0, config.padded_vocab_size))
-    generation = {**ids, "suppress_tokens": padding} if padding else ids
     here = Path(__file__).with_name("remote_code")
-    return Exported(tensors, saved, generation, {name: (here / name).read_bytes() for name in FILES})
+    return Exported(tensors, saved, ids, {name: (here / name).read_bytes() for name in FILES})
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig, State]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import (
+    Encoder,
     Exported,
     Interchange,
     State,
@@ -76,6 +77,8 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exp
         **{f"{stack}_ffn_dim": config.d_ff for stack in ("encoder", "decoder")},
         "activation_function": ACTIVATIONS[config.activation],
         "tie_word_embeddings": True,
+        "normalize_before": False,  # transformers 5 dropped the key, but CTranslate2 needs it
+        "normalize_embedding": True,
         "forced_eos_token_id": None,  # the default, 2, would end every text of the maximum length
         **ids,
     }
@@ -101,8 +104,6 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[BartConfig, State]:
     if shared in tensors:
         tensors["lm_head.weight"] = tensors[shared]
     bias = tensors.get("final_logits_bias", torch.zeros(1, config.padded_vocab_size))
-    if bias.any():
-        raise UserError("final_logits_bias is not zero: it is not trained, and our checkpoints don't hold it")
     tensors["final_logits_bias"] = bias.flatten()
     return config, renamed(tensors, config, hugging_face_name)
 
@@ -134,6 +135,16 @@ def _refuse_unlike_stacks(saved: Json) -> None:
         raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
 
 
+def encoder_of(exported: Exported) -> Exported:
+    """Under the names of transformers' BartEncoder, which the model contains."""
+    inside = "model.encoder."
+    tensors = {
+        name.removeprefix(inside): tensor for name, tensor in exported.tensors.items() if name.startswith(inside)
+    }
+    tensors["embed_tokens.weight"] = exported.tensors["model.shared.weight"]
+    return Exported(tensors, {**exported.config, "architectures": ["BartEncoder"]})
+
+
 INTERCHANGE = Interchange(
     "bart",
     "BartForConditionalGeneration",
@@ -143,4 +154,6 @@ INTERCHANGE = Interchange(
     encoder_decoder=True,
     begins=True,
     ends=True,
+    encoder=Encoder("transformers.models.bart.modeling_bart.BartEncoder", encoder_of),
+    engines={"ctranslate2": lambda state, config: (state, config)},
 )

@@ -12,13 +12,14 @@ from data_pipeline.foundation.atomic import new_directory
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import json_files, tokenizer_files
+from pretrain.huggingface.engines import TRANSFORMERS, rewritten
 from pretrain.huggingface.interchange import Interchange, State, check, shapes
 from pretrain.huggingface.json_files import Json
 from pretrain.models import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-ADAPTER = "adapter_config.json"
+README, ADAPTER = "README.md", "adapter_config.json"
 SHARD_BYTES = 5_000_000_000
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
@@ -32,6 +33,9 @@ def write(
     tokenizer: Tokenizer,
     out: Path,
     shard_bytes: int,
+    engine: str,
+    encoder_only: bool,
+    readme: str,
 ) -> None:
     """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
     check(shapes(config), state_dict, "the weights don't fit the model")
@@ -41,13 +45,20 @@ def write(
             f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
             f"but the model's vocab_size is {config.vocab_size}"
         )
-    exported = interchange.to_hugging_face(state_dict, config)
+    padding = list(range(tokenizer.size, config.padded_vocab_size)) if engine == TRANSFORMERS else []
+    exported = interchange.to_hugging_face(*rewritten(interchange, state_dict, config, tokenizer, engine))
+    if encoder_only:
+        if interchange.encoder is None:
+            raise UserError(f"--encoder-only: transformers can't load the encoder of a {config.family} by itself")
+        exported = interchange.encoder.of(exported)
     with new_directory(out) as partial:
+        (partial / README).write_text(readme, encoding="utf-8")
         tokenizer_files.write(tokenizer, interchange, partial)
         bos = {"bos_token_id": tokenizer.vocabulary.bos}
         json_files.write(partial / CONFIG, {**exported.config, **bos})
         if exported.generation_config is not None:
-            json_files.write(partial / GENERATION, {**exported.generation_config, **bos})
+            suppressed = {"suppress_tokens": padding} if padding else {}
+            json_files.write(partial / GENERATION, {**exported.generation_config, **bos, **suppressed})
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
         _write_tensors(exported.tensors, partial, shard_bytes)

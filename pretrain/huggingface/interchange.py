@@ -28,6 +28,19 @@ class Exported:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """The encoder of an encoder-decoder as a model by itself: its class in transformers, and what is left of the
+    whole model's form."""
+
+    class_name: str
+    of: Callable[[Exported], Exported]
+
+
+# Gives the same model as weights and config that an engine's converter reads right.
+Rewriting = Callable[[Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], Any]]
+
+
+@dataclass(frozen=True)
 class Interchange:
     """A family in transformers: its `model_type` in config.json, its class, and the conversions in both directions.
 
@@ -38,6 +51,8 @@ class Interchange:
     - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
     - `remote_code`: whether the class is in files of the directory, which transformers runs only with permission.
     - `begins`, `ends`: whether the tokenizer puts bos before a text, and eos after it.
+    - `encoder`: the encoder alone, if transformers can load it.
+    - `engines`: how the model is rewritten for each other engine that can run it.
     """
 
     model_type: str
@@ -49,12 +64,14 @@ class Interchange:
     begins: bool = False
     ends: bool = False
     remote_code: bool = False
+    encoder: Encoder | None = None
+    engines: Mapping[str, Rewriting] = field(default_factory=dict)
 
-    @property
-    def usage(self) -> str:
+    def usage(self, encoder_only: bool = False) -> str:
         """How to load the directory in transformers."""
+        name = self.encoder.class_name if encoder_only and self.encoder else self.class_name
         permission = ", both with trust_remote_code=True" if self.remote_code else ""
-        return f"{self.class_name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
+        return f"{name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import (
+    Encoder,
     Exported,
     Interchange,
+    Rewriting,
     State,
     drop_copies,
     one_of,
@@ -47,6 +49,7 @@ FEED_FORWARDS = {"relu": "relu", "gated-gelu_new": "gated-gelu"}
 # Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
 SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+POSITIONS = 512  # as in the published files: T5's positions are relative, but llama.cpp takes a context of this length
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Exported:
@@ -113,6 +116,7 @@ def _hugging_face_config(config: T5Config) -> Json:
         "vocab_size": config.padded_vocab_size,
         **to_theirs(config, SETTINGS),
         "feed_forward_proj": config.feed_forward,
+        "n_positions": POSITIONS,
         # transformers 5 takes the first for the second, and unties where it finds two different matrices
         "tie_word_embeddings": config.scale_outputs,
         **_token_ids(config),
@@ -127,6 +131,49 @@ def _token_ids(config: T5Config) -> dict[str, int]:
     }
 
 
+def encoder_of(exported: Exported) -> Exported:
+    config = {**exported.config, "architectures": ["T5EncoderModel"], "is_encoder_decoder": False, "use_cache": False}
+    of_decoder = ("num_decoder_layers", "decoder_start_token_id", "scale_decoder_outputs", "tie_word_embeddings")
+    return Exported(
+        {name: tensor for name, tensor in exported.tensors.items() if name.startswith((SHARED, "encoder."))},
+        {key: value for key, value in config.items() if key not in of_decoder},
+    )
+
+
+def with_head(scaled: bool) -> Rewriting:
+    """Outputs `scaled` by d_model^-½, or not, by an output matrix of its own that makes up for it.
+
+    CTranslate2 looks at the flag `tie_word_embeddings`, which transformers 5 sets for every T5, and scales all outputs.
+    llama.cpp never scales them.
+    """
+
+    def rewritten(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
+        if config.scale_outputs == scaled:
+            return state, config
+        factor = config.d_model ** (0.5 if scaled else -0.5)
+        changes = {"scale_outputs": scaled, "tie_embeddings": False}
+        return {**state, OUTPUT: state[OUTPUT] * factor}, config.model_copy(update=changes)
+
+    return rewritten
+
+
+def for_llama_cpp(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
+    """Raises UserError for what it lacks: its relative positions end at a constant distance, and its converter knows
+    no names for a decoder's layers beyond the number of the encoder's."""
+    if config.num_decoder_layers > config.num_encoder_layers:
+        raise UserError(
+            f"llama.cpp converts no decoder that is deeper than its encoder: "
+            f"{config.num_decoder_layers} and {config.num_encoder_layers} layers"
+        )
+    if config.relative_attention_max_distance != LLAMA_CPP_DISTANCE:
+        raise UserError(
+            f"llama.cpp has relative positions up to {LLAMA_CPP_DISTANCE}, "
+            f"but model.relative_attention_max_distance is {config.relative_attention_max_distance}"
+        )
+    return with_head(scaled=False)(state, config)
+
+
+LLAMA_CPP_DISTANCE = 128
 INTERCHANGE = Interchange(
     "t5",
     "T5ForConditionalGeneration",
@@ -135,4 +182,6 @@ INTERCHANGE = Interchange(
     fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache
     encoder_decoder=True,
     ends=True,
+    encoder=Encoder("T5EncoderModel", encoder_of),
+    engines={"ctranslate2": with_head(scaled=True), "llama.cpp": for_llama_cpp},
 )

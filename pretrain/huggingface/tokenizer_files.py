@@ -10,8 +10,10 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import LISTING, MODEL, SentencePiece
+from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
+from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.wordpiece import LISTING, WordPiece
 from pretrain.huggingface import json_files, tokenizer_json
 from pretrain.huggingface.interchange import Interchange
 from pretrain.huggingface.json_files import Json
@@ -27,6 +29,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     in a text becomes that token, as sentinels do in `Tokenizer.encode_with_sentinels`.
     """
     model = tokenizer.model
+    sentinels = _sentinels(tokenizer)
     if isinstance(model, SentencePiece):
         (directory / MODEL).write_bytes(model.files[MODEL])
         from transformers import T5Tokenizer  # takes seconds to import
@@ -34,6 +37,7 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
         if interchange.model_type == "t5" and not tokenizer.special_tokens:
             # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
             T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+            _write_added(tokenizer, directory)
             return
         backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
     elif isinstance(model, ByteLevelBPE):
@@ -42,12 +46,14 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
+    elif isinstance(model, WordPiece):
+        (directory / LISTING).write_bytes(model.files[LISTING])
+        backend = model.backend()
     else:
         raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
 
     vocabulary = tokenizer.vocabulary
     own = [name for _, name in sorted(model.names.items())]
-    sentinels = [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
     names = [*own, *tokenizer.special_tokens, *sentinels]
     # tokens that replace words of a text absorb the white space before them, as those words did
     fills = {*sentinels, "<mask>"}
@@ -60,11 +66,25 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     backend.post_processor = _marks(vocabulary, roles, interchange)
     backend.save(str(directory / TOKENIZER))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    if isinstance(model, WordPiece):
+        config |= {"cls_token": roles["bos_token"], "sep_token": roles["eos_token"]}  # their names in BERT
     json_files.write(directory / CONFIG, config)
+    if isinstance(model, SentencePiece) and interchange.model_type == "t5":
+        _write_added(tokenizer, directory)
+
+
+def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
+    """For llama.cpp's converter, which reads spiece.model and this file instead of tokenizer.json."""
+    names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
+    json_files.write(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.pieces)})
+
+
+def _sentinels(tokenizer: Tokenizer) -> list[str]:
+    return [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
 
 
 def read(directory: Path) -> Tokenizer:
-    """Reads the tokenizer in `directory`: sentencepiece like T5's, or byte-level BPE like GPT-2's and BART's.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, byte-level BPE like GPT-2's, WordPiece like BERT's.
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
@@ -98,20 +118,27 @@ def _model(saved: Json, directory: Path) -> TextModel:
         if not (directory / MODEL).exists():
             return tokenizer_json.sentencepiece(saved, path)
         model = SentencePiece.read(directory / MODEL)
-        pieces = [line.split("\t")[0] for line in model.files[LISTING].decode().split("\n")[:-1]]
+        pieces = [line.split("\t")[0] for line in model.files[PIECES].decode().split("\n")[:-1]]
         if pieces != [piece for piece, _ in tokenizer_json.text_pieces(saved)]:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
         return tokenizer_json.byte_level_bpe(saved, path)
+    if kind == "WordPiece":
+        return tokenizer_json.wordpiece(saved, path)
     if kind:
-        raise UserError(f"{path}: a tokenizer of kind {kind}; supported are sentencepiece's and byte-level BPE")
+        raise UserError(
+            f"{path}: a tokenizer of kind {kind}; supported are sentencepiece's Unigram, byte-level BPE and WordPiece"
+        )
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
     if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
         return ByteLevelBPE.read(directory)
+    if (directory / LISTING).exists():
+        return WordPiece.read(directory)
     raise UserError(
-        f"{directory}: no supported tokenizer: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {TOKENIZER}"
+        f"{directory}: no supported tokenizer: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, "
+        f"nor {TOKENIZER}"
     )
 
 

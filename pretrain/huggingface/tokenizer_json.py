@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
+from data_pipeline.tokenizer.wordpiece import LONGEST_WORD, PREFIX, Normalization, WordPiece
+from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from pretrain.huggingface import json_files
 from pretrain.huggingface.json_files import Json
 
@@ -67,6 +70,26 @@ def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
         ],
     )
     return ByteLevelBPE(vocabulary, [tuple(pair) for pair in model["merges"]])
+
+
+def wordpiece(saved: Json, path: Path) -> WordPiece:
+    """The WordPiece model in `saved`. Raises UserError if it encodes text differently from ours."""
+    model, vocabulary = saved["model"], saved["model"]["vocab"]
+    normalizer, splits = saved["normalizer"] or {}, saved["pre_tokenizer"] or {}
+    longest = model["max_input_chars_per_word"]
+    _refuse(
+        path,
+        [
+            (f"unk_token is {model['unk_token']!r}, not {UNKNOWN_WORD}", model["unk_token"] != UNKNOWN_WORD),
+            ("its continuations don't begin with ##", model["continuing_subword_prefix"] != PREFIX),
+            (f"max_input_chars_per_word is {longest}, not {LONGEST_WORD}", longest != LONGEST_WORD),
+            (f"the normalizer is {normalizer.get('type')}, not BERT's", normalizer.get("type") != "BertNormalizer"),
+            (f"the pre_tokenizer is {splits.get('type')}, not BERT's", splits.get("type") != "BertPreTokenizer"),
+            ("the ids of its model have gaps", set(vocabulary.values()) != set(range(len(vocabulary)))),
+        ],
+    )
+    settings = {field.name: normalizer[field.name] for field in fields(Normalization)}
+    return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), Normalization(**settings), path)
 
 
 def sentencepiece(saved: Json, path: Path) -> SentencePiece:

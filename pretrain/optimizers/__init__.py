@@ -28,4 +28,9 @@ def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     from pretrain.optimizers.groups import parameter_groups
 
     module, name = _OPTIMIZERS[config.name].rsplit(".", 1)
-    return getattr(import_module(module), name)(parameter_groups(model, config), config)
+    optimizer = getattr(import_module(module), name)(parameter_groups(model, config), config)
+    if config.ema_decay is not None:
+        from pretrain.optimizers.ema import keep_average
+
+        keep_average(optimizer, config.ema_decay)
+    return optimizer

@@ -54,6 +54,9 @@ class OptimizerConfig(Section):
     """Decoupled weight decay: a step subtracts rate · decay · parameter. 0 turns it off."""
     gradient_clipping: NonNegativeFloat = 1.0
     """The largest L2 norm of the whole gradient; a larger one is scaled down. 0 turns it off."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of a moving average of the parameters, which takes 4 bytes for each. After a step it is
+    decay · average + (1 − decay) · parameters. `pretrain average --ema` makes a checkpoint of it. null: none."""
     groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
     """Settings of some of the parameters. A parameter belongs to the first group that matches it; without a match, the
     settings above hold."""

@@ -86,6 +86,8 @@ class Parameters:
                     whole += (FP32 + 8) * _factored(parameter.shape, config.optimizer)  # and int64 counts of the means
                 else:
                     moments += FP32 * _MOMENTS[group["algorithm"]] * parameter.numel()
+                if config.optimizer.ema_decay is not None:
+                    moments += FP32 * parameter.numel()
         sizes = [[parameter.numel() for _, parameter in group["params"]] for group in groups]
         return cls(sizes, moments, whole, _COPIES[config.optimizer.name])
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from tests.conftest import made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
@@ -16,3 +17,24 @@ def whole(small_corpus, tmp_path_factory) -> Path:
         assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
 
     return made_once(tmp_path_factory, "whole", make)
+
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+
+
+@pytest.fixture(scope="session")
+def spiece(tmp_path_factory) -> Path:
+    """T5's kind of tokenizer, of 300 pieces, trained on the licence's text."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(LICENSE),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=300,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return folder / "spiece.model"

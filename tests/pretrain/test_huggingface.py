@@ -14,6 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer, load
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.generation.decoding import generate
@@ -22,7 +23,9 @@ from pretrain.huggingface import export, import_, interchange_of, load_state, to
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
 from pretrain.setup import prepare
+from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
+from tests.pretrain.runs import run_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,23 +38,6 @@ SENTENCES = [
     " \n ",
     "",
 ]
-
-
-@pytest.fixture(scope="module")
-def spiece(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(LICENSE),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=PIECES,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        num_threads=1,
-        minloglevel=2,
-    )
-    return folder / "spiece.model"
 
 
 def tokenizer_of(spiece, sentinels=100, special_tokens=()):
@@ -167,6 +153,8 @@ def test_files(spiece, tmp_path):
     model = new_model()
     export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "deep" / "out")
     assert {path.name for path in (tmp_path / "deep" / "out").iterdir()} == {
+        "README.md",
+        "added_tokens.json",
         "config.json",
         "generation_config.json",
         "model.safetensors",
@@ -439,12 +427,49 @@ def test_what_our_bart_can_not_be_is_refused(config, why, bart_tokenizer, tmp_pa
     assert not (tmp_path / "imported").exists()
 
 
-def test_other_matrices_and_biases_than_ours_are_refused(bart_tokenizer, tmp_path):
+def test_a_bias_of_the_logits_is_kept(bart_tokenizer, tmp_path):
+    model = new_bart(bart_tokenizer)
+    model.lm_head.final_logits_bias.normal_(std=3)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    done = run_here("pretrain", "import", tmp_path / "out", tmp_path / "imported")
+    assert done.returncode == 0, done.stderr
+    count = model.config.padded_vocab_size
+    assert f"lm_head.final_logits_bias is kept as it is: {count} of its numbers aren't 0" in done.stdout
+    trained = TrainedModel.open(tmp_path / "imported")
+    assert torch.equal(trained.model.lm_head.final_logits_bias, model.lm_head.final_logits_bias)
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "out")
+    ids = torch.arange(3, 23).view(2, 10)
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, decoder_input_ids=ids).logits
+        found = trained.model.decode(ids, trained.model.encode(ids))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_a_run_keeps_the_bias_of_the_logits_in_its_checkpoints(bart_tokenizer, small_corpus, tmp_path):
+    trained_on = load(small_corpus, json.loads((small_corpus / "manifest.json").read_text())["tokenizer"])
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    ids = {"vocab_size": trained_on.size, "pad_id": trained_on.vocabulary.pad, "eos_id": trained_on.vocabulary.eos}
+    model = build(BartConfig(**ids, **sizes, max_positions=64))
+    model.lm_head.final_logits_bias.normal_()
+    save_weights(model.config, model.state_dict(), trained_on, tmp_path / "start")
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        run={"max_steps": 2},
+        model={"family": "bart", **sizes, "max_positions": 64},
+        checkpoint={"every_steps": 1, "init_from": str(tmp_path / "start")},
+        evaluation=[],
+    )
+    assert run_forked("train", path, "--stop-at-step", "1").returncode == 75
+    assert run_forked("train", path).returncode == 0  # resumes
+    for step in (1, 2):
+        kept = TrainedModel.open(tmp_path / f"run/checkpoints/step-{step:08d}").model.lm_head.final_logits_bias
+        assert torch.equal(kept, model.lm_head.final_logits_bias)
+
+
+def test_other_matrices_than_ours_are_refused(bart_tokenizer, tmp_path):
     model = new_bart(bart_tokenizer)
     export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
-    rewrite(tmp_path / "out", lambda tensors: tensors["final_logits_bias"].add_(1))
-    with pytest.raises(UserError, match="final_logits_bias is not zero"):
-        load_state(tmp_path / "out")
     rewrite(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": tensors["model.shared.weight"] + 1}))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.shared\.weight"):
         load_state(tmp_path / "out")

@@ -1,0 +1,163 @@
+"""The model card: README.md of an export, with the metadata that the Hugging Face Hub reads."""
+
+from collections.abc import Sequence
+
+import yaml
+
+from pretrain.huggingface.engines import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
+from pretrain.huggingface.interchange import Interchange
+from pretrain.huggingface.provenance import CorpusFacts, Provenance
+from pretrain.metrics.text_plot import plot
+from pretrain.models import FAMILIES, ModelConfig, outline
+
+_MOST_INPUTS = 20
+# What is known of a source's licence by its format; it is that of the texts, not of the model.
+LICENCES = {
+    "wikipedia": "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)",
+    "wikiextractor": "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)",
+    "c4": "ODC-BY 1.0, and Common Crawl's terms of use",
+    "wet": "Common Crawl's terms of use",
+    "warc": "Common Crawl's terms of use",
+}
+
+
+def page(
+    origin: Provenance,
+    config: ModelConfig,
+    interchange: Interchange,
+    engine: str = TRANSFORMERS,
+    encoder_only: bool = False,
+) -> str:
+    """The card of an export for `engine`; what `origin` doesn't know is left out."""
+    parts = [
+        f"---\n{_metadata(origin, config, interchange, encoder_only)}---",
+        f"# {origin.name or config.family}",
+        _summary(origin, config, encoder_only),
+        "## How to load it",
+        *_loading(interchange, engine, encoder_only, config),
+    ]
+    if origin.corpora or origin.lost:
+        parts += ["## Training data", *_data(origin)]
+    if len(origin.curve) > 1:
+        drawn = "\n".join(plot(origin.curve, 72, 12))
+        (first, started), (last, ended) = origin.curve[0], origin.curve[-1]
+        parts += [
+            "## Training loss",
+            f"In nats per target token: {started:.4f} at step {first:,}, {ended:.4f} at step {last:,}.",
+            f"```text\n{drawn}\n```",
+        ]
+    if origin.results:
+        parts += [
+            "## Evaluation",
+            "On held-out texts, the last values up to this checkpoint.",
+            _table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in sorted(origin.results.items())]),
+        ]
+    if origin.settings:
+        settings = yaml.safe_dump(origin.settings, sort_keys=False)
+        parts += ["## Settings", f"The seed is {origin.settings['run']['seed']}.", f"```yaml\n{settings}```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(origin: Provenance, config: ModelConfig, interchange: Interchange, encoder_only: bool) -> str:
+    """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
+    languages = sorted(
+        {source["language"] for corpus in origin.corpora for source in corpus.sources if source["language"]}
+    )
+    tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
+    task = "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates)
+    values = {
+        **({"language": languages} if languages else {}),
+        "library_name": "transformers",
+        **({"pipeline_tag": task} if task else {}),
+        "tags": [interchange.model_type, "encdec-pretrain"],
+    }
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _summary(origin: Provenance, config: ModelConfig, encoder_only: bool) -> str:
+    what = "The encoder of a model" if encoder_only else "A model"
+    facts = [f"{what} of the family `{config.family}`, pretrained with encdec-pretrain."]
+    rows = [["parameters of the whole model", f"{outline(config).num_parameters():,}"]]
+    if origin.average_of:
+        rows.append(["its weights", f"the mean of {origin.average_of}"])
+    if origin.step:
+        rows += [["steps", f"{origin.step:,}"], ["rows read", f"{origin.rows:,}"]]
+    if origin.tokens is not None:
+        rows.append(["tokens of text read", f"{origin.tokens:,.0f}"])
+    if origin.flops is not None:
+        rows.append(["FLOPs of training, with rows at full length", f"{origin.flops:.3g}"])
+    return "\n\n".join([*facts, _table(["", ""], rows)])
+
+
+def _loading(interchange: Interchange, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
+    encoder = interchange.encoder
+    path = encoder.class_name if encoder_only and encoder else interchange.class_name
+    module, _, name = path.rpartition(".")
+    trust = ", trust_remote_code=True" if interchange.remote_code else ""
+    imports = f"from transformers import AutoTokenizer, {name}"
+    if module:
+        imports = f"from transformers import AutoTokenizer\nfrom {module} import {name}"
+    code = (
+        f"{imports}\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY"{trust})\n'
+        f'model = {name}.from_pretrained("DIRECTORY"{trust})'
+    )
+    parts = [f"transformers 5:\n\n```python\n{code}\n```"]
+    if engine != LLAMA_CPP and not encoder_only and CTRANSLATE2 in interchange.engines:
+        # see t5.with_head, and engines.rewritten for the rows that pad the vocabulary
+        as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
+        command = "```sh\nct2-transformers-converter --model DIRECTORY --output_dir CONVERTED\n```"
+        again = "CTranslate2 doesn't read this export right: export it again with `--for ctranslate2`."
+        parts.append(f"CTranslate2:\n\n{command}" if as_is or engine == CTRANSLATE2 else again)
+    if engine == LLAMA_CPP:
+        command = "```sh\npython convert_hf_to_gguf.py DIRECTORY --outtype f32 --outfile model.gguf\n```"
+        parts.append(f"llama.cpp, from its source tree:\n\n{command}")
+    return parts
+
+
+def _data(origin: Provenance) -> list[str]:
+    parts = []
+    for corpus in origin.corpora:
+        parts += [f"### {corpus.name}", *_corpus(corpus)]
+    if origin.lost:
+        parts.append(
+            f"Nothing more is known of {'another' if parts else 'its'} training data: {origin.lost} corpora "
+            "were not at hand when the model was exported."
+        )
+    return parts
+
+
+def _corpus(corpus: CorpusFacts) -> list[str]:
+    rows = [["sha256 of its manifest", f"`{corpus.manifest_sha256}`"], ["rows read", f"{corpus.rows:,}"]]
+    documents, lines = corpus.report.get("documents"), corpus.report.get("lines")
+    if documents:
+        rows.append(["documents", f"{documents['kept']:,} of {documents['read']:,} kept"])
+    parts = [_table(["", ""], rows)]
+    sources = [
+        [
+            source["name"] or source["format"],
+            source["format"],
+            source["language"] or "",
+            LICENCES.get(source["format"], "not known"),
+        ]
+        for source in corpus.sources
+    ]
+    parts.append(_table(["source", "format", "language", "licence of the texts"], sources))
+    inputs = [[one["source"], one["file"], f"{one['bytes']:,}", f"`{one['sha256']}`"] for one in corpus.inputs]
+    if inputs:
+        parts.append(_table(["source", "file", "bytes", "sha256"], inputs[:_MOST_INPUTS]))
+    if len(inputs) > _MOST_INPUTS:
+        parts.append(f"and {len(inputs) - _MOST_INPUTS:,} more files, which the corpus's manifest lists.")
+    dropped = [
+        [kind, rule, f"{count:,}"]
+        for kind, found in (("documents", documents), ("lines", lines))
+        for rule, count in sorted((found or {}).get("dropped", {}).items(), key=lambda item: (-item[1], item[0]))
+    ]
+    if dropped:
+        parts.append(_table(["dropped", "rule", "number"], dropped))
+    return parts
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

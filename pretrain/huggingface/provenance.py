@@ -1,0 +1,152 @@
+"""The origin of an exported model: its run, corpora and losses. What is not at hand is left out, never guessed."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.secrets import masked_values
+from data_pipeline.objectives import Objective
+from pretrain import models
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.average import AVERAGE_OF
+from pretrain.config import RunConfig
+from pretrain.metrics.log import read_metrics
+from pretrain.models.model import Sizes
+
+_RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out texts, among those of a run
+_SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without names and paths of the machines
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """A training corpus. `tokens`: those of text that the model has read. `dropped`: by rule, documents and lines."""
+
+    name: str
+    manifest_sha256: str
+    rows: int
+    tokens: float
+    flops: float
+    sources: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of a checkpoint.
+
+    - `average_of`: what its weights are the mean of, if they are one.
+    - `step`, `rows`: steps taken, and rows read. Both are 0 for an imported model.
+    - `lost`: the number of training corpora of which nothing is known any more.
+    - `curve`: (step, train/loss). `results`: metrics of held-out texts up to the checkpoint, by name.
+    - `settings`: those of the run that shape the model, with defaults.
+    """
+
+    name: str | None = None
+    average_of: str | None = None
+    step: int = 0
+    rows: int = 0
+    corpora: list[CorpusFacts] = field(default_factory=list)
+    lost: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    results: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of text read so far, over all corpora; None unless all are known."""
+        return sum(corpus.tokens for corpus in self.corpora) if self.corpora and not self.lost else None
+
+    @property
+    def flops(self) -> float | None:
+        """FLOPs of training, as `Model.flops` counts them, with all rows at full length."""
+        return sum(corpus.flops for corpus in self.corpora) if self.corpora and not self.lost else None
+
+
+def provenance(checkpoint: Path) -> Provenance:
+    """What is known of the origin of `checkpoint`: from its files, and from its run and corpora if they are there."""
+    index = checkpoint_index.read(checkpoint)
+    config = _config(checkpoint)
+    mean = index.identity.get(AVERAGE_OF)
+    if config is None:
+        return Provenance(average_of=mean, step=index.step, rows=index.position, lost=len(index.consumed))
+    corpora = [
+        _corpus(entry.corpus, rows, index, config.data.objective)
+        for entry, rows in zip(config.data.train, index.consumed, strict=False)
+    ]
+    known = [corpus for corpus in corpora if corpus is not None]
+    curve, results = _measured(checkpoint, index.step)
+    settings = {
+        "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
+        **config.model_dump(mode="json", include=set(_SETTINGS)),
+        "model": index.model.model_dump(mode="json"),
+        **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
+    }
+    return Provenance(
+        name=config.run.name,
+        average_of=mean,
+        step=index.step,
+        rows=index.position,
+        corpora=known,
+        lost=len(corpora) - len(known),
+        curve=curve,
+        results=results,
+        settings=masked_values(settings),
+    )
+
+
+def _config(checkpoint: Path) -> RunConfig | None:
+    """The run file of the checkpoint; None for an import, and for one that today's settings don't fit."""
+    try:
+        return load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    except UserError:
+        return None
+
+
+def _corpus(location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None) -> CorpusFacts | None:
+    """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
+    try:
+        corpus = open_corpus(location) if Path(location).is_dir() else None
+    except (UserError, FailedError):
+        corpus = None
+    trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
+    if corpus is None or corpus.fingerprint not in trained_on:
+        return None
+    split = corpus.manifest["splits"]["train"]
+    inputs, targets = (objective or corpus.objective).shape
+    return CorpusFacts(
+        name=corpus.name,
+        manifest_sha256=sha256(corpus.directory / "manifest.json"),
+        rows=rows,
+        tokens=rows * split["tokens"] / split["rows"],
+        flops=rows * models.outline(index.model).flops(Sizes.of_example(inputs, targets)),
+        sources=corpus.manifest["config"]["sources"],
+        inputs=corpus.manifest["inputs"],
+        report=_report(corpus),
+    )
+
+
+def _report(corpus: Corpus) -> dict[str, Any]:
+    return read_sound_json(corpus.directory / "report.json", dict[str, Any]) or {}
+
+
+def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:
+    """The curve of the loss, and the last results of held-out texts, up to `step`."""
+    if checkpoint.parent.name != "checkpoints":
+        return [], {}
+    curve: list[tuple[int, float]] = []
+    results: dict[str, float] = {}
+    for row in read_metrics(checkpoint.parent.parent):
+        if row.step > step:
+            break
+        if "train/loss" in row.metrics:
+            curve.append((row.step, row.metrics["train/loss"]))
+        results |= {name: value for name, value in row.metrics.items() if name.startswith(_RESULTS)}
+    return curve, {name: value for name, value in results.items() if math.isfinite(value)}

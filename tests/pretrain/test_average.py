@@ -1,0 +1,144 @@
+"""Averages of checkpoints, and the moving average of a run's weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from pretrain.checkpoint.average import average
+from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
+from pretrain.models import build
+from pretrain.optimizers.ema import AVERAGE
+from tests.in_process import run_here
+from tests.pretrain.forked import run_forked
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+
+DECAY, STEPS = 0.75, 4
+OPTIMIZERS = {  # each with a stage of ZeRO
+    "adamw": ({"name": "adamw"}, 3),
+    "muon": ({"name": "muon", "newton_schulz_dtype": "fp32"}, 1),
+    "adafactor": ({"name": "adafactor", "min_dim_size_to_factor": 16}, 2),
+}
+
+
+def config(folder, corpus, name):
+    optimizer, stage = OPTIMIZERS[name]
+    path = run_file(
+        folder,
+        corpus,
+        stage,
+        run={"max_steps": STEPS},
+        batch={"global_batch_size": 8, "micro_batch_size": 2},
+        optimizer={"learning_rate": 1e-2, **optimizer, "ema_decay": DECAY},
+        checkpoint={"every_steps": 1, "keep_last": STEPS},
+        evaluation=[],
+    )
+    return RunConfig.model_validate(json.loads(path.read_text()))
+
+
+def trained(segments: list[tuple[RunConfig, int | None]]) -> None:
+    from pretrain.train import train_on
+
+    for settings, stop in segments:
+        train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
+
+
+@pytest.fixture(scope="module")
+def runs(small_corpus, tmp_path_factory) -> Path:
+    """A run with each optimizer; "resumed" is as "adamw", but stops after two steps and goes on."""
+    folder = tmp_path_factory.mktemp("averages")
+    segments = [(config(folder / name, small_corpus, name), None) for name in OPTIMIZERS]
+    resumed = config(folder / "resumed", small_corpus, "adamw")
+    on_ranks(2, trained, [*segments, (resumed, 2), (resumed, None)])
+    return folder
+
+
+def stored(runs, name, step):
+    return StoredTensors(directory_of(runs / name / "run", step))
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, runs):
+    saved = [stored(runs, name, step) for step in range(1, STEPS + 1)]
+    for parameter in saved[0].shapes:
+        expected = saved[0].whole(PARAMETER, parameter)
+        for one in saved:
+            values = one.whole(PARAMETER, parameter)
+            expected = DECAY * expected + (1 - DECAY) * values
+            torch.testing.assert_close(one.whole(AVERAGE, parameter), expected, rtol=1e-6, atol=1e-8)
+        assert not torch.equal(expected, values)
+
+
+def test_a_resumed_run_has_the_same_moving_average_to_the_bit(runs):
+    whole, resumed = (stored(runs, name, STEPS) for name in ("adamw", "resumed"))
+    for parameter in whole.shapes:
+        assert torch.equal(whole.whole(AVERAGE, parameter), resumed.whole(AVERAGE, parameter))
+
+
+def test_a_run_does_not_change_its_decay(runs, small_corpus):
+    done = run_forked("train", runs / "adamw/run.yaml", "optimizer.ema_decay=0.5")
+    assert done.returncode == 2
+    assert "optimizer.ema_decay" in done.stderr
+
+
+def test_states_on_nvme_leave_no_place_for_an_average(small_corpus, tmp_path):
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        optimizer={"learning_rate": 1e-2, "ema_decay": 0.5},
+        deepspeed={"zero_optimization": zero},
+    )
+    with pytest.raises(UserError, match=r"optimizer\.ema_decay: DeepSpeed keeps no further states on NVMe"):
+        load(path, [], RunConfig)
+
+
+def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
+    run = runs / "adamw/run"
+    done = run_here("pretrain", "average", run, tmp_path / "mean", "--last", "3")
+    assert done.returncode == 0, done.stderr
+    mean = StoredTensors(tmp_path / "mean")
+    mean.verify()
+    assert mean.index.step == STEPS
+    for parameter in mean.shapes:
+        expected = sum(stored(runs, "adamw", step).whole(PARAMETER, parameter).double() for step in (2, 3, 4)) / 3
+        assert torch.equal(mean.whole(PARAMETER, parameter), expected.float())
+        assert mean.states(parameter) == []
+    TrainedModel.open(tmp_path / "mean")
+    done = run_here("pretrain", "evaluate", tmp_path / "mean", "--hook", "validation_loss", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["validation/small/loss"] > 0
+    assert run_here("pretrain", "export", tmp_path / "mean", tmp_path / "out").returncode == 0
+    assert "the mean of the weights after steps 2, 3, 4" in (tmp_path / "out/README.md").read_text()
+    done = run_here("pretrain", "average", run, tmp_path / "more", "--last", "5")
+    assert (done.returncode, "the run has 4 checkpoints" in done.stderr) == (2, True)
+
+
+def test_the_moving_average_becomes_a_checkpoint(runs, tmp_path):
+    assert run_here("pretrain", "average", runs / "adamw/run", tmp_path / "ema", "--ema").returncode == 0
+    made, source = StoredTensors(tmp_path / "ema"), stored(runs, "adamw", STEPS)
+    for parameter in made.shapes:
+        assert torch.equal(made.whole(PARAMETER, parameter), source.whole(AVERAGE, parameter))
+    done = run_here("pretrain", "average", tmp_path / "ema", tmp_path / "again", "--ema")
+    assert (done.returncode, "has no moving average" in done.stderr) == (2, True)
+
+
+def test_other_models_are_refused_in_one_line(runs, tmp_path):
+    one = TrainedModel.open(directory_of(runs / "adamw/run", STEPS))
+    wider = build(one.model.config.model_copy(update={"d_ff": 96}))
+    save_weights(wider.config, wider.state_dict(), one.tokenizer, tmp_path / "wider")
+    with pytest.raises(UserError, match=r"wider: not of the same model as .*model\.d_ff") as refused:
+        average([directory_of(runs / "adamw/run", STEPS), tmp_path / "wider"], tmp_path / "out")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    done = run_here("pretrain", "average", tmp_path / "out")
+    assert (done.returncode, "give checkpoints, or a run, and then a new directory" in done.stderr) == (2, True)

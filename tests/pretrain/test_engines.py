@@ -1,0 +1,174 @@
+"""Exports in engines other than transformers: the same tokens, with the same probabilities."""
+
+import json
+
+import ctranslate2
+import pytest
+import torch
+import transformers
+from ctranslate2.converters import TransformersConverter
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.huggingface import export, load_state
+from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, build
+
+TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]
+SENTINELS = 20
+SIZES = {"d_model": 40, "d_ff": 48, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+STEPS = 8
+
+
+def model_of(tokenizer, kind, **changes):
+    """A model whose logits matter: large enough that an output scaled by √40 shows."""
+    torch.manual_seed(0)
+    ids = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+    if kind == "bart":
+        config = BartConfig(**ids, **SIZES, max_positions=64, **changes)
+    else:
+        proj = "relu" if kind == "v1.0" else "gated-gelu"
+        own = {"d_kv": 8, "feed_forward": proj, "tie_embeddings": kind == "v1.0"}
+        config = T5Config(**{**ids, **SIZES, **own, **changes})
+    model = build(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def tokenizer_of(spiece, kind):
+    return Tokenizer(SentencePiece.read(spiece), ["<s>"] if kind == "bart" else [], SENTINELS)
+
+
+def in_transformers(directory):
+    """Greedy tokens and their log-probabilities, for each text by itself."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
+    found = []
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "min_new_tokens": STEPS}
+        tokens = model.generate(ids, **settings)[:, 1:]
+        with torch.no_grad():
+            logits = model(input_ids=ids, labels=tokens).logits.log_softmax(dim=-1)
+        found.append((tokens[0].tolist(), logits.gather(2, tokens[..., None])[0, :, 0]))
+    return found
+
+
+def in_ctranslate2(directory, converted, tokens_there):
+    """The same of CTranslate2. Log-probabilities are those of `tokens_there`, in case the greedy ones differ."""
+    TransformersConverter(str(directory)).convert(str(converted), quantization="float32")
+    translator = ctranslate2.Translator(str(converted), device="cpu", inter_threads=1, intra_threads=1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    source = [tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids) for text in TEXTS]
+    options = {"beam_size": 1, "max_decoding_length": STEPS, "min_decoding_length": STEPS}
+    greedy = [result.hypotheses[0] for result in translator.translate_batch(source, **options)]
+    scores = translator.score_batch(source, [tokenizer.convert_ids_to_tokens(tokens) for tokens in tokens_there])
+    return [
+        (tokenizer.convert_tokens_to_ids(tokens), torch.tensor(one.log_probs[:STEPS]))
+        for tokens, one in zip(greedy, scores, strict=True)
+    ]
+
+
+def exported(tmp_path, spiece, kind, engine, **changes):
+    tokenizer = tokenizer_of(spiece, kind)
+    model = model_of(tokenizer, kind, **changes)
+    export(model.state_dict(), model.config, tokenizer, tmp_path / engine, engine=engine)
+    return model, tmp_path / engine
+
+
+def agreement(tmp_path, directory):
+    """Whether the tokens are equal, and by how much log-probabilities differ at most."""
+    theirs = in_transformers(directory)
+    found = in_ctranslate2(directory, tmp_path / "converted", [tokens for tokens, _ in theirs])
+    differences = [(one - other).abs().max().item() for (_, one), (_, other) in zip(theirs, found, strict=True)]
+    return [tokens for tokens, _ in theirs] == [tokens for tokens, _ in found], max(differences)
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("v1.0", "transformers"), ("v1.0", "ctranslate2"), ("v1.1", "ctranslate2"), ("bart", "transformers")],
+)
+def test_ctranslate2_gives_the_same_tokens_and_probabilities(kind, engine, spiece, tmp_path):
+    _, directory = exported(tmp_path, spiece, kind, engine)
+    equal, difference = agreement(tmp_path, directory)
+    assert equal
+    assert difference < 1e-4
+
+
+def test_ctranslate2_scales_the_outputs_of_every_t5(spiece, tmp_path):
+    """Why there is an export for it: when this fails, CTranslate2 reads the export for transformers right too."""
+    _, directory = exported(tmp_path, spiece, "v1.1", "transformers")
+    assert agreement(tmp_path, directory)[1] > 1
+    assert "export it again with `--for ctranslate2`" in (directory / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("v1.0", "llama.cpp"), ("v1.1", "ctranslate2")])
+def test_a_head_rewritten_for_an_engine_gives_the_same_logits(kind, engine, spiece, tmp_path):
+    model, directory = exported(tmp_path, spiece, kind, engine, pad_vocab_to_multiple_of=128)
+    saved = json.loads((directory / "config.json").read_text())
+    assert saved["vocab_size"] == model.config.vocab_size == 320  # padding is gone: rows that nobody trained
+    assert saved["n_positions"] == 512
+    sentinels = json.loads((directory / "added_tokens.json").read_text())
+    assert (sentinels["<extra_id_0>"], sentinels["<extra_id_19>"]) == (319, 300)
+    config, state = load_state(directory)
+    assert config.scale_outputs == (engine == "ctranslate2")
+    again = build(config).eval()
+    again.load_state_dict(state)
+    inputs, targets = torch.arange(3, 23).view(1, 20), torch.arange(50, 58).view(1, 8)
+    with torch.no_grad():
+        expected = model.decode(targets, model.encode(inputs))[..., :320]
+        torch.testing.assert_close(again.decode(targets, again.encode(inputs)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_never_generates_the_rows_that_pad_the_vocabulary(spiece, tmp_path):
+    model, directory = exported(tmp_path, spiece, "v1.1", "transformers", pad_vocab_to_multiple_of=128)
+    saved = json.loads((directory / "generation_config.json").read_text())
+    assert saved["suppress_tokens"] == list(range(320, model.config.padded_vocab_size))
+
+
+def test_what_an_engine_can_not_run_is_refused(spiece, tmp_path):
+    with pytest.raises(
+        UserError, match=r"--for: models of the family bart can be .* ctranslate2, not for 'llama\.cpp'"
+    ):
+        exported(tmp_path, spiece, "bart", "llama.cpp")
+    with pytest.raises(UserError, match=r"up to 128, but model\.relative_attention_max_distance is 64"):
+        exported(tmp_path, spiece, "v1.0", "llama.cpp", relative_attention_max_distance=64)
+    with pytest.raises(UserError, match=r"deeper than its encoder: 3 and 2 layers"):
+        exported(tmp_path, spiece, "v1.0", "llama.cpp", num_decoder_layers=3)
+    assert not any(tmp_path.iterdir())
+
+
+# ---- encoders
+
+
+@pytest.mark.parametrize(("kind", "padding"), [("v1.1", 0), ("bart", 0)])
+def test_an_encoder_alone_gives_the_same_states(kind, padding, spiece, tmp_path):
+    tokenizer = tokenizer_of(spiece, kind)
+    model = model_of(tokenizer, kind)
+    usage = export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True)
+    path = usage.split(".from_pretrained")[0]
+    name = path.rsplit(".", 1)[-1]
+    cls = getattr(transformers.models.bart.modeling_bart if kind == "bart" else transformers, name)
+    loaded, report = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ids = torch.arange(3, 43).view(2, 20)
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    with torch.no_grad():
+        found = loaded.eval()(input_ids=ids, attention_mask=mask).last_hidden_state
+        expected = model.encode(ids, mask)
+    torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=0, atol=1e-4)
+    assert f"import {name}" in (tmp_path / "out/README.md").read_text().replace("AutoTokenizer, ", "")
+
+
+def test_other_families_have_no_encoder_to_export(spiece, tmp_path):
+    tokenizer = tokenizer_of(spiece, "v1.0")
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_layers": 1, "max_positions": 8}
+    model = build(DecoderOnlyConfig(vocab_size=tokenizer.size, **sizes))
+    with pytest.raises(UserError, match=r"--encoder-only: transformers can't load the encoder of a decoder_only"):
+        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True)
+    with pytest.raises(UserError, match="--encoder-only: ctranslate2 can't run an encoder by itself"):
+        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True, engine="ctranslate2")

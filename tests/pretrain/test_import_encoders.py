@@ -1,0 +1,188 @@
+"""Imports BERT with its WordPiece tokenizer, and RoBERTa, as transformers 5 saves them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import load, save
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.wordpiece import WordPiece
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.huggingface import export, import_, tokenizer_files
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+TEXTS = [
+    *LICENSE.read_text(encoding="utf-8").splitlines(),
+    'You may add Your own "copyright" statement;  two  spaces\tand a tab.',
+    "Naïve façades of Ångström: ½ of the ﬁnal ＷＩＤＥ text, 日本語 too. [SEP] [MASK]x",
+    " \n ",
+    "w" * 101,
+    "",
+]
+MARKS = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SIZES = {
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 42,
+}
+
+
+def vocabulary():
+    """Marks, all characters of the texts as beginnings and continuations, and the words of the licence."""
+    text = "\n".join(TEXTS)
+    characters = sorted({character for character in text + text.lower() if not character.isspace()})
+    words = sorted({word for word in text.split() if word.isalpha()} | {word.lower() for word in text.split()})
+    tokens = dict.fromkeys([*MARKS, *characters, *(f"##{character}" for character in characters), *words, "##ing"])
+    return {token: id_ for id_, token in enumerate(tokens)}
+
+
+def random_weights(model):
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm.weight" in name.lower()), std=0.15)
+    return model.eval()
+
+
+def rows(vocab_size, pad):
+    """(ids, mask): rows of 30, 22 and 9 tokens, padded on the right."""
+    mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
+    ids = torch.randint(6, vocab_size, (3, 30), generator=torch.Generator().manual_seed(0))
+    return torch.where(mask == 1, ids, pad), mask
+
+
+def same_logits(directory, theirs, pad):
+    model = TrainedModel.open(directory).model
+    ids, mask = rows(model.config.vocab_size, pad)
+    with torch.no_grad():
+        found = model.masked_lm_logits(model.encode(ids, mask))
+        expected = theirs(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A BERT as transformers saves it, with an uncased tokenizer."""
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = transformers.BertTokenizer(vocab=vocabulary())
+    config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZES)
+    model = random_weights(transformers.BertForMaskedLM(config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, model, tokenizer
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_wordpiece_has_the_ids_of_berts_tokenizer(cased, tmp_path):
+    theirs = transformers.BertTokenizer(vocab=vocabulary(), do_lower_case=not cased)
+    theirs.save_pretrained(tmp_path)
+    ours = tokenizer_files.read(tmp_path)
+    plain = [text.replace("[SEP] [MASK]", "") for text in TEXTS]  # their marks match text, ours never do
+    assert ours.encode(plain) == [theirs(text, add_special_tokens=False).input_ids for text in plain]
+    marks = {ours.vocabulary.bos, ours.vocabulary.eos, ours.vocabulary.mask}
+    assert not marks & {id_ for ids in ours.encode(TEXTS) for id_ in ids}
+    assert ours.decode(ours.encode(["You may add, your own."])[0]).lower() == "you may add, your own."
+    assert (ours.vocabulary.pad, ours.vocabulary.unk, ours.vocabulary.text[0]) == (0, 2, 6)
+    assert not ours.vocabulary.word_starts[ours.model._ids["##ing"]]
+    save(ours, tmp_path / "kept")
+    assert load(tmp_path / "kept").describe() == ours.describe()
+
+
+def test_googles_list_of_tokens_is_enough(tmp_path):
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary()), encoding="utf-8")
+    theirs = transformers.BertTokenizer(vocab=vocabulary())
+    found = tokenizer_files.read(tmp_path)
+    assert found.encode(TEXTS[:20]) == [theirs(text, add_special_tokens=False).input_ids for text in TEXTS[:20]]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert tokenizer_files.read(tmp_path).sha256 != found.sha256
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match=r"vocab\.txt: lacks BERT's tokens \[PAD\], \[UNK\]"):
+        WordPiece.read(tmp_path)
+
+
+def test_a_bert_goes_there_and_back(bert, tmp_path):
+    folder, theirs, tokenizer = bert
+    config = import_(folder, tmp_path / "imported")
+    assert (config.family, config.pad_id, config.eos_id, config.next_sentence) == ("encoder_only", 0, 4, False)
+    same_logits(tmp_path / "imported", theirs, pad=0)
+    trained = TrainedModel.open(tmp_path / "imported")
+    export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in TEXTS[:30]:
+        assert again(text).input_ids == tokenizer(text).input_ids
+    pair = again("a text", "and another", return_token_type_ids=True)
+    assert pair.input_ids == tokenizer("a text", "and another").input_ids
+    assert (again.cls_token, again.sep_token, again.mask_token) == ("[CLS]", "[SEP]", "[MASK]")
+    assert tokenizer_files.read(tmp_path / "out").describe() == trained.tokenizer.describe()
+
+
+def test_other_wordpieces_are_refused(bert, tmp_path):
+    folder, _, _ = bert
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    for change, message in [
+        ({"normalizer": {"type": "Lowercase"}}, "the normalizer is Lowercase, not BERT's"),
+        ({"model": {**whole["model"], "max_input_chars_per_word": 9}}, "max_input_chars_per_word is 9, not 100"),
+        ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "the pre_tokenizer is WhitespaceSplit, not BERT's"),
+    ]:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change}))
+        with pytest.raises(UserError, match=message):
+            tokenizer_files.read(tmp_path)
+
+
+# ---- RoBERTa
+
+
+@pytest.fixture(scope="module")
+def roberta(byte_level_bpe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("roberta")
+    files = tmp_path_factory.mktemp("files")
+    for name, content in ByteLevelBPE.read(byte_level_bpe / "bart").files.items():
+        (files / name).write_bytes(content)
+    tokenizer = transformers.RobertaTokenizer.from_pretrained(files)
+    config = transformers.RobertaConfig(vocab_size=50_265, type_vocab_size=1, **SIZES)
+    model = random_weights(transformers.RobertaForMaskedLM(config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, model, tokenizer
+
+
+def test_a_roberta_is_imported_and_leaves_as_a_bert(roberta, tmp_path):
+    folder, theirs, tokenizer = roberta
+    config = import_(folder, tmp_path / "imported")
+    assert (config.family, config.pad_id, config.eos_id, config.max_positions) == ("encoder_only", 1, 2, 40)
+    same_logits(tmp_path / "imported", theirs, pad=1)
+    trained = TrainedModel.open(tmp_path / "imported")
+    plain = [text for text in TEXTS if "[SEP]" not in text]
+    assert trained.tokenizer.encode(plain) == [tokenizer(text, add_special_tokens=False).input_ids for text in plain]
+    export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "out")
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    ids, mask = rows(50_265, pad=1)
+    with torch.no_grad():
+        found, expected = (model(input_ids=ids, attention_mask=mask).logits for model in (again, theirs))
+    torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', but the head of RoBERTa has gelu"),
+        ({"num_attention_heads": 5}, "num_heads: 5 doesn't divide d_model 48"),
+        ({"model_type": "camembert"}, "model_type is 'camembert', not one of"),
+        ({"is_decoder": True}, "is_decoder is True, but must be False"),
+    ],
+)
+def test_what_can_not_be_imported_is_one_line(change, message, roberta, tmp_path):
+    folder, _, _ = roberta
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), **change}))
+    with pytest.raises(UserError, match=message) as refused:
+        import_(tmp_path, tmp_path / "out")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
