@@ -112,6 +112,24 @@ def ladder(
     raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
 
 
+@app.command("mup-check")
+def mup_check(
+    config: RunPath,
+    overrides: Overrides = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(help="At least three widths: 64,128,256,512. Default: doublings of the least possible."),
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where table and picture go. Default: runs/mup-check-NAME.")
+    ] = None,
+) -> None:
+    """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
+    from pretrain.mup_check.command import mup_check as run
+
+    raise typer.Exit(run(config, overrides or [], widths, out))
+
+
 @app.command()
 def plan(
     config: RunPath,

@@ -143,4 +143,5 @@ INTERCHANGE = Interchange(
     encoder_decoder=True,
     begins=True,
     ends=True,
+    last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
 )

@@ -14,6 +14,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import json_files, tokenizer_files
 from pretrain.huggingface.interchange import Interchange, State, check, shapes
 from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.without_mup import without_mup
 from pretrain.models import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +42,7 @@ def write(
             f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
             f"but the model's vocab_size is {config.vocab_size}"
         )
-    exported = interchange.to_hugging_face(state_dict, config)
+    exported = interchange.to_hugging_face(*without_mup(interchange, state_dict, config))
     with new_directory(out) as partial:
         tokenizer_files.write(tokenizer, interchange, partial)
         bos = {"bos_token_id": tokenizer.vocabulary.bos}

@@ -37,6 +37,8 @@ class Interchange:
     - `fixed`: settings that change what transformers computes, each with the only value that our model supports.
     - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
     - `remote_code`: whether the class is in files of the directory, which transformers runs only with permission.
+    - `last_norm(config)`: the name of the norm whose output goes into the output matrix and nowhere else, if there is
+      one.
     - `begins`, `ends`: whether the tokenizer puts bos before a text, and eos after it.
     """
 
@@ -49,6 +51,7 @@ class Interchange:
     begins: bool = False
     ends: bool = False
     remote_code: bool = False
+    last_norm: Callable[[Any], str | None] | None = None
 
     @property
     def usage(self) -> str:

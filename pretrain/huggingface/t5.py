@@ -135,4 +135,5 @@ INTERCHANGE = Interchange(
     fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache
     encoder_decoder=True,
     ends=True,
+    last_norm=lambda config: "decoder.final_norm",
 )
