@@ -59,12 +59,15 @@ class Ladder:
 
 def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> Ladder:
     """Opens the corpora and counts. Raises UserError, a line for each rung that can't be run, and for equal sizes."""
-    setups, problems = [], []
+    setups: list[Setup] = []
+    wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
     for place, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
             setups.append(prepare(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1, ranks_are_here=False))
         except UserError as error:
-            problems += [f"{path}: {place} ({rung.name}): {line}" for line in str(error).splitlines()]
+            name = f"{place} ({rung.name})"
+            wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}
+    problems = [f"{path}: {', '.join(places)}: {line}" for line, places in wrong.items()]
     if problems:
         raise UserError("\n".join(problems))
     found = [

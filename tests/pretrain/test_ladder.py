@@ -123,8 +123,13 @@ def test_rungs_of_equal_size_are_refused(small_corpus, tmp_path):
 
 def test_widths_that_heads_do_not_divide_are_refused(small_corpus, tmp_path):
     path = written(tmp_path, small_corpus, rungs=[(8,), (16,), (27,), (32,)])
-    run_file(tmp_path, small_corpus, model={"family": "bart", **{key: MODEL[key] for key in MODEL if key != "d_kv"}})
+    run_file(tmp_path, small_corpus, model={**{key: MODEL[key] for key in MODEL if key != "d_kv"}, "family": "bart"})
     assert re.search(r"rungs\.2 \(w27\): .*num_heads: 2 doesn't divide d_model 27$", refused(path))
+
+
+def test_what_is_wrong_with_all_rungs_is_said_once(tmp_path):
+    path = written(tmp_path, tmp_path / "no corpus")
+    assert re.search(r"rungs\.0 \(w8\), .*, next \(w40\): .*no corpus", refused(path))
 
 
 def test_a_next_rung_below_the_others_is_refused(small_corpus, tmp_path):
