@@ -74,12 +74,14 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
         _sized(rung, setup, overrides, file.tokens_per_parameter) for rung, setup in zip(file.all, setups, strict=True)
     ]
     *rungs, following = found
-    by_size: dict[int, str] = {}
+    by_size: dict[int, list[str]] = {}
     for rung in found:
-        if (other := by_size.setdefault(rung.parameters, rung.name)) != rung.name:
-            problems.append(
-                f"{path}: {other} and {rung.name} have {rung.parameters:,} parameters each; a rung is a size"
-            )
+        by_size.setdefault(rung.parameters, []).append(rung.name)
+    problems = [
+        f"{path}: {' and '.join(names)} have {parameters:,} parameters each; a rung is a size"
+        for parameters, names in by_size.items()
+        if len(names) > 1
+    ]
     rungs.sort(key=lambda rung: rung.parameters)
     if not problems and following.parameters < rungs[-1].parameters:
         problems.append(f"{path}: next ({following.name}): smaller than {rungs[-1].name}; the next rung is the largest")
