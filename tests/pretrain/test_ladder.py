@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
@@ -193,7 +194,8 @@ def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus
     assert reached.prediction.reached.mean == true[-1]
     assert "Reached" in reached.text()
     assert max(map(len, reached.text().splitlines())) <= 120
-    content = json.loads(json.dumps(reached.as_json()))
+    write_json(tmp_path / "ladder.json", reached.as_json())
+    content = json.loads((tmp_path / "ladder.json").read_text())
     assert content["law"]["alpha"] == pytest.approx(0.5, abs=0.01)
     assert content["prediction"]["reached"]["mean"] == true[-1]
     assert content["rungs"][0]["losses"] == {"0": true[0] - 0.01, "1": true[0] + 0.01}
