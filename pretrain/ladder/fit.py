@@ -74,7 +74,7 @@ def fit(x: Sequence[float], losses: Sequence[float]) -> Law:
         (a * math.exp(-min(half_of_log_a, 500.0)), a * math.exp(min(half_of_log_a, 500.0))),
         (alpha - half[2], alpha + half[2]),
     )
-    bounded = bottom < 1e-6 * min(losses) or not 2e-3 < alpha < 9.9
+    bounded = bottom < 1e-6 * float(found.min()) or not 2e-3 < alpha < 9.9
     rows = tuple(tuple(map(float, row)) for row in covariance)
     return Law(
         bottom,
