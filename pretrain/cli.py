@@ -90,6 +90,47 @@ def experiment(
 
 
 @app.command()
+def ladder(
+    config: Annotated[
+        Path, path_argument("LADDER.yaml", "A ladder file, or configs:NAME for one that ships.", config_path)
+    ],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each rung, with seeds from run.seed on.")] = 1,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
+    ] = None,
+    out: Annotated[Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME.")] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only fit the rungs that have finished.")] = True,
+    next_: Annotated[bool, typer.Option("--next", help="Train the next rung too, and compare it.")] = False,
+) -> None:
+    """Train models of growing size, fit a law to their losses, and predict the next size's.
+
+    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    """
+    from pretrain.ladder.command import ladder as run
+
+    raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
+
+
+@app.command("mup-check")
+def mup_check(
+    config: RunPath,
+    overrides: Overrides = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(help="At least three widths: 64,128,256,512. Default: doublings of the least possible."),
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where table and picture go. Default: runs/mup-check-NAME.")
+    ] = None,
+) -> None:
+    """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
+    from pretrain.mup_check.command import mup_check as run
+
+    raise typer.Exit(run(config, overrides or [], widths, out))
+
+
+@app.command()
 def plan(
     config: RunPath,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],

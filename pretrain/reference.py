@@ -1,4 +1,4 @@
-"""The page docs/reference.md: every key of corpus, run and experiment files, from the classes of their settings."""
+"""The page docs/reference.md: every key of corpus, run, experiment and ladder files, from their settings' classes."""
 
 import re
 from collections.abc import Iterator
@@ -18,11 +18,12 @@ from data_pipeline.sources import OPTIONS
 from pretrain import deepspeed_keys
 from pretrain.config import RunConfig
 from pretrain.experiment.folder import ExperimentFile
+from pretrain.ladder.file import LadderFile
 
 _INTRODUCTION = """\
 # Reference
 
-Every key of corpus files, of run files and of the file that describes an experiment. `pretrain reference` prints this
+Every key of corpus files, of run files and of the files of experiments and ladders. `pretrain reference` prints this
 page from the code, where each key's meaning stands below its field.
 
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the place in a list,
@@ -55,7 +56,8 @@ def page() -> str:
         *_kinds("objective", AnyObjective, "###"),
     ]
     experiment = list(_file("Experiment files", ExperimentFile))
-    blocks = [*corpus, *objectives, *run, *experiment]
+    ladder = list(_file("Ladder files", LadderFile))
+    blocks = [*corpus, *objectives, *run, *experiment, *ladder]
     return "\n\n".join([_INTRODUCTION + "\n" + _contents(blocks), *blocks]) + "\n"
 
 

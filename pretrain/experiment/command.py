@@ -1,6 +1,6 @@
 """`pretrain experiment`: runs the run files of a folder with several seeds, and compares them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
@@ -9,8 +9,7 @@ from pretrain.evaluation.record import png
 from pretrain.experiment import curves, folder, parent, table
 from pretrain.experiment.plan import PlannedRun, plan
 from pretrain.experiment.results import Result, results
-from pretrain.experiment.runs import Ended, exit_code, lanes, run_all
-from pretrain.run.hardware import count_gpus, threads_per_rank
+from pretrain.experiment.training import Trained, at_once_and_threads, train_all
 
 
 def experiment(
@@ -29,26 +28,32 @@ def experiment(
     """
     found = folder.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
-    gpus = count_gpus()
-    at_once = at_once or gpus or 1
-    runs = plan(found, seeds, budget, overrides, out, None if gpus else threads_per_rank(at_once))
-    left = [run for run in runs if not run.finished]
-    done = len(runs) - len(left)
+    at_once, threads = at_once_and_threads(at_once)
+    runs = plan(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
-    print(f"{out}: {size}, {done} of {len(runs)} runs finished", flush=True)
-    reporter = _Reporter(done, len(runs))
-    ended, stopped = run_all(left if train else [], lanes(at_once, gpus), reporter)
+    trained = train_all(runs, at_once, f"{out}: {size}", train)
     files, lines = write(found, results(runs), out)
-    if problem := parent.log(runs, lines, files):
+    losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
+    return conclude(trained, runs, losses, files, table.text(lines), out)
+
+
+def conclude(
+    trained: Trained,
+    runs: Sequence[PlannedRun],
+    losses: Mapping[str, float],
+    files: Sequence[Path],
+    text: str,
+    out: Path,
+) -> int:
+    """Sends `losses` and `files` to MLflow, prints the table `text` and which runs failed; returns the exit code."""
+    if problem := parent.log(runs, losses, files):
         print(f"warning: {problem}")
-    print("\n" + table.text(lines) + "\n")
-    code = exit_code(ended, stopped)
-    for one in ended:
-        if one.code not in (0, 75):
-            print(f"failed: {one.run.name} (exit code {one.code}), {one.run.log}: {one.last_words}")
-    again = "" if code == 0 else "; run the same command again to continue"
+    print("\n" + text + "\n")
+    for line in trained.failures:
+        print(line)
+    again = "" if trained.code == 0 else "; run the same command again to continue"
     print(f"{out}: {', '.join(file.name for file in files)}{again}")
-    return code
+    return trained.code
 
 
 def write(found: folder.Experiment, results: Sequence[Result], out: Path) -> tuple[list[Path], list[table.Line]]:
@@ -59,22 +64,3 @@ def write(found: folder.Experiment, results: Sequence[Result], out: Path) -> tup
     write_bytes(out / "runs.csv", table.as_csv(results).encode())
     write_bytes(out / "curves.png", png(curves.picture(found, results)))
     return [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")], lines
-
-
-class _Reporter:
-    """Prints a line for each run that ends."""
-
-    def __init__(self, done: int, number: int):
-        self._done, self._number = done, number
-
-    def __call__(self, ended: Ended) -> None:
-        self._done += ended.code == 0
-        print(f"{self._done}/{self._number}  {ended.run.name}: {self._how(ended)} ({ended.seconds:.0f} s)", flush=True)
-
-    def _how(self, ended: Ended) -> str:
-        run: PlannedRun = ended.run
-        if ended.code == 0:
-            found = results([run])
-            loss = found[0].validation_loss if found else None
-            return "finished" if loss is None else f"validation loss {loss:.4f}"
-        return "stopped after saving" if ended.code == 75 else f"failed, {run.log}: {ended.last_words}"

@@ -1,18 +1,17 @@
-"""The parent run of an experiment in MLflow: it gets the table and the picture."""
+"""The parent run of an experiment or a ladder in MLflow: it gets the table and the picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.secrets import masked
 from pretrain.experiment.plan import PlannedRun
-from pretrain.experiment.table import Line
 from pretrain.tracking.parents import parent_run, settle_parent
 from pretrain.tracking.store import client, one_line
 from pretrain.tracking.tracker import sync
 
 
-def log(runs: Sequence[PlannedRun], lines: Sequence[Line], files: Sequence[Path]) -> str | None:
-    """Logs `files`, and the mean validation loss of each row, to the parent of `runs`, in each MLflow that they use.
+def log(runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]) -> str | None:
+    """Logs `files` and the mean validation losses of rows to the parent of `runs`, in each MLflow that they use.
 
     Returns what went wrong, in a line: an MLflow that is away ends nothing.
     """
@@ -30,9 +29,8 @@ def log(runs: Sequence[PlannedRun], lines: Sequence[Line], files: Sequence[Path]
             own = parent_run(store, found.experiment_id, parent)
             for file in files:
                 store.log_artifact(own, str(file))
-            for line in lines:
-                if line.validation_loss:
-                    store.log_metric(own, f"{line.row}/validation_loss", line.validation_loss.mean)
+            for row, loss in losses.items():
+                store.log_metric(own, f"{row}/validation_loss", loss)
             settle_parent(store, found.experiment_id, own)
         except Exception as error:  # MLflow's errors are of many kinds
             problems.append(f"MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")

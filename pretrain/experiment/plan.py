@@ -1,7 +1,7 @@
 """The runs of an experiment: which run file, with which seed, where."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,21 +63,32 @@ def plan(
     holds runs with another budget or other overrides.
     """
     shorter = Budget.parse(budget) if budget else None
+    rows = {}
+    for name, file in experiment.rows.items():
+        shortened = shorter.overrides(load(file, overrides, RunConfig)) if shorter else ()
+        rows[name] = (file, [*overrides, *shortened])
+    runs = runs_of(rows, seeds, out, threads)
+    _check_settings(out, _Settings(budget, list(overrides)))
+    return runs
+
+
+def runs_of(
+    rows: Mapping[str, tuple[Path, Sequence[str]]], seeds: int, out: Path, threads: int | None
+) -> list[PlannedRun]:
+    """The runs of `rows`, each a run file and its overrides, in OUT/ROW/seed-N; ordered and with `threads` as in
+    `plan`. Raises UserError for a wrong run file."""
     runs = []
-    for file in experiment.rows.values():
-        config = load(file, overrides, RunConfig)
-        given = [*overrides, *(shorter.overrides(config) if shorter else ())]
+    for row, (file, overrides) in rows.items():
+        config, given = load(file, overrides, RunConfig), list(overrides)
         if threads and config.run.cpu_threads is None:
             given.append(f"run.cpu_threads={threads}")
         if config.tracking.mlflow:
             given.append(f"tracking.mlflow.parent={out.name}")
-        runs += [_planned(file, config.run.seed + number, given, out) for number in range(seeds)]
-    _check_settings(out, _Settings(budget, list(overrides)))
+        runs += [_planned(row, file, config.run.seed + number, given, out) for number in range(seeds)]
     return sorted(runs, key=lambda run: run.seed)  # stable
 
 
-def _planned(file: Path, seed: int, overrides: list[str], out: Path) -> PlannedRun:
-    row = file.stem
+def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -> PlannedRun:
     directory = json.dumps(str(out / row / f"seed-{seed}"))
     own = [f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}"]
     given = (*overrides, *own)

@@ -61,7 +61,7 @@ class Weights:
     def logits(self, x: Tensor) -> Tensor:
         """States after the final norm (hypotheses, d_model) to (hypotheses, vocab_size); padding of the vocabulary has
         no logits."""
-        return self._head(x * self.model.config.d_model**-0.5 if self._scales else x)
+        return self._head(self.model.lm_head.scaled(x * self.model.config.d_model**-0.5 if self._scales else x))
 
     def bias(self, distances: int) -> Tensor | None:
         """What the kind of positions adds to a logit, by the distance of the key: (heads, distances); None: nothing."""

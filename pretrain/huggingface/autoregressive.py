@@ -80,4 +80,5 @@ INTERCHANGE = Interchange(
     from_hugging_face,
     fixed={"tie_word_embeddings": True},
     remote_code=True,
+    last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
 )

@@ -156,4 +156,5 @@ INTERCHANGE = Interchange(
     ends=True,
     encoder=Encoder("transformers.models.bart.modeling_bart.BartEncoder", encoder_of),
     engines={"ctranslate2": lambda state, config: (state, config)},
+    last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
 )

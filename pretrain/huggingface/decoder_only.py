@@ -124,4 +124,11 @@ def _their_shapes(config: DecoderOnlyConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in to_hugging_face(ours, config).tensors.items()}
 
 
-INTERCHANGE = Interchange("gpt2", "GPT2LMHeadModel", to_hugging_face, from_hugging_face, fixed=FIXED)
+INTERCHANGE = Interchange(
+    "gpt2",
+    "GPT2LMHeadModel",
+    to_hugging_face,
+    from_hugging_face,
+    fixed=FIXED,
+    last_norm=lambda config: "decoder.final_norm",
+)

@@ -15,6 +15,7 @@ from pretrain.huggingface import json_files, tokenizer_files
 from pretrain.huggingface.engines import TRANSFORMERS, rewritten
 from pretrain.huggingface.interchange import Interchange, State, check, shapes
 from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.without_mup import without_mup
 from pretrain.models import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,7 +47,8 @@ def write(
             f"but the model's vocab_size is {config.vocab_size}"
         )
     padding = list(range(tokenizer.size, config.padded_vocab_size)) if engine == TRANSFORMERS else []
-    exported = interchange.to_hugging_face(*rewritten(interchange, state_dict, config, tokenizer, engine))
+    plain = without_mup(interchange, state_dict, config)
+    exported = interchange.to_hugging_face(*rewritten(interchange, *plain, tokenizer, engine))
     if encoder_only:
         if interchange.encoder is None:
             raise UserError(f"--encoder-only: transformers can't load the encoder of a {config.family} by itself")

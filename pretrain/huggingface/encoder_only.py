@@ -128,5 +128,12 @@ def _published(name: str) -> str:
 
 
 INTERCHANGE = Interchange(
-    "bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, fixed=FIXED, begins=True, ends=True
+    "bert",
+    "BertForMaskedLM",
+    to_hugging_face,
+    from_hugging_face,
+    fixed=FIXED,
+    begins=True,
+    ends=True,
+    last_norm=lambda config: "masked_lm.norm",
 )

@@ -50,6 +50,8 @@ class Interchange:
     - `fixed`: settings that change what transformers computes, each with the only value that our model supports.
     - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
     - `remote_code`: whether the class is in files of the directory, which transformers runs only with permission.
+    - `last_norm(config)`: the name of the norm whose output goes into the output matrix and nowhere else, if there is
+      one.
     - `begins`, `ends`: whether the tokenizer puts bos before a text, and eos after it.
     - `encoder`: the encoder alone, if transformers can load it.
     - `engines`: how the model is rewritten for each other engine that can run it.
@@ -66,6 +68,7 @@ class Interchange:
     remote_code: bool = False
     encoder: Encoder | None = None
     engines: Mapping[str, Rewriting] = field(default_factory=dict)
+    last_norm: Callable[[Any], str | None] | None = None
 
     def usage(self, encoder_only: bool = False) -> str:
         """How to load the directory in transformers."""

@@ -158,13 +158,7 @@ def with_head(scaled: bool) -> Rewriting:
 
 
 def for_llama_cpp(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """Raises UserError for what it lacks: its relative positions end at a constant distance, and its converter knows
-    no names for a decoder's layers beyond the number of the encoder's."""
-    if config.num_decoder_layers > config.num_encoder_layers:
-        raise UserError(
-            f"llama.cpp converts no decoder that is deeper than its encoder: "
-            f"{config.num_decoder_layers} and {config.num_encoder_layers} layers"
-        )
+    """Raises UserError for a distance at which its relative positions end elsewhere: its own is a constant."""
     if config.relative_attention_max_distance != LLAMA_CPP_DISTANCE:
         raise UserError(
             f"llama.cpp has relative positions up to {LLAMA_CPP_DISTANCE}, "
@@ -184,4 +178,5 @@ INTERCHANGE = Interchange(
     ends=True,
     encoder=Encoder("T5EncoderModel", encoder_of),
     engines={"ctranslate2": with_head(scaled=True), "llama.cpp": for_llama_cpp},
+    last_norm=lambda config: "decoder.final_norm",
 )

@@ -59,7 +59,7 @@ def _attention(config: AutoregressiveConfig, num_heads: int, bias: bool, out_std
         config.dropout_rate,
         scaled=True,
         bias=bias,
-        std=STD,
+        std=config.hidden_std(STD),
         out_std=out_std,
     )
 
@@ -75,18 +75,20 @@ def _cross_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
 
 def _feed_forward(config: AutoregressiveConfig, out_std: float) -> FeedForward:
     d_ff = config.d_ff or 4 * config.d_model
-    return FeedForward(config.d_model, d_ff, activation="gelu", bias=config.bias, std=STD, out_std=out_std)
+    return FeedForward(
+        config.d_model, d_ff, activation="gelu", bias=config.bias, std=config.hidden_std(STD), out_std=out_std
+    )
 
 
-def _residual_std(num_layers: int) -> float:
+def _residual_std(config: AutoregressiveConfig, num_layers: int) -> float:
     """The std of matrices that end a residual branch. A stack counts its own layers (the author's are equally deep)."""
-    return STD * (2 * num_layers) ** -0.5
+    return config.hidden_std(STD) * (2 * num_layers) ** -0.5
 
 
 class EncoderLayer(nn.Module):
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
-        out_std = _residual_std(config.num_encoder_layers)
+        out_std = _residual_std(config, config.num_encoder_layers)
         self.self_attention_norm = _norm(config)
         self.self_attention = _self_attention(config, out_std)
         self.feed_forward_norm = _norm(config)
@@ -110,7 +112,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
-        out_std = _residual_std(config.num_decoder_layers)
+        out_std = _residual_std(config, config.num_decoder_layers)
         self.self_attention_norm = _norm(config)
         self.self_attention = _self_attention(config, out_std)
         self.cross_attention_norm = _norm(config)
@@ -158,7 +160,7 @@ class Bridge(nn.Module):
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
         self.norm = _norm(config) if config.bridge_norm else nn.Identity()
-        self.linear = Linear(config.d_model, config.d_model, STD, config.bias)
+        self.linear = Linear(config.d_model, config.d_model, config.hidden_std(STD), config.bias)
 
     def forward(self, encoder_out: Tensor) -> Tensor:
         return self.linear(self.norm(encoder_out))
@@ -233,7 +235,7 @@ class Autoregressive(Model):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.final_norm = _norm(config)
         self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
-        self.lm_head = Head(d_model, rows, STD)
+        self.lm_head = Head(d_model, rows, STD, multiplier=config.logits_multiplier)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
         self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None

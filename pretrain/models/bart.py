@@ -24,7 +24,7 @@ class NormedInputs(nn.Module):
 
     def __init__(self, config: BartConfig):
         super().__init__()
-        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.scale = math.sqrt(config.base_width) if config.scale_embedding else 1.0
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std, POSITION_OFFSET)
         self.norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout_rate)
@@ -38,8 +38,8 @@ class LogitsHead(Head):
 
     final_logits_bias: Tensor
 
-    def __init__(self, d_model: int, rows: int, std: float):
-        super().__init__(d_model, rows, std)
+    def __init__(self, d_model: int, rows: int, std: float, multiplier: float):
+        super().__init__(d_model, rows, std, multiplier=multiplier)
         self.register_buffer("final_logits_bias", torch.zeros(rows))
 
     def offsets(self, x: Tensor) -> Tensor:
@@ -55,6 +55,7 @@ class Bart(EncoderDecoder):
         rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_std
         # Where the end mark is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
-        embedding, lm_head = Embedding(rows, d_model, std, padding_idx), LogitsHead(d_model, rows, std)
-        encoder, decoder = (stack(config, NormedInputs(config), std) for stack in (Encoder, Decoder))
+        embedding = Embedding(rows, d_model, std, padding_idx)
+        lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)
+        encoder, decoder = (stack(config, NormedInputs(config), config.hidden_std(std)) for stack in (Encoder, Decoder))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

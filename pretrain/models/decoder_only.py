@@ -34,8 +34,9 @@ def _norm(config: DecoderOnlyConfig) -> LayerNorm:
 class Layer(nn.Module):
     def __init__(self, config: DecoderOnlyConfig):
         super().__init__()
+        std = config.hidden_std(STD)
         # The sum of 2 · num_layers branches then starts with the std of one (Radford et al. 2019, section 2.3).
-        out_std = STD / (2 * config.num_layers) ** 0.5
+        out_std = std / (2 * config.num_layers) ** 0.5
         self.attention_norm = _norm(config)
         self.attention = Attention(
             config.d_model,
@@ -44,12 +45,12 @@ class Layer(nn.Module):
             config.dropout_rate,
             scaled=True,
             bias=config.biases,
-            std=STD,
+            std=std,
             out_std=out_std,
         )
         self.feed_forward_norm = _norm(config)
         self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, activation=config.activation, bias=config.biases, std=STD, out_std=out_std
+            config.d_model, config.d_ff, activation=config.activation, bias=config.biases, std=std, out_std=out_std
         )
         self.dropout = Dropout(config.dropout_rate)
 
@@ -148,7 +149,7 @@ class DecoderOnly(Model):
         rows = config.padded_vocab_size
         self.embedding = Embedding(rows, config.d_model, STD)
         self.decoder = Decoder(config)
-        self.lm_head = Head(config.d_model, rows, STD)
+        self.lm_head = Head(config.d_model, rows, STD, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
     def forward(

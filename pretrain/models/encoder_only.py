@@ -26,11 +26,12 @@ def _norm(config: EncoderOnlyConfig) -> LayerNorm:
 class Layer(nn.Module):
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
+        std = config.hidden_std(STD)
         self.attention = Attention(
-            config.d_model, config.d_kv, config.num_heads, config.dropout_rate, scaled=True, bias=True, std=STD
+            config.d_model, config.d_kv, config.num_heads, config.dropout_rate, scaled=True, bias=True, std=std
         )
         self.attention_norm = _norm(config)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff, activation=config.activation, bias=True, std=STD)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, activation=config.activation, bias=True, std=std)
         self.feed_forward_norm = _norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
@@ -78,7 +79,7 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        self.transform = Linear(config.d_model, config.d_model, STD, bias=True)
+        self.transform = Linear(config.d_model, config.d_model, config.hidden_std(STD), bias=True)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = _norm(config)
 
@@ -92,8 +93,8 @@ class NextSentenceHead(nn.Module):
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        self.pooler = Linear(config.d_model, config.d_model, STD, bias=True)
-        self.classifier = Linear(config.d_model, 2, STD, bias=True)
+        self.pooler = Linear(config.d_model, config.d_model, config.hidden_std(STD), bias=True)
+        self.classifier = Head(config.d_model, 2, STD, bias=True, multiplier=config.logits_multiplier)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (batch, length, d_model) to logits (batch, 2); class 0: the second text follows the first."""
@@ -112,7 +113,7 @@ class EncoderOnly(Model):
         self.embedding = Embedding(rows, config.d_model, STD)
         self.encoder = Encoder(config)
         self.masked_lm = MaskedLMHead(config)
-        self.lm_head = Head(config.d_model, rows, STD, bias=True)
+        self.lm_head = Head(config.d_model, rows, STD, bias=True, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
 

@@ -17,7 +17,14 @@ _LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 
 
 
 class Head(Linear):
-    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it."""
+    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
+
+    `multiplier`: what logits are multiplied by before biases are added, which muP sets.
+    """
+
+    def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False, multiplier: float = 1.0):
+        super().__init__(in_features, out_features, std, bias)
+        self.multiplier = multiplier
 
     def forward(
         self,
@@ -32,6 +39,7 @@ class Head(Linear):
         backward pass computes again: a third more arithmetic in this product, for no memory. `target_places` are the
         numbers of the labels that count, among all labels; without them the GPU is waited for.
         """
+        x = self.scaled(x)
         if labels is None:
             return linear(x, self.weight, self.offsets(x))
         assert config is not None
@@ -39,6 +47,10 @@ class Head(Linear):
             return configured_losses(linear(x, self.weight, self.offsets(x)), labels, config, self.training)
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """States (…, d_model) times the multiplier of the logits."""
+        return x if self.multiplier == 1.0 else x * self.multiplier
 
     def offsets(self, x: Tensor) -> Tensor | None:
         """(vocabulary,) What is added to the logits of states like `x`."""

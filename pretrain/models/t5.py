@@ -48,12 +48,12 @@ def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativeP
         config.relative_attention_max_distance,
         config.num_heads,
         bidirectional,
-        std=config.d_model**-0.5,
+        std=config.base_width**-0.5,
     )
 
 
 def _output_std(config: T5Config) -> float:
-    return OUTPUT_STD if config.scale_outputs else OUTPUT_STD * config.d_model**-0.5
+    return OUTPUT_STD if config.scale_outputs else OUTPUT_STD * config.base_width**-0.5
 
 
 def _embedding_std(config: T5Config) -> float:
@@ -208,7 +208,7 @@ class T5(EncoderDecoder):
             Embedding(rows, d_model, _embedding_std(config)),
             Encoder(config),
             Decoder(config),
-            Head(d_model, rows, std=_output_std(config)),
+            Head(d_model, rows, std=_output_std(config), multiplier=config.logits_multiplier),
             config.tie_embeddings,
         )
 

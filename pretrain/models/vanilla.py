@@ -147,11 +147,11 @@ class Decoder(nn.Module):
 
 
 class SinusoidalInputs(nn.Module):
-    """Token vectors times √d_model, plus sinusoids (sections 3.4 and 3.5)."""
+    """Token vectors times √d_model, with muP that of the base width, plus sinusoids (sections 3.4 and 3.5)."""
 
     def __init__(self, config: VanillaConfig):
         super().__init__()
-        self.scale = math.sqrt(config.d_model)
+        self.scale = math.sqrt(config.base_width)
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -162,7 +162,8 @@ class Vanilla(EncoderDecoder):
     """The Transformer as published."""
 
     def __init__(self, config: VanillaConfig):
-        rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.d_model**-0.5
-        embedding, lm_head = Embedding(rows, d_model, std), Head(d_model, rows, std)
+        rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.base_width**-0.5
+        embedding = Embedding(rows, d_model, std)
+        lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
         encoder, decoder = (stack(config, SinusoidalInputs(config), std=None) for stack in (Encoder, Decoder))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -22,7 +22,7 @@ class ParameterGroup(Section):
     """Settings of some of the parameters.
 
     Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of relative positions; a tied output
-    matrix), output (an untied output matrix), matrices (all others).
+    matrix), output (an untied output matrix, the classifier of next sentences), matrices (all others).
     """
 
     match: Annotated[list[str], Field(min_length=1)]
@@ -69,6 +69,10 @@ class OptimizerConfig(Section):
         """The peak learning rate of this kind, unless a group sets another."""
         return self.learning_rate
 
+    def width_exponent(self, kind: Kind) -> float:
+        """With muP the rate of this kind falls as m^-this at m times the base width (Yang et al. 2021, table 8)."""
+        return 1.0 if kind == "matrices" else 0.0
+
 
 class AdamWConfig(OptimizerConfig):
     """AdamW (Loshchilov and Hutter 2019)."""
@@ -91,6 +95,10 @@ class AdamWScaleConfig(OptimizerConfig):
     least_rms: PositiveFloat = 1e-3
     """The least root mean square that a tensor counts with."""
 
+    def width_exponent(self, kind: Kind) -> float:
+        """Steps fall with a matrix's root mean square, m^-½, already."""
+        return 0.5 if kind == "matrices" else 0.0
+
 
 class AdafactorConfig(OptimizerConfig):
     """Adafactor (Shazeer and Stern 2018), as in T5: without momentum."""
@@ -106,6 +114,10 @@ class AdafactorConfig(OptimizerConfig):
     """A matrix with fewer rows or columns keeps the second moment of each element."""
     multiply_by_parameter_scale: bool = True
     """Scale steps by each tensor's root mean square."""
+
+    def width_exponent(self, kind: Kind) -> float:
+        """Scaled steps fall with a matrix's root mean square, m^-½, already."""
+        return (0.5 if self.multiply_by_parameter_scale else 1.0) if kind == "matrices" else 0.0
 
 
 class MuonConfig(OptimizerConfig):
@@ -142,6 +154,10 @@ class MuonConfig(OptimizerConfig):
 
     def rate(self, kind: Kind) -> float:
         return self.learning_rate if kind == "matrices" else self.adamw_learning_rate or self.learning_rate
+
+    def width_exponent(self, kind: Kind) -> float:
+        """An orthogonal step has singular values of 1, right at any width; 0.2 · √(larger dimension) grows as m^½."""
+        return 0.5 if kind == "matrices" and self.adjust_lr_fn == "match_rms_adamw" else 0.0
 
 
 class Schedule(Section):

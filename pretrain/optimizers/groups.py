@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import Parameter
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.models.config.base import Widened
 from pretrain.models.layers import RMSNorm
+from pretrain.models.loss_head import Head
 from pretrain.models.positions import RelativePositionBias
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Kind, OptimizerConfig, ParameterGroup
 
@@ -38,7 +40,7 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
     if isinstance(module, nn.Linear):
         if own == "bias":
             return "biases"
-        return "output" if path == "lm_head" else "matrices"
+        return "output" if isinstance(module, Head) else "matrices"
     raise TypeError(f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; give them one in _kind")
 
 
@@ -47,14 +49,17 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     `algorithm` that updates them. Raises UserError with every problem of `config.groups`, one line each.
 
     Parameters with equal settings share one group, since each group costs collectives. The first group has the settings
-    of `config` itself.
+    of `config` itself, if any has. With muP, all rates are first those of the base width.
     """
     if found := problems(model, config):
         raise UserError("\n".join(found))
     parameters = dict(model.named_parameters())
+    of_model = getattr(model, "config", None)
+    widening = of_model.widening if isinstance(of_model, Widened) else 1.0
     merged: dict[tuple[str, float, float], list[tuple[str, Parameter]]] = {}
     for name, kind, rule in _assigned(model, config):
         rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)
+        rate *= widening ** -config.width_exponent(kind)
         decay = rule.weight_decay if rule and rule.weight_decay is not None else config.weight_decay
         merged.setdefault((config.algorithm(kind), rate, decay), []).append((name, parameters[name]))
     own = (config.name, config.learning_rate, config.weight_decay)

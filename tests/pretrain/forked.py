@@ -74,6 +74,22 @@ class Forked:
         self._files.cleanup()
 
 
+class ForkedLauncher:
+    """`pretrain ARGUMENTS` without a launcher, which behaves like `subprocess.Popen`."""
+
+    def __init__(self, *arguments: str | Path):
+        self._forked = Forked(*arguments)
+
+    def poll(self) -> int | None:
+        process = self._forked._process
+        process.join(timeout=0)
+        return process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+
 def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What `pretrain ARGUMENTS` comes to."""
     with Forked(*arguments) as forked:

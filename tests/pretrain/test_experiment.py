@@ -24,7 +24,7 @@ from pretrain.experiment.statistics import compare
 from pretrain.metrics.log import read_metrics
 from pretrain.models import outline
 from pretrain.run import status
-from tests.pretrain.forked import Forked
+from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
 
 CONFIGS = Path(__file__).parents[2] / "configs/experiments"
@@ -301,22 +301,6 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan(found, 2, None, [], out, 1)
 
 
-class _ForkedLauncher:
-    """`pretrain train` without a launcher, in a process that is forked, as `subprocess.Popen` behaves."""
-
-    def __init__(self, *arguments):
-        self._forked = Forked(*arguments)
-
-    def poll(self):
-        process = self._forked._process
-        process.join(timeout=0)
-        return process.exitcode
-
-    @property
-    def returncode(self):
-        return self.poll()
-
-
 def test_an_experiment_from_runs_to_table(small_corpus, tmp_path, monkeypatch, capsys):
     """Two rows, two seeds and a row that fails. One run is cut and resumed; MLflow has another row's runs, one of which
     the real launcher starts."""
@@ -337,7 +321,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, tmp_path, monkeypatch, c
         if run.name in ("wide-seed-1", "wrong-seed-0", "wrong-seed-1"):
             return real(run, changes)
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
-        return _ForkedLauncher("train", run.file, *run.overrides, *cut)
+        return ForkedLauncher("train", run.file, *run.overrides, *cut)
 
     monkeypatch.setattr(runs, "start", start)
     out = tmp_path / "out"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from pretrain.models.config.base import Count, ModelConfig
+from pretrain.models.config.base import Count, Widened
 
 
 class EmbeddingLossConfig(Section):
@@ -31,15 +31,11 @@ class EmbeddingLossConfig(Section):
     """The side that gets no gradient, except in the gains and biases of its norm."""
 
 
-class AutoregressiveConfig(ModelConfig):
+class AutoregressiveConfig(Widened):
     """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
     the best published setting is in configs/models/autoregressive-yan2024.yaml."""
 
     family: Literal["autoregressive"] = "autoregressive"
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_encoder_layers: Count
     """Layers of the encoder."""
     num_decoder_layers: Count

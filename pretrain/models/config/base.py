@@ -53,15 +53,72 @@ class ModelConfig(Section):
         return self.pad_id
 
 
-class HeadsShareWidth(ModelConfig):
-    """The settings of families in which each head has d_model / num_heads units."""
+class MupSection(Section):
+    """Maximal update parametrisation, muP (Yang et al. 2021): what is tuned at the base width holds at other widths.
+
+    The model of `base_width` is the standard one, to the bit. A wider one has the same depth, heads of the same width
+    and, in proportion to d_model, more of them and wider feed-forward layers.
+    """
+
+    base_width: Count
+    """The d_model whose learning rates and initial deviations the run file gives."""
+
+
+class Widened(ModelConfig):
+    """The settings of families whose width muP can change. With m = d_model / base width:
+
+    - matrices between layers start with a deviation of fan_in^-½ times what it is at the base width;
+    - tables, output matrices, biases and gains start as at the base width;
+    - logits are divided by m.
+
+    `OptimizerConfig.width_exponent` has the learning rates.
+    """
 
     d_model: Count
     """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
     num_heads: Count
     """Attention heads of a layer."""
+    mup: MupSection | None = None
+    """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
+    family was published, and the rates don't depend on the width."""
+
+    @property
+    def base_width(self) -> int:
+        """The d_model that the deviations of tables and output matrices follow."""
+        return self.mup.base_width if self.mup else self.d_model
+
+    @property
+    def widening(self) -> float:
+        """How many times as wide as its base the model is: m."""
+        return self.d_model / self.base_width
+
+    @property
+    def logits_multiplier(self) -> float:
+        """What muP multiplies logits by."""
+        return 1 / self.widening
+
+    def hidden_std(self, std: float) -> float:
+        """The deviation of matrices between layers that have `std` at the base width."""
+        return std * self.widening**-0.5
+
+    @model_validator(mode="after")
+    def _base_has_whole_heads(self) -> Self:
+        problems = [
+            f"mup: {name} {value} would be {value / self.widening:g} at base_width {self.base_width}; heads keep their "
+            "width and layers their proportions, so it grows with d_model"
+            for name in ("num_heads", "num_cross_heads", "num_kv_heads", "d_ff")
+            if (value := getattr(self, name, None)) and value * self.base_width % self.d_model
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class HeadsShareWidth(Widened):
+    """The settings of families in which each head has d_model / num_heads units."""
+
+    d_ff: Count
+    """Width of the feed-forward layers."""
 
     @property
     def d_kv(self) -> int:

@@ -4,22 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig
+from pretrain.models.config.base import Count, Widened
 
 
-class T5Config(ModelConfig):
+class T5Config(Widened):
     """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
     from padding."""
 
     family: Literal["t5"] = "t5"
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
     d_kv: Count
     """Width of an attention head."""
     d_ff: Count
     """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_encoder_layers: Count
     """Layers of the encoder."""
     num_decoder_layers: Count
@@ -43,6 +39,11 @@ class T5Config(ModelConfig):
     scale_outputs: bool = False
     """Multiply the decoder's output by d_model^-½ before the output matrix. By default true with tied embeddings, as in
     v1.0."""
+
+    @property
+    def logits_multiplier(self) -> float:
+        """Scaled outputs have lost the factor d_model^-½ already, which the base width has as well."""
+        return self.widening**-0.5 if self.scale_outputs else 1 / self.widening
 
     @model_validator(mode="before")
     @classmethod

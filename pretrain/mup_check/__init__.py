@@ -1,0 +1,1 @@
+"""`pretrain mup-check`: whether a model's activations and best learning rate stay the same over widths."""

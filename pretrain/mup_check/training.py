@@ -1,0 +1,109 @@
+"""A few steps of a small model on the CPU, and what its activations and weights do meanwhile."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data_pipeline.loading.batches import Batch
+from pretrain import models, optimizers
+from pretrain.models import ModelConfig
+from pretrain.models.loss import IGNORED
+from pretrain.models.loss_head import Head
+from pretrain.models.model import Model
+from pretrain.optimizers.config import OptimizerConfig
+from pretrain.optimizers.groups import kinds
+
+LOGITS = "logits"
+# modules by their names: what one of a model's layers adds, or its whole output
+_KINDS = {
+    "embedding": r"embedding",
+    "attention": r".*\.(self_)?attention",
+    "cross-attention": r".*\.cross_attention",
+    "feed-forward": r".*\.feed_forward",
+    "layers": r".*(layers|encoder|decoder)\.\d+",
+    "bridge": r"bridge",
+}
+
+
+class Trial:
+    """A model and its optimizer. Weights are drawn with `seed`."""
+
+    def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, seed: int, rate: float = 1.0):
+        """`rate`: multiplies the learning rates of all groups."""
+        torch.manual_seed(seed)
+        self.model: Model = models.build(model)
+        self._clipping = optimizer.gradient_clipping
+        self._optimizer = optimizers.build(self.model, optimizer)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["base_rate"] * rate
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of a step: the sum of the means of all losses, as in training."""
+        found = self.model(**batch)
+        means = []
+        for name, values in found.items():
+            counted = batch.get(name, batch["labels"]) != IGNORED
+            means.append(values.sum() / counted.sum().clamp(min=1))
+        return torch.stack(means).sum()
+
+    def step(self, batch: Batch) -> float:
+        """Takes a step; returns the loss before it."""
+        loss = self.loss(batch)
+        loss.backward()
+        if self._clipping:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clipping)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.item()
+
+    @torch.no_grad()
+    def activations(self, batch: Batch) -> tuple[dict[str, float], Tensor]:
+        """Root mean squares by kind of module, over all modules of a kind; and the logits (n, vocabulary)."""
+        with _noted(self.model) as (squares, logits):
+            self.loss(batch)
+        return {kind: (sum(found) / len(found)) ** 0.5 for kind, found in squares.items()}, logits[0]
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+
+    def changes(self, before: dict[str, Tensor]) -> dict[str, float]:
+        """Root mean squares of what changed since `before`, over the elements that did, by kind of parameter."""
+        found: dict[str, list[float]] = defaultdict(list)
+        of_kind = kinds(self.model)
+        for name, weight in self.model.named_parameters():
+            change = (weight.detach() - before[name]).double()
+            if (count := int(change.count_nonzero())) and of_kind[name] in ("embeddings", "output", "matrices"):
+                found[of_kind[name]].append(float(change.square().sum()) / count)
+        return {kind: (sum(squares) / len(squares)) ** 0.5 for kind, squares in found.items()}
+
+
+@contextmanager
+def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[Tensor]]]:
+    """Within the block, the mean squares of modules' outputs are noted by kind, and the logits of the output matrix."""
+    squares: dict[str, list[float]] = defaultdict(list)
+    logits: list[Tensor] = []
+
+    def note(kind: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        squares[kind].append(float(output.detach().double().square().mean()))
+
+    def note_logits(module: Head, inputs: Any) -> None:
+        logits.append(module.scaled(inputs[0].detach().flatten(0, -2)) @ module.weight.t())
+
+    hooks = [
+        module.register_forward_hook(partial(note, kind))
+        for name, module in model.named_modules()
+        for kind, pattern in _KINDS.items()
+        if re.fullmatch(pattern, name)
+    ]
+    hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(note_logits))  # type: ignore[arg-type]
+    try:
+        yield squares, logits
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,241 @@
+"""`pretrain ladder`: the law and its interval, the length of rungs, refusals, and a real ladder of a few steps."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.experiment import runs as experiment_runs
+from pretrain.experiment.results import Result
+from pretrain.ladder import file, plan
+from pretrain.ladder.command import ladder
+from pretrain.ladder.fit import fit
+from pretrain.ladder.report import Report
+from pretrain.metrics.log import read_metrics
+from pretrain.models import outline
+from pretrain.models.model import Sizes
+from tests.pretrain.forked import ForkedLauncher
+from tests.pretrain.runs import MODEL, run_file
+
+SHIPPED = Path(__file__).parents[2] / "configs/ladders/t5-quickstart.yaml"
+COMPUTE = 1e12 * 4.0 ** np.arange(6)
+
+
+# The law.
+
+
+@pytest.mark.parametrize(("E", "A", "alpha"), [(1.69, 406.4, 0.34), (2.5, 2000.0, 0.25), (0.8, 30.0, 0.1)])
+def test_a_fit_without_noise_finds_the_constants(E, A, alpha):
+    law = fit(COMPUTE[:5], E + A * COMPUTE[:5] ** -alpha)
+    assert (law.E, law.A, law.alpha) == pytest.approx((E, A, alpha), rel=1e-3)
+    assert law(COMPUTE[5]) == pytest.approx(E + A * COMPUTE[5] ** -alpha, rel=1e-6)
+    assert not law.bounded
+
+
+@pytest.mark.parametrize("rungs", [4, 5])
+def test_the_interval_holds_the_next_rung_as_often_as_it_says(rungs):
+    draws = np.random.default_rng(0)
+    inside, widths = 0, []
+    for _ in range(80):
+        losses = 1.7 + 2000 * COMPUTE**-0.25 + 0.01 * draws.standard_normal(6)
+        low, high = fit(COMPUTE[:rungs], losses[:rungs]).interval(COMPUTE[rungs])
+        inside += low <= losses[rungs] <= high
+        widths.append(high - low)
+    assert 0.9 <= inside / 80 <= 1.0  # 95 % ± two standard deviations of 80 draws
+    # One degree of freedom costs: 12.7 against 4.3 standard deviations. An interval that is always wide says nothing.
+    assert np.median(widths) < {4: 0.8, 5: 0.15}[rungs]
+
+
+def test_losses_that_do_not_bend_say_so():
+    law = fit(COMPUTE[:5], 30 * COMPUTE[:5] ** -0.1 - 0.3)
+    assert law.E < 1e-6
+    assert law.bounded
+
+
+# Files.
+
+
+def written(tmp_path, corpus, rungs=None, following=None, **changes):
+    """A ladder of widths 8, 16, 24 and 32, next 40; `rungs` gives widths and heads."""
+    run_file(tmp_path, corpus, model={**MODEL, "dropout_rate": 0.0})
+
+    def rung(width, heads=2):
+        return {"name": f"w{width}", "overrides": [f"model.d_model={width}", f"model.num_heads={heads}"]}
+
+    content = {
+        "run": "run.yaml",
+        "tokens_per_parameter": 0.05,
+        "rungs": [rung(*one) for one in (rungs or [(8,), (16,), (24,), (32,)])],
+        "next": rung(*(following or (40,))),
+        **changes,
+    }
+    path = tmp_path / "ladder.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rungs": [(8,), (16,), (24,)]}, r"ladder\.yaml: rungs: 3 given; .* at least 4$"),
+        ({"rungs": [(8,), (16,), (16,), (24,)]}, r"rungs: two are named 'w16'$"),
+        ({"next": None}, r"next: expected"),
+        ({"run": "other.yaml"}, r"other\.yaml: no such file$"),
+        ({"run": "ladder.yaml"}, r"run: ladder\.yaml isn't a run file$"),
+        ({"tokens_per_parameters": 3}, r"unknown key; nearest valid key: tokens_per_parameter$"),
+    ],
+)
+def test_a_wrong_ladder_file_is_refused_in_a_line(tmp_path, changes, said):
+    path = written(tmp_path, tmp_path / "corpus", **changes)
+    with pytest.raises(UserError, match=said) as caught:
+        file.read(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_of_another_kind_is_refused_in_a_line(tmp_path):
+    path = run_file(tmp_path, tmp_path / "corpus")
+    with pytest.raises(UserError, match=r"run\.yaml: is a run file; expected a ladder file, with run, rungs and next$"):
+        file.read(path)
+
+
+def refused(path):
+    """The one line with which a ladder that can be read can't be run."""
+    with pytest.raises(UserError) as caught:
+        plan.sized(path, *file.read(path), [])
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_rungs_of_equal_size_are_refused(small_corpus, tmp_path):
+    path = written(tmp_path, small_corpus)
+    content = yaml.safe_load(path.read_text())
+    content["rungs"][2]["overrides"] = content["rungs"][1]["overrides"]
+    path.write_text(yaml.safe_dump(content))
+    assert re.search(r"ladder\.yaml: w16 and w24 have [\d,]+ parameters each; a rung is a size$", refused(path))
+
+
+def test_widths_that_heads_do_not_divide_are_refused(small_corpus, tmp_path):
+    path = written(tmp_path, small_corpus, rungs=[(8,), (16,), (27,), (32,)])
+    run_file(tmp_path, small_corpus, model={**{key: MODEL[key] for key in MODEL if key != "d_kv"}, "family": "bart"})
+    assert re.search(r"rungs\.2 \(w27\): .*num_heads: 2 doesn't divide d_model 27$", refused(path))
+
+
+def test_what_is_wrong_with_all_rungs_is_said_once(tmp_path):
+    path = written(tmp_path, tmp_path / "no corpus")
+    assert re.search(r"rungs\.0 \(w8\), .*, next \(w40\): .*no corpus", refused(path))
+
+
+def test_a_next_rung_below_the_others_is_refused(small_corpus, tmp_path):
+    path = written(tmp_path, small_corpus, following=(12,))
+    assert refused(path).endswith("next (w12): smaller than w32; the next rung is the largest")
+
+
+# Lengths.
+
+
+def test_steps_follow_from_tokens_and_warm_up_with_them(small_corpus, tmp_path):
+    path = written(tmp_path, small_corpus, tokens_per_parameter=3)
+    found = plan.sized(path, *file.read(path), [])
+    assert [rung.name for rung in found.all] == ["w8", "w16", "w24", "w32", "w40"]
+    splits = json.loads((small_corpus / "manifest.json").read_text())["splits"]["train"]
+    per_row = splits["tokens"] / splits["rows"]
+    for rung in found.all:
+        config = load(found.run, rung.overrides, RunConfig)
+        model = outline(config.model.model_copy(update={"vocab_size": 520}))
+        assert rung.parameters == model.num_parameters()
+        assert abs(rung.tokens - 3 * rung.parameters) <= 16 * per_row / 2  # half a step
+        assert rung.tokens == rung.steps * 16 * per_row
+        assert config.run.max_steps == rung.steps
+        assert config.schedule.warmup_steps == round(rung.steps * 3 / 8)  # 3 of 8 in the run file
+        # 34 tokens: 5 of them in 2 spans give 31 inputs with an end mark and 8 targets
+        whole = rung.steps * 16 * model.flops(Sizes.of_example(32, 8))
+        assert rung.flops == pytest.approx(whole, rel=0.05)
+
+
+def test_the_shipped_ladder_grows_by_a_half_to_the_double():
+    ladder_file, run = file.read(SHIPPED)
+    counts = []
+    for rung in ladder_file.all:
+        config = load(run, rung.overrides, RunConfig)
+        counts.append(outline(config.model.model_copy(update={"vocab_size": 1100})).num_parameters())
+    ratios = [more / less for less, more in itertools.pairwise(counts)]
+    assert all(1.45 <= ratio <= 2 for ratio in ratios), ratios
+
+
+# What is reported.
+
+
+def made(rung, seed, loss):
+    return Result(rung, seed, 10, 100, None, loss, None, None, [(10, loss)])
+
+
+def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus, tmp_path):
+    path = written(tmp_path, small_corpus, fit_over="parameters")
+    found = plan.sized(path, *file.read(path), [])
+    sizes = [rung.parameters for rung in found.all]
+    true = [2 + 50 * size**-0.5 for size in sizes]
+    results = [
+        made(rung.name, seed, loss + (0.01 if seed else -0.01))
+        for rung, loss in zip(found.rungs, true, strict=False)
+        for seed in (0, 1)
+    ]
+    report = Report.of(found, results)
+    assert report.prediction.loss == pytest.approx(true[-1], abs=1e-4)
+    assert report.prediction.reached is None
+    reached = Report.of(found, [*results, made(found.next.name, 0, true[-1])])
+    assert reached.prediction.reached.mean == true[-1]
+    assert "Reached" in reached.text()
+    assert max(map(len, reached.text().splitlines())) <= 120
+    write_json(tmp_path / "ladder.json", reached.as_json())
+    content = json.loads((tmp_path / "ladder.json").read_text())
+    assert content["law"]["alpha"] == pytest.approx(0.5, abs=0.01)
+    assert content["prediction"]["reached"]["mean"] == true[-1]
+    assert content["rungs"][0]["losses"] == {"0": true[0] - 0.01, "1": true[0] + 0.01}
+    axes = reached.picture().axes[0]
+    assert sum(len(line.get_xdata()) == 100 for line in axes.lines) == 1
+    unfinished = Report.of(found, results[:-2])
+    assert unfinished.law is None
+    assert f"No law yet: {found.rungs[-1].name} without a validation loss." in unfinished.text()
+
+
+# Runs.
+
+
+def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, capsys):
+    path, out = written(tmp_path, small_corpus), tmp_path / "out"
+    started = []
+
+    def start(run, changes):
+        started.append(run.name)
+        return ForkedLauncher("train", run.file, *run.overrides)
+
+    monkeypatch.setattr(experiment_runs, "start", start)
+    assert ladder(path, 1, 2, out, [], train_next=True) == 0
+    assert started == [f"w{width}-seed-0" for width in (8, 16, 24, 32, 40)]
+    losses = {
+        width: read_metrics(out / f"w{width}/seed-0")[-1].metrics["validation/small/loss"]
+        for width in (8, 16, 24, 32, 40)
+    }
+    content = json.loads((out / "ladder.json").read_text())
+    assert content["prediction"]["reached"]["mean"] == losses[40]
+    flops = [rung["flops"] for rung in content["rungs"]]
+    law = fit(flops, [losses[width] for width in (8, 16, 24, 32)])
+    assert content["prediction"]["loss"] == law(content["next"]["flops"])
+    assert (out / "ladder.png").exists()
+    assert "Predicted for w40" in (out / "ladder.md").read_text()
+
+    started.clear()
+    assert ladder(path, 1, 2, out, []) == 0  # nothing is left
+    assert not started
+    assert "4 rungs × 1 seed, 4 of 4 runs finished" in capsys.readouterr().out
+    longer = written(tmp_path, small_corpus, tokens_per_parameter=0.1)
+    with pytest.raises(UserError, match=r"has runs of w8, .* with other settings or steps; give another --out"):
+        ladder(longer, 1, 2, out, [])

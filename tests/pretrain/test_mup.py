@@ -1,0 +1,326 @@
+"""muP: equal to the standard model at the base width; deviations, rates and logits by width; exports; the check."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from safetensors.torch import save_file
+
+from data_pipeline.foundation.errors import UserError
+from pretrain import models, optimizers
+from pretrain.generation.incremental import Weights
+from pretrain.huggingface import interchange_of
+from pretrain.huggingface.without_mup import without_mup
+from pretrain.models.layers import Embedding, Linear
+from pretrain.mup_check import checks, command
+from pretrain.mup_check.checks import Transfer, Verdict
+from pretrain.mup_check.command import coordinate_table, mup_check, picture, transfer_table
+from pretrain.mup_check.widths import check_widths, default_widths, subject
+from pretrain.optimizers.groups import kinds, parameter_groups
+from tests.pretrain.runs import MODEL, run_file
+from tests.pretrain.small_runs import run_config
+
+BASE, WIDE = 32, 128  # m = 4, whose root and inverse are exact
+M = WIDE // BASE
+STACKS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+FAMILIES = {
+    "t5": {"family": "t5", **STACKS, "d_kv": 16},
+    "t5-tied": {"family": "t5", **STACKS, "d_kv": 16, "tie_embeddings": True},
+    "bart": {"family": "bart", **STACKS, "max_positions": 40, "dropout_rate": 0.0},
+    "vanilla": {"family": "vanilla", **STACKS, "dropout_rate": 0.0},
+    "autoregressive": {
+        "family": "autoregressive",
+        **STACKS,
+        "max_positions": 40,
+        "bias": True,
+        "subtract_positions": "with_norm",
+        "embedding_loss": {"kind": "mse"},
+    },
+    "decoder_only": {"family": "decoder_only", "num_layers": 2, "max_positions": 40},
+    "encoder_only": {"family": "encoder_only", "num_layers": 2, "max_positions": 40},
+}  # fmt: skip
+OPTIMIZERS = {
+    "adamw": ({}, 1.0),
+    "adamw_scale": ({}, 0.5),
+    "adafactor": ({}, 0.5),
+    "adafactor without scale": ({"multiply_by_parameter_scale": False}, 1.0),
+    "muon": ({}, 0.5),
+    "muon original": ({"adjust_lr_fn": "original", "adamw_learning_rate": 1e-3}, 0.0),
+}
+
+
+def config(family, width, base=None, **changes):
+    """The family at `width`: heads of 16 and layers of 2 · d_model. `base`: the base width of muP; None: without."""
+    values = {**FAMILIES[family], "vocab_size": 90, "d_model": width, "num_heads": width // 16, "d_ff": 2 * width}
+    return models.parse({**values, "mup": base and {"base_width": base}, **changes})
+
+
+def built(family, width, base=None, **changes):
+    torch.manual_seed(0)
+    return models.build(config(family, width, base, **changes))
+
+
+def batch(family):
+    draws = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 90, (3, 12), generator=draws)
+    return {"encoder_input_ids": ids, "labels": ids.roll(-1, 1)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_at_the_base_width_it_is_the_standard_model_to_the_bit(family):
+    standard, same = built(family, BASE), built(family, BASE, BASE)
+    for (name, one), other in zip(standard.state_dict().items(), same.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    settings = run_config(optimizer={"learning_rate": 1e-2, "weight_decay": 0.1}).optimizer
+    losses = []
+    for model in (standard, same):
+        optimizer = optimizers.build(model, settings)
+        for _ in range(2):
+            found = model(**batch(family))
+            loss = sum(values.sum() for values in found.values())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def is_hidden(name):
+    """Whether a parameter is a matrix between layers, by its name; the classifier of next sentences is an output."""
+    inner = r"(attention\.[qkvo]|feed_forward\.w\w+|bridge\.linear|transform|pooler)\.weight$"
+    return re.search(inner, name) is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deviations_follow_the_table(family):
+    wide, base = built(family, WIDE, BASE), dict(built(family, BASE).named_modules())
+    checked = 0
+    for path, module in wide.named_modules():
+        if not isinstance(module, Linear | Embedding):
+            continue
+        hidden = is_hidden(f"{path}.weight")
+        expected = base[path].std * (M**-0.5 if hidden else 1)
+        assert module.std == pytest.approx(expected), path
+        drawn = module.weight.numel()
+        assert module.weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(drawn) + 0.02), path
+        checked += hidden
+    assert checked >= 12
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_is_in_one_group_with_the_exact_rate(family, name):
+    changes, exponent = OPTIMIZERS[name]
+    model = models.outline(config(family, WIDE, BASE))
+    rule = {"match": ["embeddings"], "learning_rate": 0.25}
+    given = {"name": name.split()[0], "learning_rate": 0.5, "weight_decay": 0.1, "groups": [rule], **changes}
+    settings = run_config(optimizer=given).optimizer
+    found = {}
+    for group in parameter_groups(model, settings):
+        for parameter, _ in group["params"]:
+            assert parameter not in found, "in two groups"
+            found[parameter] = group["base_rate"], group["weight_decay"]
+    of_kind = kinds(model)
+    for parameter, _ in model.named_parameters():
+        vectors = changes.get("adamw_learning_rate", 0.5)
+        rate = 0.5 * M**-exponent if is_hidden(parameter) else 0.25 if of_kind[parameter] == "embeddings" else vectors
+        assert found[parameter] == (rate, 0.1), parameter
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_divided_by_the_widening(family):
+    """A tied T5 multiplies by d_model^-½ already; its base does so too, so that m^-½ is left."""
+    with_mup, without = built(family, WIDE, BASE).eval(), built(family, WIDE).eval()
+    without.load_state_dict(with_mup.state_dict())
+    states = torch.randn(2, 5, WIDE, generator=torch.Generator().manual_seed(0))
+    before = getattr(with_mup, "before_head", lambda x: x)
+    power = -0.5 if family == "t5-tied" else -1.0
+    assert torch.equal(with_mup.lm_head(before(states)), M**power * without.lm_head(before(states)))
+    if family == "t5-tied":
+        expected = F.linear(states * BASE**-0.5 / M, with_mup.lm_head.weight)
+        assert torch.allclose(with_mup.lm_head(before(states)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_width_may_be_any_multiple_of_whole_heads():
+    assert config("decoder_only", 128, 48).widening == pytest.approx(8 / 3)  # 3 heads of 16 there, 8 here
+    assert config("decoder_only", 16, 32).widening == 0.5  # also below the base
+
+
+@pytest.mark.parametrize("family", ["t5", "t5-tied", "bart", "decoder_only"])
+def test_fast_decoding_divides_too(family):
+    model = built(family, WIDE, BASE).eval()
+    states = torch.randn(3, WIDE, generator=torch.Generator().manual_seed(0))
+    before = getattr(model, "before_head", lambda x: x)
+    with torch.no_grad():
+        assert torch.allclose(Weights(model).logits(states), model.lm_head(before(states)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "width", "base", "changes", "said"),
+    [
+        ("bart", 128, 32, {"num_heads": 2}, "mup: num_heads 2 would be 0.5 at base_width 32; heads keep their width"),
+        ("t5", 128, 32, {"num_heads": 6}, "mup: num_heads 6 would be 1.5 at base_width 32"),
+        ("decoder_only", 128, 32, {"d_ff": 130}, "mup: d_ff 130 would be 32.5 at base_width 32"),
+        ("autoregressive", 128, 32, {"num_cross_heads": 2}, "mup: num_cross_heads 2 would be 0.5 at base_width 32"),
+    ],
+)
+def test_a_base_without_whole_heads_is_refused_in_a_line(family, width, base, changes, said):
+    with pytest.raises(ValidationError) as caught:
+        config(family, width, base, **changes)
+    (problem,) = caught.value.errors()
+    assert said in problem["msg"]
+    assert "\n" not in problem["msg"]
+
+
+# Exports.
+
+
+def randomised(model):
+    """Weights that all matter: norms have gains and biases of their own."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name and name.endswith("weight")), std=0.2)
+    return model.eval()
+
+
+def outputs(model, family):
+    ids = batch(family)["encoder_input_ids"]
+    if family == "encoder_only":
+        states = model.encode(ids)
+        return model.masked_lm_logits(states), model.next_sentence(states)
+    if hasattr(model, "encode"):
+        return (model.decode(ids, model.encode(ids)),)
+    return (model.decode(ids),)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("vanilla",)])
+def test_an_export_computes_the_same_without_mup(family):
+    model = randomised(built(family, WIDE, BASE))
+    weights, plain = without_mup(interchange_of(model.config.family), model.state_dict(), model.config)
+    assert plain == model.config.model_copy(update={"mup": None})
+    same = models.build(plain).eval()
+    same.load_state_dict(weights)
+    with torch.no_grad():
+        for one, other in zip(outputs(model, family), outputs(same, family), strict=True):
+            assert torch.equal(one, other)  # m and its root are powers of two
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("t5", "T5ForConditionalGeneration"), ("decoder_only", "GPT2LMHeadModel")]
+)
+def test_transformers_computes_the_same(family, kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = randomised(built(family, WIDE, BASE))
+    interchange = interchange_of(model.config.family)
+    exported = interchange.to_hugging_face(*without_mup(interchange, model.state_dict(), model.config))
+    (tmp_path / "config.json").write_text(json.dumps(exported.config))
+    tensors = {name: tensor.contiguous() for name, tensor in exported.tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path).eval()
+    ids = batch(family)["encoder_input_ids"]
+    with torch.no_grad():
+        inputs = {"decoder_input_ids": ids} if family == "t5" else {}
+        assert torch.allclose(theirs(input_ids=ids, **inputs).logits, outputs(model, family)[0], atol=2e-5)
+
+
+def test_what_transformers_cannot_express_is_refused_in_a_line():
+    for family, changes, said in (
+        ("bart", {"scale_embedding": True}, "mup: scale_embedding multiplies by √base_width"),
+        ("autoregressive", {"subtract_positions": "without_norm"}, "mup: no norm stands directly before"),
+    ):
+        model = built(family, WIDE, BASE, **changes)
+        with pytest.raises(UserError, match=said):
+            without_mup(interchange_of(family), model.state_dict(), model.config)
+
+
+# The check.
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """A small T5 on generated tokens."""
+    folder = tmp_path_factory.mktemp("mup")
+    optimizer = {"learning_rate": 4e-3, "gradient_clipping": 1.0}
+    return run_file(folder, folder / "no corpus", model={**MODEL, "vocab_size": 200}, optimizer=optimizer)
+
+
+def loaded(path):
+    from data_pipeline.foundation.config_file import load
+    from pretrain.config import RunConfig
+
+    run = load(path, [], RunConfig)
+    return subject(run, checks.STEPS, path), run.optimizer
+
+
+def test_coordinates_stay_with_mup_and_grow_without(checked):
+    found, optimizer = loaded(checked)
+    widths = [32, 64, 256]
+    with_mup, without = (checks.coordinates(found, optimizer, widths, mup) for mup in (True, False))
+    verdicts = checks.judged(with_mup, found, optimizer)
+    assert {verdict.verdict for verdict in verdicts} <= {"passes", "warns"}, verdicts
+    of = {verdict.what: verdict for verdict in checks.judged(without, found, optimizer)}
+    assert of["first change of matrices, ∝ 1/m"].verdict == "fails"
+    logits = next(verdict for verdict in verdicts if verdict.what == "logits, after 5 steps")
+    assert of[logits.what].ratio > 1.3 * logits.ratio  # 2.83 and 1.86 here
+    assert set(with_mup.start) == {"embedding", "attention", "cross-attention", "feed-forward", "layers", "logits"}
+    table = coordinate_table(with_mup, without, verdicts, widths)
+    assert max(map(len, table.splitlines())) <= 100
+    assert len(picture(with_mup, without, Transfer({32: {0: 1.0, 1: 0.5}}), 1e-3).axes) == 3
+
+
+def test_verdicts_have_their_bounds():
+    for values, expected in (([1, 2], "passes"), ([1, 5], "warns"), ([1, 5.1], "fails"), ([1, math.nan], "fails")):
+        assert Verdict.of_ratio("", values, checks.PASSES, checks.WARNS).verdict == expected
+
+
+def test_the_best_rate_is_the_vertex_of_a_parabola():
+    def losses(best):
+        return {power: 3 + (power - best) ** 2 for power in range(-2, 3)}
+
+    moved = Transfer({64: losses(0.25), 128: losses(-0.25), 256: {**losses(0.0), 2: math.inf}})
+    assert [moved.best(width) for width in moved.losses] == pytest.approx([2**0.25, 2**-0.25, 1.0])
+    assert moved.verdict().ratio == pytest.approx(2**0.5)
+    assert "256" in transfer_table(moved, 1e-3)
+    assert Transfer({64: losses(-1.0), 128: losses(1.0)}).verdict().verdict == "warns"
+    assert Transfer({64: losses(-1.4), 128: losses(1.4)}).verdict().verdict == "fails"
+
+
+def test_the_command_ends_with_1_if_a_check_fails(checked, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "STEPS_OF_TRANSFER", 4)
+    monkeypatch.setattr(checks, "SEEDS", (0,))
+    code = mup_check(checked, [], "16 32 64", tmp_path / "out")
+    content = json.loads((tmp_path / "out/mup-check.json").read_text())
+    failed = [verdict["what"] for verdict in content["verdicts"] if verdict["verdict"] == "fails"]
+    assert code == bool(failed)
+    assert not any("change" in what for what in failed)
+    assert content["transfer"].keys() == {"16", "32", "64"}
+    far = Transfer({16: {0: 1.0, 1: 2.0}, 32: {0: 2.0, 3: 1.0}})
+    monkeypatch.setattr(command, "transfer", lambda *_: far)
+    assert mup_check(checked, [], "16 32 64", tmp_path / "out") == 1
+    printed = capsys.readouterr().out
+    assert "Best rates differ by 8.00×: fails" in printed
+    assert "best learning rate over widths" in printed.splitlines()[-1]
+
+
+def test_widths_that_cannot_be_are_refused_in_a_line_each(checked, tmp_path):
+    found, _ = loaded(checked)
+    assert default_widths(found.model) == [64, 128, 256, 512]
+    with pytest.raises(UserError, match=r"^--widths: 20: num_heads 4 of d_model 32 would be 2\.5$"):
+        check_widths(found, [16, 20, 32])
+    with pytest.raises(UserError, match="expected three different ones or more"):
+        check_widths(found, [16, 32, 32])
+    with pytest.raises(UserError, match="expected whole numbers"):
+        mup_check(checked, [], "64,wide", tmp_path)
