@@ -36,5 +36,6 @@ def launch_local(
     if fresh and (aside := status.move_aside(run)):
         print(f"{run}: moved the existing run to {aside}", flush=True)
     arguments = [str(path), *overrides, *(["--stop-at-step", str(stop_at_step)] if stop_at_step else [])]
-    command = commands.deepspeed_here(ranks, free_port(), arguments)
+    options = commands.node_options({"localhost": ranks}, 0, "127.0.0.1", free_port())
+    command = commands.deepspeed(options, arguments)
     return supervise(command, commands.environment(gpus, ranks), run, ranks, config.faults.dead_rank_seconds)

@@ -10,6 +10,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import counted
+from launch.supervise.commands import node_options
 from launch.supervise.events import Part
 from launch.supervise.head import Attempt, StopRequests, result, stop_requests, watch
 from launch.supervise.remote import Agent, Agents
@@ -19,7 +20,6 @@ from pretrain.run import lock, status
 from pretrain.setup import Setup, cut_rows, prepare
 
 NOTHING_BEGUN = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
-_HOSTFILE = "hostfile"
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,14 @@ def _attempt(
         address, port = launcher.master(joined[0])
 
         def start(logs: Path) -> list[Part]:
-            hostfile = logs / _HOSTFILE
-            hostfile.write_text("".join(f"{node.name} slots={node.ranks}\n" for node in nodes))
+            ranks = {node.name: node.ranks for node in nodes}
             local_ranks = [node.ranks for node in nodes for _ in range(node.ranks if launcher.agent_per_rank else 1)]
             for number, (agent, local) in enumerate(zip(joined, local_ranks, strict=True)):
-                options = ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(number)]
-                options += ["--master_addr", address, "--master_port", str(port)]
+                options = None if launcher.agent_per_rank else node_options(ranks, number, address, port)
                 message = {
                     "logs": str(logs),
                     "local_ranks": local,
-                    "deepspeed": None if launcher.agent_per_rank else options,
+                    "deepspeed": options,
                     "arguments": run.arguments,
                     "environment": {"MASTER_ADDR": address, "MASTER_PORT": str(port)},
                 }

@@ -176,8 +176,8 @@ def _comment(job: Job) -> list[str]:
     if job.mode == "deepspeed":
         return [
             *first,
-            "# on each node, the head's srun starts an agent, and that",
-            "#   deepspeed --no_ssh --hostfile … --node_rank $SLURM_NODEID --master_addr FIRST_NODE … pretrain train",
+            "# on each node, the head's srun starts an agent, and that DeepSpeed's launcher of the node's ranks:",
+            "#   deepspeed.launcher.launch --node_rank $SLURM_NODEID --master_addr FIRST_NODE … pretrain train",
         ]
     return [
         *first,

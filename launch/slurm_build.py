@@ -4,11 +4,12 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -18,7 +19,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from launch.slurm import requeue_job
 from pretrain.run import slurm
 
-_SECONDS_TO_START, _SECONDS_TO_END, _SECONDS_BETWEEN_LOOKS = 180.0, 30.0, 0.5
+_SECONDS_TO_START, _SECONDS_TO_END, _SECONDS_BETWEEN_LOOKS = 180.0, 30.0, 0.2
 _LAST_LINES = 5
 _RAY = "from ray.scripts.scripts import main; main()"
 
@@ -70,8 +71,8 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
 
     Nobody outside this job knows the token without which Ray answers nothing.
     """
-    host = slurm.address_of(names[0])
-    address = f"{host}:{slurm.master_port(job)}"
+    host, port = slurm.address_of(names[0]), slurm.master_port(job)
+    address = f"{host}:{port}"
     cpus = os.environ.get("SLURM_CPUS_ON_NODE")
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ |= environment
@@ -79,7 +80,7 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
     output = tempfile.TemporaryFile()  # noqa: SIM115 (pages of it, and of use only where Ray doesn't start)
     try:
         for number, name in enumerate(names):
-            where = ["--head", f"--port={slurm.master_port(job)}"] if number == 0 else [f"--address={address}"]
+            where = ["--head", f"--port={port}"] if number == 0 else [f"--address={address}"]
             options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
             options += ["--include-dashboard=false"] if number == 0 else []
             ray = [*container, sys.executable, "-c", _RAY, "start", *options]
@@ -91,8 +92,10 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
                 )
             )
             if number == 0:
-                _until_there(address, 1, started, output, received)
-        _until_there(address, len(names), started, output, received)
+                _until(lambda: _listens(host, port), f"no answer at {address}", started, output, received)
+        with contextlib.closing(_Counting(address, len(names), output)) as counting:
+            what = f"{len(names)} nodes of Ray didn't start at {address}"
+            _until(counting.done, what, started, output, received)
         yield address
     finally:
         for process in started:
@@ -105,24 +108,55 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
         output.close()
 
 
-_COUNT = """
-import sys, ray
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-print(sum(node["Alive"] for node in ray.nodes()))
+_JOIN = """
+import sys, time, ray
+address, nodes, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < nodes:
+    time.sleep(seconds)
 """
 
 
-def _until_there(
-    address: str, nodes: int, started: list["subprocess.Popen[bytes]"], output: IO[bytes], received: list[int]
+class _Counting:
+    """Waits, in a process of its own, until Ray has so many nodes: a process can't join Ray again once that failed."""
+
+    def __init__(self, address: str, nodes: int, output: IO[bytes]):
+        self._command = [sys.executable, "-c", _JOIN, address, str(nodes), str(_SECONDS_BETWEEN_LOOKS)]
+        self._output = output
+        self._process = self._begun()
+
+    def done(self) -> bool:
+        code = self._process.poll()
+        if code:  # the first node isn't ready yet
+            self._process = self._begun()
+        return code == 0
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _begun(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(self._command, stdout=self._output, stderr=self._output)
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), _SECONDS_BETWEEN_LOOKS):
+        return True
+    return False
+
+
+def _until(
+    true: Callable[[], bool],
+    what: str,
+    started: list["subprocess.Popen[bytes]"],
+    output: IO[bytes],
+    received: list[int],
 ) -> None:
-    """Waits until Ray has so many nodes. Raises FailedError if it doesn't come up."""
+    """Waits until something of Ray is true, or a signal comes. Raises FailedError if Ray doesn't come up."""
     patience = time.monotonic() + _SECONDS_TO_START
-    while not received:
-        count = subprocess.run([sys.executable, "-c", _COUNT, address], capture_output=True, text=True)
-        if count.returncode == 0 and int(count.stdout.split()[-1]) >= nodes:
-            return
+    while not received and not true():
         if any(process.poll() is not None for process in started) or time.monotonic() > patience:
             output.seek(0)
-            said = output.read().decode(errors="replace").strip().splitlines() + count.stderr.strip().splitlines()
-            raise FailedError(f"ray: {nodes} nodes of Ray didn't start at {address}: {'; '.join(said[-_LAST_LINES:])}")
+            said = output.read().decode(errors="replace").strip().splitlines()
+            raise FailedError(f"ray: {what}: {'; '.join(said[-_LAST_LINES:])}")
         time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -25,21 +25,28 @@ SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 
-# The files that take longest begin first, so that at the end no worker is left alone with one of them.
+# The files that take longest begin first, so that at the end no worker is left alone with one of them. The first three
+# need one corpus at most: workers would wait for the one that builds it.
 LONGEST = [
-    "data_pipeline/test_pipeline.py",
-    "data_pipeline/test_cluster.py",
     "launch/test_slurm.py",
+    "data_pipeline/test_cluster.py",
+    "pretrain/test_layerwise.py",
+    "launch/test_slurm_jobs.py",
+    "launch/test_hosts.py",
+    "data_pipeline/test_pipeline.py",
     "launch/test_supervision.py",
+    "launch/test_slurm_chain.py",
+    "launch/test_shared_files.py",
+    "data_pipeline/test_kills.py",
+    "pretrain/test_outage.py",
+    "pretrain/test_hooks.py",
     "pretrain/test_soak.py",
     "pretrain/test_checkpoints.py",
     "pretrain/test_training.py",
+    "pretrain/test_optimizers.py",
     "data_pipeline/test_dedup.py",
     "data_pipeline/test_tokenizer.py",
-    "data_pipeline/test_kills.py",
     "data_pipeline/test_streams.py",
-    "pretrain/test_layerwise.py",
-    "launch/test_hosts.py",
     "launch/test_doctor.py",
 ]
 

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import sys
-from pathlib import Path
 
 from launch.supervise.rank_processes import kept, with_own_gpus
 from pretrain.run.hardware import ACCELERATOR, VISIBLE, threads_per_rank
@@ -16,19 +15,22 @@ def rank(arguments: list[str]) -> list[str]:
 
 
 def deepspeed(options: list[str], arguments: list[str]) -> list[str]:
-    """The program `deepspeed` with `options`, which starts all ranks of this machine among those of others."""
-    return _below([str(Path(sys.executable).with_name("deepspeed")), *options], arguments)
+    """DeepSpeed's launcher of the ranks of one machine, with the options of `node_options`.
+
+    The program `deepspeed --no_ssh` would start the same launcher, but import PyTorch and DeepSpeed twice before.
+    """
+    program = [sys.executable, "-u", "-m", "launch.node_launcher", *options]
+    return [*program, "--no_local_rank", "--quiet", "--no_python", *rank(arguments)]
 
 
-def deepspeed_here(ranks: int, port: int, arguments: list[str]) -> list[str]:
-    """The part of DeepSpeed's launcher that starts `ranks` on this machine alone; the whole is slower to start."""
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(range(ranks))}).encode()).decode()
-    program = [sys.executable, "-u", "-m", "launch.node_launcher"]
-    return _below([*program, f"--world_info={world}", f"--master_port={port}"], arguments)
+def node_options(ranks: dict[str, int], node: int, address: str, port: int) -> list[str]:
+    """Options for the machine with number `node` of those in `ranks`, which maps names to numbers of ranks.
 
-
-def _below(launcher: list[str], arguments: list[str]) -> list[str]:
-    return [*launcher, "--no_local_rank", "--quiet", "--no_python", *rank(arguments)]
+    The ranks meet at `address` and `port`.
+    """
+    world = json.dumps({name: list(range(number)) for name, number in ranks.items()})
+    encoded = base64.urlsafe_b64encode(world.encode()).decode()
+    return [f"--world_info={encoded}", f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
 
 
 def environment(gpus: int, ranks: int) -> dict[str, str]:

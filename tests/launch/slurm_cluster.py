@@ -12,16 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
-_CORES = 4  # of each node; SLURM is to believe it
+_CORES = 2  # of each node; SLURM is to believe it
 _CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
+FirstJobId={first_job}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
@@ -38,6 +39,7 @@ ReturnToService=2
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobCompType=jobcomp/filetxt
@@ -68,7 +70,9 @@ class Cluster:
         ports = _free_ports(1 + len(NODES))
         names = {"folder": folder, "host": socket.gethostname()}
         (folder / "state").mkdir()
-        configuration = _CONFIGURATION.format(controller_port=ports[0], **names)
+        # the ports of a job's ranks and of its Ray follow from its number; other tests may have a cluster of their own
+        first_job = 1 + os.getpid() % 100 * 100
+        configuration = _CONFIGURATION.format(controller_port=ports[0], first_job=first_job, **names)
         for name, port in zip(NODES, ports[1:], strict=True):
             configuration += _NODE.format(name=name, port=port, **names)
         configuration += f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP\n"
@@ -102,10 +106,22 @@ class Cluster:
         """Kills the node's daemon and all that runs there, as a machine's death does."""
         (daemon := self._daemons.pop(f"slurmd of {node}")).kill()
         daemon.wait()
-        for process in _processes_with(f"SLURMD_NODENAME={node}", f"SLURM_CONF={self.environment['SLURM_CONF']}"):
-            _kill(process)
+        for process in self._processes(f"SLURMD_NODENAME={node}"):
+            _send(process, signal.SIGKILL)
         for process in _steppers(self.folder / f"spool-{node}", node):
-            _kill(process)
+            _send(process, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def suspended_ranks(self) -> Iterator[None]:
+        """Within the block, the ranks of all jobs take no CPU time."""
+        ranks = [process for process in self._processes() if _is_rank(process)]
+        for process in ranks:
+            _send(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in ranks:
+                _send(process, signal.SIGCONT)
 
     def run(self, *command: str | Path, check: bool = True) -> str:
         """What one of SLURM's commands says."""
@@ -134,11 +150,14 @@ class Cluster:
         return [row for row in rows if row["JobId"] == str(job)]
 
     def stop(self) -> None:
-        for process in _processes_with(f"SLURM_CONF={self.environment['SLURM_CONF']}"):
-            _kill(process)
+        for process in self._processes():
+            _send(process, signal.SIGKILL)
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
+
+    def _processes(self, *settings: str) -> list[int]:
+        return _processes_with(f"SLURM_CONF={self.environment['SLURM_CONF']}", *settings)
 
     def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name.replace(' ', '-')}.out").open("w")
@@ -161,7 +180,7 @@ def _until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
     patience = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < patience, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 def _processes_with(*settings: str) -> list[int]:
@@ -193,9 +212,15 @@ def _steppers(spool: Path, node: str) -> list[int]:
     return found
 
 
-def _kill(process: int) -> None:
+def _is_rank(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"\0pretrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
+
+
+def _send(process: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, number)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from launch.cluster import ClusterConfig
 from launch.slurm import Job, batch_script
 from pretrain.config import RunConfig
 from pretrain.run.slurm import rank_environment, tasks_per_node
-from tests.conftest import run
+from tests.in_process import run_here
 from tests.pretrain.runs import run_file
 
 CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
@@ -113,12 +113,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
         ),
     }
     for arguments, reason in refused.items():
-        done = run("launch", "slurm", path, "--cluster", a100, *arguments)
+        done = run_here("launch", "slurm", path, "--cluster", a100, *arguments)
         assert (done.returncode, done.stderr) == (2, f"error: {reason}\n")
-    done = run("launch", "slurm", "configs:corpora/quickstart.yaml", "--doctor")
+    done = run_here("launch", "slurm", "configs:corpora/quickstart.yaml", "--doctor")
     assert (done.returncode, done.stderr.startswith("error: --doctor: ")) == (2, True)
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = run("launch", "slurm", path, "--submit")
+    done = run_here("launch", "slurm", path, "--submit")
     assert done.stderr.startswith("error: sbatch is not on the PATH; ")
     assert not (tmp_path / "run").exists()
 
@@ -174,7 +174,7 @@ def test_a_process_that_would_train_alone_among_others_is_refused(small_corpus, 
     batch = {name: value for name, value in TASK.items() if "STEP" not in name}
     for name, value in batch.items():
         monkeypatch.setenv(name, value)
-    done = run("pretrain", "train", run_file(tmp_path, small_corpus))
+    done = run_here("pretrain", "train", run_file(tmp_path, small_corpus))
     assert done.returncode == 2
     assert done.stderr.startswith("error: SLURM_NTASKS is 5, but srun has not started this process")
     assert rank_environment({}) == rank_environment({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == {}

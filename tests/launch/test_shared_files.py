@@ -14,11 +14,12 @@ from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
 from tests.conftest import run
 from tests.launch import shared_files, slurm_cluster
+from tests.launch.conftest import a_run
+from tests.launch.jobs import said, status, submitted, until_steps
 from tests.launch.shared_files import Mount
 from tests.launch.slurm_cluster import Cluster
-from tests.launch.test_slurm import a_run, said, status, submitted, until_steps
 
-SECONDS = 15  # for which a host believes what it has seen
+SECONDS = 10  # for which a host believes what it has seen
 UNPROTECTED = "nothing prevents a second run in this directory; make sure that only one trains there"
 pytestmark = pytest.mark.skipif(shared_files.lacking() is not None, reason=str(shared_files.lacking()))
 needs_slurm = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))

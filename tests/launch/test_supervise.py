@@ -1,6 +1,5 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
-import base64
 import contextlib
 import json
 import os
@@ -19,6 +18,7 @@ from data_pipeline.foundation.atomic import write_json
 from launch import nodes
 from launch.nodes import Ended, Launcher, Node, Run
 from launch.supervise import supervise
+from launch.supervise.commands import node_options
 from launch.supervise.head import Attempt, result, stop_requests
 from launch.supervise.rank_processes import kept, with_own_gpus
 from pretrain.run import rank_logs
@@ -284,9 +284,11 @@ def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
 
 def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
-    launcher = [sys.executable, "-m", "launch.node_launcher", f"--world_info={world}", "--no_local_rank", "--quiet"]
-    shown = ["--no_python", "sh", "-c", "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $CUDA_VISIBLE_DEVICES"]
+    options = node_options({"a": 2, "b": 2}, 1, "10.0.0.1", 29)
+    launcher = [sys.executable, "-m", "launch.node_launcher", *options, "--no_local_rank", "--quiet", "--no_python"]
+    shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
     chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
-    done = subprocess.run([*launcher, *shown], env=chosen, capture_output=True, text=True)
-    assert sorted(done.stdout.splitlines()) == [f"{rank} {rank} 2 2 GPU-8932f937,5" for rank in range(2)], done.stderr
+    done = subprocess.run([*launcher, "sh", "-c", shown], env=chosen, capture_output=True, text=True)
+    assert sorted(done.stdout.splitlines()) == [
+        f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
+    ], done.stderr

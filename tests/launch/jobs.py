@@ -1,0 +1,51 @@
+"""Runs and builds as jobs of SLURM: submits them, and waits for what they do."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pretrain.metrics.log import read_metrics
+from tests.in_process import run_here
+from tests.launch.slurm_cluster import Cluster
+
+
+def submitted(path: Path, *options: str, **cluster: object) -> list[str]:
+    """The ids of the jobs."""
+    on_cpu = path.with_name("cluster.yaml")
+    on_cpu.write_text(json.dumps({"device": "cpu", **cluster}))
+    done = run_here("launch", "slurm", path, "--nodes", "2", "--cluster", on_cpu, "--submit", *options)
+    assert done.returncode == 0, done.stderr
+    first, *_ = done.stdout.splitlines()
+    return first.partition(":")[0].removeprefix("submitted jobs ").removeprefix("submitted job ").split(", ")
+
+
+def until(true: Callable[[], bool], seconds: float = 600) -> None:
+    patience = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < patience
+        time.sleep(0.1)
+
+
+def until_steps(cluster: Cluster, job: str, folder: Path, attempt: int) -> None:
+    """Until an attempt of a job has made two steps."""
+
+    def made() -> int:
+        return sum(row.attempt == attempt and "train/loss" in row.metrics for row in read_metrics(folder / "run"))
+
+    while made() < 2:
+        assert cluster.state(job) not in ("FAILED", "COMPLETED", "CANCELLED"), said(folder, job)
+        time.sleep(0.1)
+
+
+def status(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "run/status.json").read_text())
+
+
+def said(folder: Path, job: str) -> str:
+    return (folder / f"run/slurm/{job}.out").read_text()
+
+
+def inside(when: str, script: str) -> list[str]:
+    """A container that runs `script` before commands that contain the word `when`."""
+    return ["sh", "-c", f'case " $* " in *" {when} "*) {script};; esac; exec "$@"', "container"]
