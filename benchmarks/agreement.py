@@ -40,7 +40,10 @@ REFERENCES = {
     "T5 v1.1": "T5",
     "BART": "BART",
     "autoregressive": "exported file",
+    "T5Gemma": "T5Gemma",
+    "T5Gemma 2": "T5Gemma 2",
     "decoder_only": "GPT-2",
+    **{f"decoder_only, {name}'s layers": name for name in ("Llama", "Qwen3", "Gemma 2", "Gemma 3")},
     "encoder_only": "BERT",
 }
 
@@ -50,7 +53,11 @@ def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **ch
     config_class = FAMILIES[values["family"]].config
     if values["family"] == "t5":
         values["d_kv"] = d_model // values["num_heads"]
-    elif values["family"] != "vanilla":
+    elif values["family"] == "t5gemma":
+        stack = {"d_model": values.pop("d_model"), "d_ff": 2 * d_model, "num_heads": 4, "num_key_value_heads": 2}
+        values |= {side: {**stack, "num_layers": layers} for side, layers in (("encoder", 2), ("decoder", 3))}
+        return config_class.model_validate(values)
+    elif "positions" not in values and values["family"] not in ("vanilla", "t5gemma2"):
         values["max_positions"] = max_positions
     return config_class.model_validate({"d_ff": 2 * d_model, **values})
 
@@ -127,7 +134,7 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
         name: torch.zeros_like(tensor) if (at := parameters.get(name)) is None or at.grad is None else at.grad
         for name, tensor in model.state_dict().items()
     }
-    ours = interchange_of(model.config.family).to_hugging_face(gradients, model.config).tensors
+    ours = interchange_of(model.config).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     difference = max(float((ours[name] - gradient).abs().max()) for name, gradient in theirs.items())
     return difference, max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -263,7 +270,7 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
 def in_transformers_without_memory(model: Model) -> int:
     """The number of parameters of transformers' model of the same config."""
     config = model.config
-    saved = interchange_of(config.family).to_hugging_face(model.state_dict(), config).config
+    saved = interchange_of(config).to_hugging_face(model.state_dict(), config).config
     (class_name,) = saved.pop("architectures")
     reference = getattr(transformers, class_name)._from_config(
         transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)

@@ -310,7 +310,7 @@ def export(
             raise UserError(f"--register: models of the family {family} don't generate text, so none could be served")
         registration = Registration.of(directory, register, uri)
     huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    print(f"{out}: {huggingface.interchange_of(family).usage}")
+    print(f"{out}: {huggingface.interchange_of(trained.model.config).usage}")
     if registration is not None:
         model = registration.register(out)
         print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")

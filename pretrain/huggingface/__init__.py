@@ -1,10 +1,10 @@
 """Export of models to Hugging Face transformers, and import; one module per family.
 
-To add a family, write a module with an `INTERCHANGE` and name the module in the family's entry in
+To add a family, write a module with `INTERCHANGES` and name the module in the family's entry in
 `pretrain.models.families`. The other modules here are shared by all families: files, shards, tokenizers, checks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -18,13 +18,21 @@ from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.models import FAMILIES, ModelConfig
 
 
-def interchange_of(family: str) -> Interchange:
-    """How a family converts to transformers and back. Raises UserError if transformers has no such model."""
-    module = FAMILIES[family].interchange
-    if module is None:
+def interchange_of(config: ModelConfig) -> Interchange:
+    """How a model converts to transformers. Raises UserError if transformers has no such model."""
+    if FAMILIES[config.family].interchange is None:
         exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)
-        raise UserError(f"models of the family {family} can't be exported, only {exported}")
-    return import_module(module).INTERCHANGE
+        raise UserError(f"models of the family {config.family} can't be exported, only {exported}")
+    nearest = min(interchanges_of(config.family), key=lambda one: len(one.lacks(config)))
+    if lacks := nearest.lacks(config):
+        raise UserError(f"transformers has no {nearest.name or nearest.model_type} with {', '.join(lacks)}")
+    return nearest
+
+
+def interchanges_of(family: str) -> Sequence[Interchange]:
+    """How the models of a family convert to transformers and back; none if transformers has no such models."""
+    module = FAMILIES[family].interchange
+    return import_module(module).INTERCHANGES if module else ()
 
 
 def export(
@@ -40,7 +48,7 @@ def export(
     appears only once it is complete. Weights above `shard_bytes` are split into several files. Raises UserError if
     weights, config and tokenizer don't fit together.
     """
-    interchange = interchange_of(config.family)
+    interchange = interchange_of(config)
     directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes)
     return interchange.usage
 
@@ -50,8 +58,7 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
-    return directory.read(interchanges, path)
+    return directory.read([one for family in FAMILIES for one in interchanges_of(family)], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -80,4 +87,4 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "load_state"]
+__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "interchanges_of", "load_state"]

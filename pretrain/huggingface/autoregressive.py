@@ -75,7 +75,7 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig
     return config, renamed(tensors, config, str)
 
 
-INTERCHANGE = Interchange(
+EXPORTED = Interchange(
     MODEL_TYPE,
     "AutoModelForCausalLM",
     to_hugging_face,
@@ -83,3 +83,4 @@ INTERCHANGE = Interchange(
     fixed={"tie_word_embeddings": True},
     remote_code=True,
 )
+INTERCHANGES = (EXPORTED,)

@@ -134,7 +134,7 @@ def _refuse_unlike_stacks(saved: Json) -> None:
         raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
 
 
-INTERCHANGE = Interchange(
+BART = Interchange(
     "bart",
     "BartForConditionalGeneration",
     to_hugging_face,
@@ -144,3 +144,4 @@ INTERCHANGE = Interchange(
     begins=True,
     ends=True,
 )
+INTERCHANGES = (BART,)

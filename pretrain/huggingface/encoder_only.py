@@ -127,6 +127,5 @@ def _published(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-INTERCHANGE = Interchange(
-    "bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, fixed=FIXED, begins=True, ends=True
-)
+BERT = Interchange("bert", "BertForMaskedLM", to_hugging_face, from_hugging_face, fixed=FIXED, begins=True, ends=True)
+INTERCHANGES = (BERT,)

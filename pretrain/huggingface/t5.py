@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import (
     Exported,
     Interchange,
@@ -50,8 +49,6 @@ UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Exported:
-    if config.positions != "relative":
-        raise UserError(f"transformers has no T5 with {config.positions} positions")
     tensors = {
         hugging_face_name(name): tensor
         for name, tensor in state_dict.items()
@@ -127,12 +124,15 @@ def _token_ids(config: T5Config) -> dict[str, int]:
     }
 
 
-INTERCHANGE = Interchange(
+T5 = Interchange(
     "t5",
     "T5ForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    name="T5",
+    can_be={"positions": ("relative",)},
     fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache
     encoder_decoder=True,
     ends=True,
 )
+INTERCHANGES = (T5,)
