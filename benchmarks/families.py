@@ -29,6 +29,7 @@ KINDS: dict[str, Json] = {
     "T5 v1.1": {"family": "t5", **ENCODER_DECODER},
     "BART": {"family": "bart", **ENCODER_DECODER, "dropout_rate": 0.0},
     "vanilla": {"family": "vanilla", **ENCODER_DECODER, "dropout_rate": 0.0},
+    "modern": {"family": "modern", **WINDOWS},
     "T5Gemma": {"family": "t5gemma", **WINDOWS},
     "T5Gemma 2": {"family": "t5gemma2", "num_heads": 4, "num_key_value_heads": 2, "num_layers": 4, **WINDOWS},
     "autoregressive": {

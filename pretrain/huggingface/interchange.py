@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.json_files import Json
 from pretrain.models import ModelConfig, outline
@@ -110,7 +111,7 @@ def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -
     return {name: tensors[theirs(name)] for name in ours}
 
 
-def to_theirs(config: ModelConfig, names: Mapping[str, str]) -> Json:
+def to_theirs(config: Section, names: Mapping[str, str]) -> Json:
     """The settings of `config` under transformers' names; `names` maps our names to transformers'."""
     return {theirs: getattr(config, ours) for ours, theirs in names.items()}
 
