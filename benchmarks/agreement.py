@@ -29,7 +29,7 @@ from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import interchange_of
-from pretrain.models import FAMILIES, ModelConfig, build
+from pretrain.models import FAMILIES, ModelConfig, T5Config, build
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.loss import IGNORED, shift_right
@@ -40,9 +40,15 @@ REFERENCES = {
     "T5 v1.1": "T5",
     "BART": "BART",
     "autoregressive": "exported file",
+    "T5Gemma": "T5Gemma",
+    "T5Gemma 2": "T5Gemma 2",
     "decoder_only": "GPT-2",
+    **{f"decoder_only, {name}'s layers": name for name in ("Llama", "Qwen3", "Gemma 2", "Gemma 3")},
     "encoder_only": "BERT",
 }
+
+
+SOFT_CAPPED = ("T5Gemma", "decoder_only, Gemma 2's layers")
 
 
 def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **changes: Any) -> ModelConfig:
@@ -50,7 +56,11 @@ def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **ch
     config_class = FAMILIES[values["family"]].config
     if values["family"] == "t5":
         values["d_kv"] = d_model // values["num_heads"]
-    elif values["family"] != "vanilla":
+    elif values["family"] in ("t5gemma", "modern"):
+        stack = {"d_model": values.pop("d_model"), "d_ff": 2 * d_model, "num_heads": 4, "num_key_value_heads": 2}
+        values |= {side: {**stack, "num_layers": layers} for side, layers in (("encoder", 2), ("decoder", 3))}
+        return config_class.model_validate(values)
+    elif "positions" not in values and values["family"] not in ("vanilla", "t5gemma2"):
         values["max_positions"] = max_positions
     return config_class.model_validate({"d_ff": 2 * d_model, **values})
 
@@ -58,8 +68,9 @@ def config_of(kind: str, d_model: int, vocab_size: int, max_positions: int, **ch
 def randomised(model: Model, std: float) -> Model:
     """Draws weights that all matter: attention isn't uniform, and gains and biases aren't ones and zeros."""
     torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float(name.endswith("norm.weight")), std=std)
+    for parameter in model.parameters():
+        of_vectors = float(parameter.mean()) if parameter.dim() == 1 else 0.0  # gains are around 1, or 1 + weight is
+        torch.nn.init.normal_(parameter, mean=of_vectors, std=std)
     return model.eval()
 
 
@@ -127,7 +138,7 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
         name: torch.zeros_like(tensor) if (at := parameters.get(name)) is None or at.grad is None else at.grad
         for name, tensor in model.state_dict().items()
     }
-    ours = interchange_of(model.config.family).to_hugging_face(gradients, model.config).tensors
+    ours = interchange_of(model.config).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     difference = max(float((ours[name] - gradient).abs().max()) for name, gradient in theirs.items())
     return difference, max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -186,11 +197,12 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
     """Counts rows of random prompts, padded together, that get transformers' tokens up to the end mark; and all rows.
 
     Few ids and large weights make texts vary; with fp64, rounding decides nothing. The end mark is an id that was
-    generated before, so that some rows end and others reach the maximum length.
+    generated before, so that some rows end and others reach the maximum length. Where transformers has soft caps, it
+    computes in fp32: its masks of fp64 would become minus infinity in its softmax, and queries of padding NaN.
     """
     model = randomised(build(config_of(kind, 32, 24, 40)), 1.0)
-    reference = in_transformers(model, folder).double()
-    model = model.double()
+    dtype = torch.float32 if kind in SOFT_CAPPED else torch.float64
+    reference, model = in_transformers(model, folder).to(dtype), model.to(dtype)
     causal = not isinstance(model, EncoderDecoder)
     draws = random.Random(kind)
     equal = 0
@@ -263,14 +275,16 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
 def in_transformers_without_memory(model: Model) -> int:
     """The number of parameters of transformers' model of the same config."""
     config = model.config
-    saved = interchange_of(config.family).to_hugging_face(model.state_dict(), config).config
+    saved = interchange_of(config).to_hugging_face(model.state_dict(), config).config
     (class_name,) = saved.pop("architectures")
     reference = getattr(transformers, class_name)._from_config(
         transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)
     )
     # transformers 5 ties every T5 that it builds from a config, and unties those whose files hold two matrices
-    untied = reference.lm_head.weight.numel() if getattr(config, "tie_embeddings", None) is False else 0
-    return reference.num_parameters() + untied
+    untied = reference.lm_head.weight.numel() if isinstance(config, T5Config) and not config.tie_embeddings else 0
+    of_images = ("vision_tower.", "multi_modal_projector.", "eoi_embedding")  # which T5Gemma 2 always has
+    unused = [tensor.numel() for name, tensor in reference.named_parameters() if any(one in name for one in of_images)]
+    return reference.num_parameters() + untied - sum(unused)
 
 
 # ---- tables
@@ -292,7 +306,7 @@ def agreement(folder: Path) -> Table:
             difference, largest = gradient_difference(model, reference)
             gradients = _difference(difference, largest)
         slopes = "—"
-        if kind in ("vanilla", "autoregressive"):
+        if kind in ("vanilla", "modern", "autoregressive"):
             difference, largest, moved = finite_differences(kind)
             slopes = f"{_difference(difference, largest)}, at {moved}"
         rows.append(

@@ -12,12 +12,26 @@ BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 ENCODER_DECODER = {"num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 LAYERS = {"num_heads": 4, "num_layers": 3}
 EMBEDDING_LOSS = {"kind": "mse", "coefficient": 8.0}
+# The rows that are compared are longer than these windows.
+WINDOWS = {"sliding_window": 6, "full_attention_every": 2}
+ROTARY = {"family": "decoder_only", **LAYERS, "positions": "rotary", "biases": False}
+GEMMA = {
+    **ROTARY,
+    "norm": "rms_around_one",
+    "norm_after": True,
+    "activation": "geglu",
+    "scale_embedding": True,
+    "num_key_value_heads": 2,
+}
 # What is compared: each family, with the settings of its config that are not sizes.
 KINDS: dict[str, Json] = {
     "T5 v1.0": {"family": "t5", **ENCODER_DECODER, "feed_forward": "relu", "tie_embeddings": True},
     "T5 v1.1": {"family": "t5", **ENCODER_DECODER},
     "BART": {"family": "bart", **ENCODER_DECODER, "dropout_rate": 0.0},
     "vanilla": {"family": "vanilla", **ENCODER_DECODER, "dropout_rate": 0.0},
+    "modern": {"family": "modern", **WINDOWS},
+    "T5Gemma": {"family": "t5gemma", **WINDOWS},
+    "T5Gemma 2": {"family": "t5gemma2", "num_heads": 4, "num_key_value_heads": 2, "num_layers": 4, **WINDOWS},
     "autoregressive": {
         "family": "autoregressive",
         **ENCODER_DECODER,
@@ -25,6 +39,16 @@ KINDS: dict[str, Json] = {
         "embedding_loss": EMBEDDING_LOSS,
     },
     "decoder_only": {"family": "decoder_only", **LAYERS},
+    "decoder_only, Llama's layers": {**ROTARY, "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2},
+    "decoder_only, Qwen3's layers": {
+        **ROTARY,
+        "norm": "rms",
+        "activation": "swiglu",
+        "num_key_value_heads": 2,
+        "qk_norm": True,
+    },
+    "decoder_only, Gemma 2's layers": {**GEMMA, **WINDOWS, "attention_softcap": 50.0, "output_softcap": 30.0},
+    "decoder_only, Gemma 3's layers": {**GEMMA, **WINDOWS, "qk_norm": True, "rope_base": 1e6, "window_rope_base": 1e4},
     "encoder_only": {"family": "encoder_only", **LAYERS},
 }
 

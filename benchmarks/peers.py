@@ -90,7 +90,7 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
 
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
-    exported = interchange_of(model.config.family).to_hugging_face(model.state_dict(), model.config)
+    exported = interchange_of(model.config).to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -25,6 +25,9 @@ _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
     "t5": "c4-published",
     "vanilla": "c4-published",
+    "modern": "c4-published",
+    "t5gemma": "c4-published",
+    "t5gemma2": "c4-published",
     "bart": "c4-bart",
     "encoder_only": "c4-bert",
     "decoder_only": "c4-causal",

@@ -243,6 +243,8 @@ def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[s
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
     described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
+    if "bos_id" in type(model).model_fields:
+        ids["bos_id"] = corpus.tokenizer.vocabulary.bos
     problems = [
         f"model.{name}: {given}, but {corpus.directory}'s tokenizer has {value}"
         for name, value in ids.items()

@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from pretrain.generation.pages import Pages
 from pretrain.generation.products import Product, joined, multiplies, product
-from pretrain.models import outline
+from pretrain.models import DecoderOnlyConfig, outline
 from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
-from pretrain.models.bart import LogitsHead
+from pretrain.models.bart import Bart, LogitsHead
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.layers import ACTIVATIONS, FeedForward, GatedFeedForward, RMSNorm
+from pretrain.models.layers import FeedForward, GatedFeedForward, RMSNorm
 from pretrain.models.masks import masked
 from pretrain.models.model import Model
 from pretrain.models.positions import Rotation, rotate, rotation
 from pretrain.models.t5 import T5
+from pretrain.models.vanilla import Vanilla
 
 Part = Callable[[Tensor], Tensor]  # a norm or a sublayer, (hypotheses, d_model) → (hypotheses, d_model)
 
@@ -53,15 +54,15 @@ class Weights:
 
     @staticmethod
     def of(model: Model) -> "Weights | None":
-        """None for a family that isn't written out here, and where ZeRO-3 holds the weights: they come and go."""
-        if isinstance(model, EncoderDecoder | DecoderOnly) and all(weight.numel() for weight in model.parameters()):
-            return Weights(model)
+        """None for a model that isn't written out here, and where ZeRO-3 holds the weights: they come and go."""
+        if isinstance(model, EncoderDecoder | DecoderOnly) and _is_written_out(model):
+            return Weights(model) if all(weight.numel() for weight in model.parameters()) else None
         return None
 
     def logits(self, x: Tensor) -> Tensor:
         """States after the final norm (hypotheses, d_model) to (hypotheses, vocab_size); padding of the vocabulary has
         no logits."""
-        return self._head(self.model.lm_head.scaled(x * self.model.config.d_model**-0.5 if self._scales else x))
+        return self._head(self.model.lm_head.scaled(x * x.size(-1) ** -0.5 if self._scales else x))
 
     def bias(self, distances: int) -> Tensor | None:
         """What the kind of positions adds to a logit, by the distance of the key: (heads, distances); None: nothing."""
@@ -80,6 +81,25 @@ class Weights:
         decoder: Any = self.model.decoder
         place = decoder.placed if self.pre_norm else decoder.inputs
         return place(self.model.embedding(tokens), positions)[:, 0]
+
+
+def _is_written_out(model: EncoderDecoder | DecoderOnly) -> bool:
+    """Whether the model has nothing that this file leaves out."""
+    if isinstance(model, EncoderDecoder):
+        return isinstance(model, T5 | Vanilla | Bart)
+    return all(getattr(model.config, name) == DecoderOnlyConfig.model_fields[name].default for name in LEFT_OUT)
+
+
+# Settings of DecoderOnlyConfig that are written out with their defaults only.
+LEFT_OUT = (
+    "num_key_value_heads",
+    "sliding_window",
+    "rope_base",
+    "norm_after",
+    "qk_norm",
+    "attention_softcap",
+    "output_softcap",
+)
 
 
 def _in_fp32(model: EncoderDecoder | DecoderOnly) -> Any:
@@ -138,7 +158,7 @@ def _norm(module: nn.Module) -> Part:
     """
     if not isinstance(module, RMSNorm):
         return module
-    weight = module.weight.detach()
+    weight = module.gains.detach()
     if weight.device.type != "cpu" or weight.dtype == torch.bfloat16:
         return module
     least = weight.new_tensor((weight.numel() * module.epsilon) ** 0.5)
@@ -151,11 +171,11 @@ def _feed_forward(module: FeedForward | GatedFeedForward) -> Part:
     if isinstance(module, FeedForward):
         wi, activation = joined([module.wi]), module.activation
         return lambda x: out(activation(wi(x)))
-    both = joined([module.wi_0, module.wi_1])
+    both, activation = joined([module.wi_0, module.wi_1]), module.activation
 
     def gated(x: Tensor) -> Tensor:
         gate, values = both(x).chunk(2, dim=-1)
-        return out(ACTIVATIONS["gelu_tanh"](gate).mul_(values))
+        return out(activation(gate).mul_(values))
 
     return gated
 

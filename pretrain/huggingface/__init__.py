@@ -1,10 +1,10 @@
 """Export of models to Hugging Face transformers, and import; one module per family.
 
-To add a family, write a module with an `INTERCHANGE` and name the module in the family's entry in
+To add a family, write a module with `INTERCHANGES` and name the module in the family's entry in
 `pretrain.models.families`. The other modules here are shared by all families: files, shards, tokenizers, checks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -20,13 +20,21 @@ from pretrain.huggingface.provenance import Provenance
 from pretrain.models import FAMILIES, ModelConfig
 
 
-def interchange_of(family: str) -> Interchange:
-    """How a family converts to transformers and back. Raises UserError if transformers has no such model."""
-    module = FAMILIES[family].interchange
-    if module is None:
+def interchange_of(config: ModelConfig) -> Interchange:
+    """How a model converts to transformers. Raises UserError if transformers has no such model."""
+    if FAMILIES[config.family].interchange is None:
         exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)
-        raise UserError(f"models of the family {family} can't be exported, only {exported}")
-    return import_module(module).INTERCHANGE
+        raise UserError(f"models of the family {config.family} can't be exported, only {exported}")
+    nearest = min(interchanges_of(config.family), key=lambda one: len(one.lacks(config)))
+    if lacks := nearest.lacks(config):
+        raise UserError(f"transformers has no {nearest.name or nearest.model_type} with {', '.join(lacks)}")
+    return nearest
+
+
+def interchanges_of(family: str) -> Sequence[Interchange]:
+    """How the models of a family convert to transformers and back; none if transformers has no such models."""
+    module = FAMILIES[family].interchange
+    return import_module(module).INTERCHANGES if module else ()
 
 
 def export(
@@ -47,7 +55,7 @@ def export(
     where the model comes from, for its card. Raises UserError if weights, config and tokenizer don't fit together, or
     transformers or the engine has no such model.
     """
-    interchange = interchange_of(config.family)
+    interchange = interchange_of(config)
     if encoder_only and engine == CTRANSLATE2:
         raise UserError(f"--encoder-only: {engine} can't run an encoder by itself")
     readme = card.page(origin or Provenance(), config, interchange, engine, encoder_only)
@@ -60,8 +68,8 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    interchanges = [interchange_of(name) for name, entry in FAMILIES.items() if entry.interchange]
-    return directory.read([*interchanges, roberta.INTERCHANGE], path)
+    ours = [one for family in FAMILIES for one in interchanges_of(family)]
+    return directory.read([*ours, roberta.INTERCHANGE], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -70,6 +78,13 @@ def import_(path: Path, out: Path) -> ModelConfig:
     A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
     of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
     """
+    config, state, tokenizer = read(path)
+    save_weights(config, state, tokenizer, out)
+    return config
+
+
+def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
+    """The model and tokenizer of the directory `path`, as `import_` writes them."""
     config, state = load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
@@ -83,8 +98,7 @@ def import_(path: Path, out: Path) -> ModelConfig:
     config = config.model_copy(
         update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
     )
-    save_weights(config, state, tokenizer, out)
-    return config
+    return config, state, tokenizer
 
 
 def _unit(rows: int, ids: int) -> int:
@@ -92,4 +106,4 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "load_state"]
+__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "interchanges_of", "load_state", "read"]

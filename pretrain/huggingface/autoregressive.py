@@ -73,7 +73,7 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig
     return config, renamed(tensors, config, str)
 
 
-INTERCHANGE = Interchange(
+EXPORTED = Interchange(
     MODEL_TYPE,
     "AutoModelForCausalLM",
     to_hugging_face,
@@ -82,3 +82,4 @@ INTERCHANGE = Interchange(
     remote_code=True,
     last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
 )
+INTERCHANGES = (EXPORTED,)

@@ -145,7 +145,7 @@ def encoder_of(exported: Exported) -> Exported:
     return Exported(tensors, {**exported.config, "architectures": ["BartEncoder"]})
 
 
-INTERCHANGE = Interchange(
+BART = Interchange(
     "bart",
     "BartForConditionalGeneration",
     to_hugging_face,
@@ -158,3 +158,4 @@ INTERCHANGE = Interchange(
     engines={"ctranslate2": lambda state, config: (state, config)},
     last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
 )
+INTERCHANGES = (BART,)

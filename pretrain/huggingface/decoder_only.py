@@ -1,6 +1,6 @@
-"""The decoder-only model in transformers: `GPT2LMHeadModel`.
+"""The decoder-only model in transformers: `GPT2LMHeadModel`, or one of those in `rotary_decoders`.
 
-Its matrices are transposed (`Conv1D`), and queries, keys and values share one matrix: c_attn.
+GPT-2's matrices are transposed (`Conv1D`), and queries, keys and values share one matrix: c_attn.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import (
     Exported,
     Interchange,
@@ -21,6 +20,7 @@ from pretrain.huggingface.interchange import (
     to_theirs,
 )
 from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.rotary_decoders import FORMS
 from pretrain.models import DecoderOnlyConfig
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
@@ -47,6 +47,22 @@ SETTINGS = {
     "layer_norm_epsilon": "layer_norm_epsilon",
     "dropout_rate": "resid_pdrop",
 }
+CAN_BE = {
+    "positions": ("learned",),
+    "subtract_positions": ("none",),
+    "activation": tuple(ACTIVATIONS),
+    "norm": ("layer",),
+    "norm_after": (False,),
+    "qk_norm": (False,),
+    "num_key_value_heads": (None,),
+    "head_dim": (None,),
+    "query_pre_attn_scalar": (None,),
+    "sliding_window": (None,),
+    "attention_softcap": (None,),
+    "output_softcap": (None,),
+    "scale_embedding": (False,),
+    "tie_embeddings": (True,),
+}
 # Settings of transformers' GPT-2 that ours lacks, each with the value at which both compute the same.
 FIXED = {
     "scale_attn_weights": True,
@@ -58,10 +74,6 @@ FIXED = {
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig) -> Exported:
     """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
-    if config.positions != "learned":
-        raise UserError(f"transformers has no GPT-2 with {config.positions} positions")
-    if config.subtract_positions != "none":
-        raise UserError("transformers has no GPT-2 that subtracts positions from its output (model.subtract_positions)")
     ours = dict(state_dict)
     for name, tensor in state_dict.items():
         if not config.biases and (name.startswith("decoder.layers.") or name.startswith("decoder.final_norm.")):
@@ -124,11 +136,14 @@ def _their_shapes(config: DecoderOnlyConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in to_hugging_face(ours, config).tensors.items()}
 
 
-INTERCHANGE = Interchange(
+GPT2 = Interchange(
     "gpt2",
     "GPT2LMHeadModel",
     to_hugging_face,
     from_hugging_face,
+    name="GPT-2",
+    can_be=CAN_BE,
     fixed=FIXED,
     last_norm=lambda config: "decoder.final_norm",
 )
+INTERCHANGES = (GPT2, *(form.interchange for form in FORMS))

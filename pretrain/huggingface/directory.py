@@ -98,10 +98,10 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         for file, values in ((path, settings), (generation, json_files.read_if_there(generation))):
             start = values.get("decoder_start_token_id")
             if start not in (None, config.decoder_start_id):
+                ours = config.decoder_start_id
+                mark = {config.eos_id: "the end mark", config.pad_id: "padding"}.get(ours, "the begin mark")
                 raise UserError(
-                    f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from "
-                    f"{'padding' if config.decoder_start_id == config.pad_id else 'the end mark'}, "
-                    f"{config.decoder_start_id}"
+                    f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {mark}, {ours}"
                 )
     return config, state
 

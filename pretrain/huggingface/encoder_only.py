@@ -127,7 +127,7 @@ def _published(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-INTERCHANGE = Interchange(
+BERT = Interchange(
     "bert",
     "BertForMaskedLM",
     to_hugging_face,
@@ -137,3 +137,4 @@ INTERCHANGE = Interchange(
     ends=True,
     last_norm=lambda config: "masked_lm.norm",
 )
+INTERCHANGES = (BERT,)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.json_files import Json
 from pretrain.models import ModelConfig, outline
@@ -47,6 +48,8 @@ class Interchange:
     - `to_hugging_face(state_dict, config)`: takes our names and whole tensors, already checked.
     - `from_hugging_face(config.json, tensors)`: returns config and weights under our names. config.json has all
       settings, as transformers reads them. Raises UserError for what our model doesn't support.
+    - `name`: the model's name in messages; None: `model_type`.
+    - `can_be`: settings of ours, each with the values that transformers' model can have; it can have all of others.
     - `fixed`: settings that change what transformers computes, each with the only value that our model supports.
     - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
     - `remote_code`: whether the class is in files of the directory, which transformers runs only with permission.
@@ -61,6 +64,8 @@ class Interchange:
     class_name: str
     to_hugging_face: Callable[[Mapping[str, Tensor], Any], Exported]
     from_hugging_face: Callable[[Json, State], tuple[ModelConfig, State]]
+    name: str | None = None
+    can_be: Mapping[str, tuple] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     encoder_decoder: bool = False
     begins: bool = False
@@ -69,6 +74,14 @@ class Interchange:
     encoder: Encoder | None = None
     engines: Mapping[str, Rewriting] = field(default_factory=dict)
     last_norm: Callable[[Any], str | None] | None = None
+
+    def lacks(self, config: ModelConfig) -> list[str]:
+        """The settings of `config` that transformers' model can't have: ["positions: rotary"]."""
+        return [
+            f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+            for key, values in self.can_be.items()
+            if (value := getattr(config, key)) not in values
+        ]
 
     def usage(self, encoder_only: bool = False) -> str:
         """How to load the directory in transformers."""
@@ -118,7 +131,7 @@ def renamed(tensors: State, config: ModelConfig, theirs: Callable[[str], str]) -
     return {name: tensors[theirs(name)] for name in ours}
 
 
-def to_theirs(config: ModelConfig, names: Mapping[str, str]) -> Json:
+def to_theirs(config: Section, names: Mapping[str, str]) -> Json:
     """The settings of `config` under transformers' names; `names` maps our names to transformers'."""
     return {theirs: getattr(config, ours) for ours, theirs in names.items()}
 

@@ -53,8 +53,6 @@ POSITIONS = 512  # as in the published files: T5's positions are relative, but l
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: T5Config) -> Exported:
-    if config.positions != "relative":
-        raise UserError(f"transformers has no T5 with {config.positions} positions")
     tensors = {
         hugging_face_name(name): tensor
         for name, tensor in state_dict.items()
@@ -158,7 +156,13 @@ def with_head(scaled: bool) -> Rewriting:
 
 
 def for_llama_cpp(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """Raises UserError for a distance at which its relative positions end elsewhere: its own is a constant."""
+    """Raises UserError for what it lacks: its relative positions end at a constant distance, and its converter knows
+    no names for a decoder's layers beyond the number of the encoder's."""
+    if config.num_decoder_layers > config.num_encoder_layers:
+        raise UserError(
+            f"llama.cpp converts no decoder that is deeper than its encoder: "
+            f"{config.num_decoder_layers} and {config.num_encoder_layers} layers"
+        )
     if config.relative_attention_max_distance != LLAMA_CPP_DISTANCE:
         raise UserError(
             f"llama.cpp has relative positions up to {LLAMA_CPP_DISTANCE}, "
@@ -168,11 +172,13 @@ def for_llama_cpp(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mappin
 
 
 LLAMA_CPP_DISTANCE = 128
-INTERCHANGE = Interchange(
+T5 = Interchange(
     "t5",
     "T5ForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    name="T5",
+    can_be={"positions": ("relative",)},
     fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache
     encoder_decoder=True,
     ends=True,
@@ -180,3 +186,4 @@ INTERCHANGE = Interchange(
     engines={"ctranslate2": with_head(scaled=True), "llama.cpp": for_llama_cpp},
     last_norm=lambda config: "decoder.final_norm",
 )
+INTERCHANGES = (T5,)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pretrain.kernels.products import product
 from pretrain.models.layers import Linear
 from pretrain.models.model import Model
+from pretrain.models.t5gemma2 import MergedAttention
 
 Shape = tuple[int, int, int]  # rows, inputs and outputs of a layer
 _OF_INPUTS = re.compile(r"encoder\b|.*cross_attention\.[kv]$")
@@ -29,11 +30,11 @@ def products(model: Model, inputs: int, targets: int) -> Counter[Shape]:
         own = bool(_OF_INPUTS.match(name)) if model.decoder_reads_targets else name != _HEAD
         return inputs if own else targets
 
-    return Counter(
-        (rows(name), *reversed(module.weight.shape))
-        for name, module in model.named_modules()
-        if isinstance(module, Linear) or name == _HEAD
-    )
+    modules = dict(model.named_modules())
+    matrices = [(rows(name), one) for name, one in modules.items() if isinstance(one, Linear) or name == _HEAD]
+    merged = [one for one in modules.values() if isinstance(one, MergedAttention)]
+    matrices += [(inputs, matrix) for one in merged for matrix in (one.k, one.v)]
+    return Counter((count, *reversed(matrix.weight.shape)) for count, matrix in matrices)
 
 
 def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.device) -> float:

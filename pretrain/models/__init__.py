@@ -8,7 +8,9 @@ from pretrain.models.config.bart import BartConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.t5gemma import T5Gemma2Config, T5GemmaConfig
 from pretrain.models.config.vanilla import VanillaConfig
 from pretrain.models.families import FAMILIES, AnyModelConfig, Family, build, outline, parse
 
@@ -21,7 +23,10 @@ __all__ = [
     "EncoderOnlyConfig",
     "Family",
     "ModelConfig",
+    "ModernConfig",
     "T5Config",
+    "T5Gemma2Config",
+    "T5GemmaConfig",
     "VanillaConfig",
     "build",
     "outline",

@@ -1,4 +1,7 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2) with an additive bias, and its key-value caches."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2) with an additive bias, and its key-value caches.
+
+Options of later models: fewer heads of keys and values (Ainslie et al. 2023), norms of queries and keys, soft caps.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.kernels.products import product
-from pretrain.models.layers import Linear, drop, one_use, products
+from pretrain.models.layers import Linear, drop, one_use, products, soft_capped
 from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
@@ -20,7 +23,8 @@ _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 class KeyValueCache:
-    """Keys and values of one attention layer, each (batch, heads, length, d_kv). Each decoding step appends to them."""
+    """Keys and values of one attention layer, each (batch, heads of keys, length, d_kv). Each decoding step appends to
+    them."""
 
     def __init__(self) -> None:
         self.held: KeysAndValues | None = None
@@ -59,6 +63,11 @@ class Attention(nn.Module):
     `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
     The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
     parameter's RMS (Adafactor, AdamWScale) must see it. `joined`: `products` may multiply by them at once.
+
+    - `num_kv_heads`: heads of keys and values, each for as many consecutive heads of queries; None: as many as those.
+    - `memory_width`: that of `memory`; None: d_model.
+    - `scale`: overrides the factor of the logits that `scaled` gives. `softcap`: they then stay within ± this.
+    - `head_norm`: makes the norm of each head's queries, and that of its keys, which come before rotation.
     """
 
     def __init__(
@@ -72,17 +81,26 @@ class Attention(nn.Module):
         bias: bool = False,
         std: float | None = None,
         out_std: float | None = None,
+        num_kv_heads: int | None = None,
+        memory_width: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        head_norm: Callable[[], nn.Module] | None = None,
     ):
         super().__init__()
-        inner = num_heads * d_kv
-        self.d_kv = d_kv
+        inner, inner_kv = num_heads * d_kv, (num_kv_heads or num_heads) * d_kv
+        of_memory = memory_width or d_model
+        self.d_kv, self.width = d_kv, inner
         self.joined = False
         self.dropout_rate = dropout_rate
-        self.scale = d_kv**-0.5 if scaled else 1.0
+        self.scale = scale or (d_kv**-0.5 if scaled else 1.0)
+        self.softcap = softcap
         self.q = Linear(d_model, inner, std or (d_model**-0.5 if scaled else (d_model * d_kv) ** -0.5), bias)
-        self.k = Linear(d_model, inner, std or d_model**-0.5, bias)
-        self.v = Linear(d_model, inner, std or d_model**-0.5, bias)
+        self.k = Linear(of_memory, inner_kv, std or of_memory**-0.5, bias)
+        self.v = Linear(of_memory, inner_kv, std or of_memory**-0.5, bias)
         self.o = Linear(inner, d_model, out_std or std or inner**-0.5, bias)
+        self.q_norm = head_norm() if head_norm else None
+        self.k_norm = head_norm() if head_norm else None
 
     def forward(
         self,
@@ -104,30 +122,42 @@ class Attention(nn.Module):
         dropout = self.dropout_rate if self.training else 0.0
         if memory is None and cache is None:
             queries, keys, values = self._projected(x, self.q, self.k, self.v)
-            if rotation is not None:
-                queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-            return self._merged(attend(queries, keys, values, bias, causal, self.scale, dropout))
-        (queries,) = self._projected(x, self.q)
-        if rotation is not None:
-            queries = rotate(queries, rotation)
+            queries, keys = _placed(queries, self.q_norm, rotation), _placed(keys, self.k_norm, rotation)
+            return self.output(attend(queries, keys, values, bias, causal, self.scale, dropout, self.softcap))
+        queries = self.queries(x, rotation)
 
         def project() -> KeysAndValues:
-            source = x if memory is None else one_use(memory)
-            keys, values = self._projected(source, self.k, self.v)
-            turned = rotation if memory is None else memory_rotation
-            return (keys if turned is None else rotate(keys, turned)), values
+            if memory is None:
+                return self.keys_and_values(x, rotation)
+            return self.keys_and_values(one_use(memory), memory_rotation)
 
         keys, values = project() if cache is None else cache.update(project)
-        return self._merged(attend(queries, keys, values, bias, causal, self.scale, dropout))
+        return self.output(attend(queries, keys, values, bias, causal, self.scale, dropout, self.softcap))
+
+    def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
+        (queries,) = self._projected(x, self.q)
+        return _placed(queries, self.q_norm, rotation)
+
+    def keys_and_values(self, source: Tensor, rotation: Rotation | None = None) -> KeysAndValues:
+        """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
+        keys, values = self._projected(source, self.k, self.v)
+        return _placed(keys, self.k_norm, rotation), values
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
         """What each of `matrices` makes of (batch, length, d_model): (batch, heads, length, d_kv)."""
         found = products(x, *matrices, joined=self.joined)
         return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
 
-    def _merged(self, context: Tensor) -> Tensor:
+    def output(self, context: Tensor) -> Tensor:
         """(batch, heads, length, d_kv) to (batch, length, d_model)."""
         return self.o(context.transpose(1, 2).flatten(2))
+
+
+def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
+    """Queries or keys (batch, heads, length, d_kv), normalised and then rotated to their positions."""
+    heads = heads if norm is None else norm(heads)
+    return heads if rotation is None else rotate(heads, rotation)
 
 
 _noted: list[Tensor] | None = None  # where `attend` leaves its weights
@@ -155,23 +185,37 @@ def attend(
     causal: bool,
     scale: float,
     dropout: float,
+    softcap: float | None = None,
 ) -> Tensor:
-    """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv); `bias` excludes `causal`.
+    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv).
+
+    `bias` excludes `causal`. Keys and values may have fewer heads: each is then for as many consecutive heads of
+    queries. `capped` is `soft_capped`, or nothing without a `softcap`.
 
     On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. On a CPU, PyTorch's own kernels take
     up to three times as long as the two products written out in bf16, and longer in fp32 with dropout or a bias that
-    learns. The softmax is in fp32 in all forms.
+    learns; they have no soft caps anywhere. The softmax is in fp32 in all forms.
     """
+    groups = queries.size(1) // keys.size(1)
+    keys, values = _for_each_head(keys, groups), _for_each_head(values, groups)
     if isinstance(bias, Pattern):
-        if queries.size(3) <= LONGEST_HEAD and _noted is None:
+        if queries.size(3) <= LONGEST_HEAD and _noted is None and softcap is None:
             return flash(queries, keys, values, bias, scale, dropout)
         bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
     if _noted is not None:
-        _noted.append(_softmax(queries, keys, _future(queries, keys, 0) if causal else bias, scale).detach())
+        seen = _future(queries, keys, 0) if causal else bias
+        _noted.append(_softmax(queries, keys, seen, scale, softcap).detach())
+    if softcap is not None:
+        return written_out(queries, keys, values, bias, causal, scale, dropout, softcap)
     learned = bias is not None and bias.requires_grad
     slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
     form = written_out if slow else fused
     return form(queries, keys, values, bias, causal, scale, dropout)
+
+
+def _for_each_head(x: Tensor, groups: int) -> Tensor:
+    """Keys or values (batch, heads, length, d_kv), each head `groups` times in a row."""
+    return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def flash(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, dropout: float) -> Tensor:
@@ -202,20 +246,28 @@ def kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
 
 
 def written_out(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """`attend` as two products with a softmax between them, which keep (batch, heads, queries, keys) in memory.
 
     Where it is causal, some queries at a time: only with the keys up to the last of them.
     """
     if not causal:
-        return _written_out(queries, keys, values, bias, scale, dropout)
+        return _written_out(queries, keys, values, bias, scale, dropout, softcap)
     queries, keys, values = queries.contiguous(), keys.contiguous(), values.contiguous()
     found = []
     for first in range(0, queries.size(2), _QUERIES):
         some, seen = queries[:, :, first : first + _QUERIES], slice(first + _QUERIES)
         earlier, their_values = keys[:, :, seen], values[:, :, seen]
-        found.append(_written_out(some, earlier, their_values, _future(some, earlier, first), scale, dropout))
+        future = _future(some, earlier, first)
+        found.append(_written_out(some, earlier, their_values, future, scale, dropout, softcap))
     return torch.cat(found, dim=2)
 
 
@@ -223,14 +275,22 @@ _QUERIES = 128  # at a time: a quarter of 512 queries leaves out three eighths o
 
 
 def _written_out(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, dropout: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+    softcap: float | None,
 ) -> Tensor:
-    return product(drop(_softmax(queries, keys, bias, scale), dropout), values)
+    return product(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
 
 
-def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
     """The weights of attention (batch, heads, queries, keys)."""
     logits = product(queries if scale == 1.0 else queries * scale, keys.mT)
+    if softcap is not None:
+        logits = soft_capped(logits, softcap)
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
 

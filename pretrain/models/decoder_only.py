@@ -2,64 +2,67 @@
 
 Pre-norm, with learned positions, GELU and one matrix for embedding and output. Without biases it is the baseline of
 "Auto-regressive Encoder-Decoder Transformer" (Yan 2024), whose subtraction of positions is an option here too, as are
-rotary, linear-bias and sinusoidal positions.
+rotary, linear-bias and sinusoidal positions, and what later decoders changed in the layers: Llama (Touvron et al.
+2023), Gemma 2 (2024), Gemma 3 and Qwen3 (2025).
 """
 
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention import KeyValueCache
+from pretrain.models.blocks import Block
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.layers import Dropout, Embedding, times_root
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
+from pretrain.models.masks import Window
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
-    Rotation,
     positions_from,
     real_positions,
     rotation,
     sinusoids,
 )
+from pretrain.models.sight import Sight, Sights, before_only, bias_or_causal
 
-STD = 0.02
 
-
-def _norm(config: DecoderOnlyConfig) -> LayerNorm:
-    return LayerNorm(config.d_model, config.layer_norm_epsilon, config.biases)
+def _block(config: DecoderOnlyConfig) -> Block:
+    return Block(
+        config,
+        config.activation,
+        config.norm,
+        config.layer_norm_epsilon,
+        config.norm_after,
+        config.qk_norm,
+        config.biases,
+        config.attention_softcap,
+        config.dropout_rate,
+        attention_dropout_rate=config.dropout_rate,
+        std=config.hidden_std(config.init_std),
+        # The sum of 2 · num_layers branches then starts with the std of one (Radford et al. 2019, section 2.3).
+        out_std=config.hidden_std(config.init_std) / (2 * config.num_layers) ** 0.5,
+    )
 
 
 class Layer(nn.Module):
-    def __init__(self, config: DecoderOnlyConfig):
+    def __init__(self, block: Block):
         super().__init__()
-        std = config.hidden_std(STD)
-        # The sum of 2 · num_layers branches then starts with the std of one (Radford et al. 2019, section 2.3).
-        out_std = std / (2 * config.num_layers) ** 0.5
-        self.attention_norm = _norm(config)
-        self.attention = Attention(
-            config.d_model,
-            config.d_kv,
-            config.num_heads,
-            config.dropout_rate,
-            scaled=True,
-            bias=config.biases,
-            std=std,
-            out_std=out_std,
-        )
-        self.feed_forward_norm = _norm(config)
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, activation=config.activation, bias=config.biases, std=std, out_std=out_std
-        )
-        self.dropout = Dropout(config.dropout_rate)
+        self.attention_norm = block.new_norm()
+        self.attention = block.new_attention()
+        self.attention_norm_after = block.new_norm_after()
+        self.feed_forward_norm = block.new_norm()
+        self.feed_forward = block.new_feed_forward()
+        self.feed_forward_norm_after = block.new_norm_after()
+        self.dropout = Dropout(block.dropout_rate)
 
-    def forward(
-        self, x: Tensor, bias: Tensor | Pattern | None, causal: bool, turn: Rotation | None, cache: KeyValueCache | None
-    ) -> Tensor:
-        states = self.attention(self.attention_norm(x), bias=bias, causal=causal, rotation=turn, cache=cache)
-        x = x + self.dropout(states)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+    def forward(self, x: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
+        states = self.attention(
+            self.attention_norm(x), bias=sight.bias, causal=sight.causal, rotation=sight.rotation, cache=cache
+        )
+        x = x + self.dropout(self.attention_norm_after(states))
+        states = self.feed_forward(self.feed_forward_norm(x))
+        return x + self.dropout(self.feed_forward_norm_after(states))
 
 
 class Decoder(nn.Module):
@@ -72,12 +75,14 @@ class Decoder(nn.Module):
         if config.positions == "learned":
             assert config.max_positions is not None
             subtracts = config.subtract_positions != "none"  # also the position after the last token
-            self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, STD)
+            self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
         elif config.positions == "alibi":
             self.linear_bias = LinearBias(config.num_heads)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.final_norm = _norm(config)
-        self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
+        self.sights = Sights(config, config.num_layers, before_only)
+        block = _block(config)
+        self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_layers))
+        self.final_norm = block.new_norm()
+        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(
@@ -97,10 +102,19 @@ class Decoder(nn.Module):
             positions = real_positions(attention_mask)[:, held:]
         positions = positions_from(held, queries, x.device, positions)
         x = self.dropout(self.placed(x, positions))
-        bias, causal = self._bias(x, held + queries, attention_mask, segments)
-        turn = rotation(positions, self.config.d_kv, x.dtype) if self.config.positions == "rotary" else None
+        keys = held + queries
+
+        def see(window: Window | None, base: float) -> Sight:
+            alibi = self.linear_bias
+            diagonals = None if alibi is None else alibi(queries, keys, x.device, x.dtype)
+            masks = {"key_mask": attention_mask, "segments": segments}
+            bias, causal = bias_or_causal(x, keys, causal=True, window=window, diagonals=diagonals, **masks)
+            turn = rotation(positions, self.config.d_kv, x.dtype, base) if self.config.positions == "rotary" else None
+            return Sight(bias, turn, causal)
+
+        sights = self.sights.of_layers(see, queries, keys)
         for i, layer in enumerate(self.layers):
-            x = layer(x, bias, causal, turn, cache[i] if cache else None)
+            x = layer(x, sights[i], cache[i] if cache else None)
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             assert self.positions is not None, "checked with the config"
@@ -108,34 +122,14 @@ class Decoder(nn.Module):
         return x
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Adds position vectors to `x`, for the kinds of positions that have them."""
+        """The input of the first layer: `x`, scaled if so configured, and position vectors if there are any."""
+        if self.config.scale_embedding:
+            x = times_root(x)
         if self.positions is not None:
             return x + self.positions(positions)
         if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
-            return x + STD * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype)
+            return x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype)
         return x
-
-    def _bias(
-        self, x: Tensor, keys: int, attention_mask: Tensor | None, segments: Tensor | None
-    ) -> tuple[Tensor | Pattern | None, bool]:
-        """Returns the bias of attention logits, and whether it would hide the future only."""
-        queries = x.size(1)
-        if self.linear_bias is None and attention_mask is None and segments is None:
-            if queries == 1:
-                return None, False
-            if queries == keys:
-                return None, True
-        diagonals = None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
-        bias = logit_bias(
-            x,
-            keys,
-            diagonals,
-            causal=queries > 1,
-            key_mask=attention_mask,
-            query_segments=segments,
-            key_segments=segments,
-        )
-        return bias, False
 
 
 class DecoderOnly(Model):
@@ -146,11 +140,14 @@ class DecoderOnly(Model):
     def __init__(self, config: DecoderOnlyConfig):
         super().__init__()
         self.config = config
-        rows = config.padded_vocab_size
-        self.embedding = Embedding(rows, config.d_model, STD)
+        rows, std = config.padded_vocab_size, config.init_std
+        self.embedding = Embedding(rows, config.d_model, std)
         self.decoder = Decoder(config)
-        self.lm_head = Head(config.d_model, rows, STD, multiplier=config.logits_multiplier)
-        self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
+        self.lm_head = Head(
+            config.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier
+        )
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
     def forward(
         self,
@@ -191,8 +188,9 @@ class DecoderOnly(Model):
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Every weight is used once per token."""
         config = self.config
+        pairs = self.decoder.sights.pairs(sizes.inputs, sizes.input_pairs)
         return {
             "decoder": 6.0 * matrix_weights(self.decoder.layers) * sizes.inputs
-            + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
+            + 12.0 * config.num_heads * config.d_kv * pairs,
             "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.inputs,
         }

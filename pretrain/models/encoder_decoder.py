@@ -1,13 +1,12 @@
-"""What T5, the vanilla Transformer and BART share: an encoder, a decoder that reads its states, and two matrices."""
+"""What all encoder-decoders but the autoregressive one share: an encoder, a decoder that reads its states, a head."""
 
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.models.attention import KeyValueCache, MemoryCache
-from pretrain.models.config.t5 import T5Config
-from pretrain.models.config.vanilla import PostNormConfig
+from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import Embedding
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses, shift_right
@@ -31,12 +30,12 @@ class EncoderDecoder(Model):
     one matrix.
     """
 
-    config: T5Config | PostNormConfig
+    config: ModelConfig
     decoder_reads_targets = True
 
     def __init__(
         self,
-        config: T5Config | PostNormConfig,
+        config: ModelConfig,
         embedding: Embedding,
         encoder: nn.Module,
         decoder: nn.Module,
@@ -76,7 +75,7 @@ class EncoderDecoder(Model):
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
             decoder_input_ids = shift_right(labels, start_id, decoder_segment_ids, pad_id)
-        inputs, targets = self._embedded(encoder_input_ids, decoder_input_ids)
+        inputs, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         states = self.encoder(inputs, encoder_attention_mask, encoder_segment_ids, encoder_positions)
         x = self.decoder(
             targets,
@@ -88,7 +87,11 @@ class EncoderDecoder(Model):
         )
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_places)}
 
-    def _embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def embedded_targets(self, ids: Tensor) -> Tensor:
+        """The vectors of the decoder's ids."""
+        return self.embedding(ids)
+
+    def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of both kinds of ids. A look-up of its own for each would make one more gradient of the size of
         the whole matrix, and add the two."""
         of_inputs, of_targets = self.embedding(torch.cat([inputs.flatten(), targets.flatten()])).split(
@@ -115,12 +118,12 @@ class EncoderDecoder(Model):
         cache: Caches | None = None,
     ) -> Tensor:
         """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
-        x = self.decoder(self.embedding(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
+        x = self.decoder(self.embedded_targets(decoder_input_ids), encoder_states, encoder_attention_mask, cache)
         return self.logits(x)
 
     def new_cache(self) -> Caches:
         """An empty cache for `decode`."""
-        return [(KeyValueCache(), MemoryCache()) for _ in range(self.config.num_decoder_layers)]
+        return [(KeyValueCache(), MemoryCache()) for _ in cast(nn.ModuleList, self.decoder.layers)]
 
     def logits(self, x: Tensor) -> Tensor:
         """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
@@ -132,19 +135,26 @@ class EncoderDecoder(Model):
 
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
-        config = self.config
-        width = config.num_heads * config.d_kv
         layers_of_encoder, layers_of_decoder = (
             cast(nn.ModuleList, stack.layers) for stack in (self.encoder, self.decoder)
         )
         attend = cross_attentions(layers_of_decoder)
         decoder = matrix_weights(layers_of_decoder) - sum(map(matrix_weights, attend))
+        of_inputs = self_attention_flops(self.encoder, sizes.inputs, sizes.input_pairs)
+        of_targets = self_attention_flops(self.decoder, sizes.targets, sizes.target_pairs)
         return {
-            "encoder": 6.0 * matrix_weights(layers_of_encoder) * sizes.inputs
-            + 12.0 * width * config.num_encoder_layers * sizes.input_pairs,
-            "decoder": 6.0 * decoder * sizes.targets + 12.0 * width * config.num_decoder_layers * sizes.target_pairs,
+            "encoder": 6.0 * matrix_weights(layers_of_encoder) * sizes.inputs + of_inputs,
+            "decoder": 6.0 * decoder * sizes.targets + of_targets,
             "cross-attention": sum(
-                attention_flops(one, width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
+                attention_flops(one, one.width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
             ),
-            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.targets,
+            "head": 6.0 * matrix_weights(self.lm_head) * sizes.targets,
         }
+
+
+def self_attention_flops(stack: nn.Module, tokens: int, pairs: int) -> float:
+    """FLOPs of the query-key pairs of all layers of a stack; `tokens` and `pairs` as in `Sizes`."""
+    layers = cast(nn.ModuleList, stack.layers)
+    width = cast(Attention, layers[0].self_attention).width
+    sights = getattr(stack, "sights", None)
+    return 12.0 * width * (len(layers) * pairs if sights is None else sights.pairs(tokens, pairs))

@@ -16,7 +16,9 @@ from pretrain.models.config.bart import BartConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5 import T5Config
+from pretrain.models.config.t5gemma import T5Gemma2Config, T5GemmaConfig
 from pretrain.models.config.vanilla import VanillaConfig
 
 if TYPE_CHECKING:
@@ -54,6 +56,17 @@ FAMILIES: dict[str, Family] = {
         "pretrain.huggingface.bart",
         inputs_begin_with_bos=True,
     ),
+    "t5gemma": Family(
+        T5GemmaConfig, "pretrain.models.t5gemma.T5Gemma", _ENCODER_DECODER, "answers", "pretrain.huggingface.t5gemma"
+    ),
+    "t5gemma2": Family(
+        T5Gemma2Config,
+        "pretrain.models.t5gemma2.T5Gemma2",
+        _ENCODER_DECODER,
+        "answers",
+        "pretrain.huggingface.t5gemma2",
+    ),
+    "modern": Family(ModernConfig, "pretrain.models.modern.Modern", _ENCODER_DECODER, "answers", None),
     "vanilla": Family(VanillaConfig, "pretrain.models.vanilla.Vanilla", _ENCODER_DECODER, "answers", None),
     "autoregressive": Family(
         AutoregressiveConfig,

@@ -88,18 +88,32 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation (Zhang and Sennrich 2019): no mean, no bias, the variance in fp32."""
+    """Root mean square normalisation (Zhang and Sennrich 2019): no mean, no bias, the variance in fp32.
 
-    def __init__(self, d_model: int, epsilon: float = 1e-6):
+    `around_one`: the gains are 1 + weight, as in Gemma, and the weight starts at zero.
+    """
+
+    def __init__(self, d_model: int, epsilon: float = 1e-6, around_one: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(d_model))
-        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
+        self.epsilon, self.around_one = epsilon, around_one
+
+    @property
+    def gains(self) -> Tensor:
+        """(d_model,) What each unit is multiplied by. Sums with 1 are at least in fp32: bf16 would round them."""
+        return 1 + self.weight.to(at_least_fp32(self.weight)) if self.around_one else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape (batch, length, d_model); computes in fp32 whatever the dtype of `x`."""
+        """Keeps the shape (…, d_model); computes in fp32 whatever the dtype of `x`."""
+        gains = self.gains
         if x.device.type in ("cpu", "meta") and torch.is_grad_enabled():
-            return _RMSNorm.apply(one_use(x), self.weight, self.epsilon)
-        return F.rms_norm(one_use(x), self.weight.shape, self.weight, self.epsilon)
+            return _RMSNorm.apply(one_use(x), gains, self.epsilon)
+        return F.rms_norm(one_use(x).to(gains.dtype), gains.shape, gains, self.epsilon).to(x.dtype)
+
+
+def at_least_fp32(x: Tensor) -> torch.dtype:
+    """fp32, or the dtype of `x` where that has more bits."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -149,6 +163,13 @@ def _in_cache(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return list(zip(*(tensor.split(step) for tensor in tensors), strict=True))
 
 
+def normalisation(kind: str, width: int, epsilon: float, bias: bool = False) -> nn.Module:
+    """A norm of `kind`: "layer", "rms", or "rms_around_one". Only the first can have a bias vector."""
+    if kind == "layer":
+        return LayerNorm(width, epsilon, bias)
+    return RMSNorm(width, epsilon, around_one=kind == "rms_around_one")
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer normalisation (Ba et al. 2016), optionally without a bias vector, or without gains too."""
 
@@ -192,11 +213,23 @@ def _kept(x: Tensor, rate: float) -> Tensor:
     return draws.view(integers)[: x.numel()].ge_(quantile).mul_(bits).view(x.dtype).view(x.shape)
 
 
+def soft_capped(logits: Tensor, cap: float) -> Tensor:
+    """cap · tanh(logits / cap) (Gemma 2, section 2): nearly the identity for small logits, and never beyond ±cap."""
+    return cap * torch.tanh(logits / cap)
+
+
+def times_root(x: Tensor) -> Tensor:
+    """Embeddings (…, d_model) times √d_model. As in Gemma, the factor is rounded to the dtype of `x`."""
+    return x * x.new_full((), x.size(-1) ** 0.5)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
 }
+GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activation of their gates
 
 
 class FeedForward(nn.Module):
@@ -224,22 +257,50 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """wo(gelu(wi_0 x) · (wi_1 x)): GEGLU (Shazeer 2020), with the tanh approximation of gelu as in T5 v1.1."""
+    """wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020); by default GEGLU as in T5 v1.1, with the tanh approximation of
+    gelu. A `std` of None is T5's, from the fan-in."""
 
-    def __init__(self, d_model: int, d_ff: int, dropout_rate: float = 0.0):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        dropout_rate: float = 0.0,
+        activation: str = "gelu_tanh",
+        *,
+        bias: bool = False,
+        std: float | None = None,
+        out_std: float | None = None,
+    ):
         super().__init__()
         self.joined = False
-        self.wi_0 = Linear(d_model, d_ff, std=d_model**-0.5)
-        self.wi_1 = Linear(d_model, d_ff, std=d_model**-0.5)
-        self.wo = Linear(d_ff, d_model, std=d_ff**-0.5)
+        self.wi_0 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
+        self.wi_1 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
+        self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
+        self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         gates, values = products(x, self.wi_0, self.wi_1, joined=self.joined)
-        return self.wo(self.dropout(F.gelu(gates, approximate="tanh") * values))
+        return self.wo(self.dropout(self.activation(gates) * values))
 
 
 FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
     "relu": FeedForward,
     "gated-gelu": GatedFeedForward,
 }
+
+
+def feed_forward(
+    activation: str,
+    d_model: int,
+    d_ff: int,
+    dropout_rate: float = 0.0,
+    *,
+    bias: bool = False,
+    std: float | None = None,
+    out_std: float | None = None,
+) -> FeedForward | GatedFeedForward:
+    """The layer with this `activation`, one of ACTIVATIONS or GATES."""
+    of_gates = GATES.get(activation)
+    kind = GatedFeedForward if of_gates else FeedForward
+    return kind(d_model, d_ff, dropout_rate, of_gates or activation, bias=bias, std=std, out_std=out_std)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pretrain.kernels.labels import Labels, labels
-from pretrain.models.masks import masked, visible
+from pretrain.models.masks import Window, masked, visible
 
 LONGEST_HEAD = 128  # d_kv; the tiles of wider heads don't fit a GPU's registers
 
@@ -48,20 +48,22 @@ def logit_bias(
     diagonals: Tensor | None = None,
     *,
     causal: bool = False,
+    window: Window | None = None,
     key_mask: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
 ) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
-    `diagonals` as in `Pattern`, the rest as in `visible`. Made once for all layers of a stack.
+    `diagonals` as in `Pattern`, the rest as in `visible`. Made once for all layers of a stack that see the same. No
+    kernel of ours skips what a window hides.
     """
     queries = x.size(1)
-    if queries > 1 and by_kernel(x):
+    if queries > 1 and window is None and by_kernel(x):
         seen = labels(queries, key_mask, query_segments, key_segments)
         return None if diagonals is None and seen is None and not causal else Pattern(diagonals, seen, causal)
     segments = {"query_segments": query_segments, "key_segments": key_segments}
-    mask = visible(queries, keys, x.device, causal=causal, key_mask=key_mask, **segments)
+    mask = visible(queries, keys, x.device, causal=causal, window=window, key_mask=key_mask, **segments)
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 

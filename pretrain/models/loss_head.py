@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pretrain.kernels.products import linear
 from pretrain.models.config.base import ModelConfig
-from pretrain.models.layers import Linear
+from pretrain.models.layers import Linear, soft_capped
 from pretrain.models.logit_bias import by_kernel
 from pretrain.models.loss import configured_losses, hits_are_noted, places_of_targets
 
@@ -19,12 +19,21 @@ _LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 
 class Head(Linear):
     """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
-    `multiplier`: what logits are multiplied by before biases are added, which muP sets.
+    `softcap`: logits stay within ± this; None: no limit. `multiplier`: what logits are multiplied by before biases are
+    added and they are capped, which muP sets.
     """
 
-    def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False, multiplier: float = 1.0):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        std: float,
+        bias: bool = False,
+        softcap: float | None = None,
+        multiplier: float = 1.0,
+    ):
         super().__init__(in_features, out_features, std, bias)
-        self.multiplier = multiplier
+        self.softcap, self.multiplier = softcap, multiplier
 
     def forward(
         self,
@@ -41,12 +50,13 @@ class Head(Linear):
         """
         x = self.scaled(x)
         if labels is None:
-            return linear(x, self.weight, self.offsets(x))
+            return _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
         assert config is not None
         if not x.is_cuda or hits_are_noted():
-            return configured_losses(linear(x, self.weight, self.offsets(x)), labels, config, self.training)
+            logits = _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+            return configured_losses(logits, labels, config, self.training)
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
-        return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places)
+        return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         """States (…, d_model) times the multiplier of the logits."""
@@ -57,6 +67,10 @@ class Head(Linear):
         return self.bias
 
 
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else soft_capped(logits, softcap)
+
+
 def chunked_losses(
     x: Tensor,
     weight: Tensor,
@@ -65,13 +79,14 @@ def chunked_losses(
     z_loss: float = 0.0,
     smoothing: float = 0.0,
     places: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """`token_losses` of the logits x · weightᵀ + bias, as a GPU computes them; `places` as in `Head`."""
+    """`token_losses` of the logits x · weightᵀ + bias, as a GPU computes them; `places` and `softcap` as in `Head`."""
     targets = labels.flatten()
     if places is None:
         places = places_of_targets(labels)
     states = x.flatten(0, -2).index_select(0, places)
-    losses = _HeadLosses.apply(states, weight, bias, targets.index_select(0, places), z_loss, smoothing)
+    losses = _HeadLosses.apply(states, weight, bias, targets.index_select(0, places), z_loss, smoothing, softcap)
     return losses.new_zeros(targets.shape).index_copy(0, places, losses).view(labels.shape)
 
 
@@ -80,22 +95,30 @@ class _HeadLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float, smoothing: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        z_loss: float,
+        smoothing: float,
+        softcap: float | None,
     ) -> Tensor:
         ctx.by_kernel = by_kernel(x)
         losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
         normalisers = torch.empty_like(losses)
         for part in _parts(len(x), len(weight)):
-            logits = F.linear(x[part], weight, bias)
+            logits = _capped(F.linear(x[part], weight, bias), softcap)
             losses[part], normalisers[part] = _losses(logits, targets[part], z_loss, smoothing, ctx.by_kernel)
         ctx.save_for_backward(x, weight, bias, targets, normalisers)
-        ctx.z_loss, ctx.smoothing = z_loss, smoothing
+        ctx.z_loss, ctx.smoothing, ctx.softcap = z_loss, smoothing, softcap
         return losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient."""
+        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient; with a soft
+        cap also times its slope, 1 − (capped / cap)²."""
         x, weight, bias, targets, normalisers = ctx.saved_tensors
         of_shares = gradient * (1 + 2 * ctx.z_loss * normalisers)
         of_x = torch.empty_like(x)
@@ -103,14 +126,18 @@ class _HeadLosses(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=normalisers.dtype)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
         for part in _parts(len(x), len(weight)):
-            logits = F.linear(x[part], weight, bias)
+            logits = _capped(F.linear(x[part], weight, bias), ctx.softcap)
+            slope = None if ctx.softcap is None else 1 - (logits / ctx.softcap).square_()
             of_these = logits, targets[part], normalisers[part], of_shares[part], gradient[part]
             _become_gradients(*of_these, ctx.smoothing, ctx.by_kernel)
+            if slope is not None:
+                logits *= slope
             of_x[part] = logits @ weight
             of_weight += logits.t() @ x[part]
             if of_bias is not None:
                 of_bias += logits.sum(dim=0, dtype=of_bias.dtype)
-        return of_x, of_weight.to(weight.dtype), None if of_bias is None else of_bias.to(bias.dtype), None, None, None
+        of_offsets = None if of_bias is None else of_bias.to(bias.dtype)
+        return of_x, of_weight.to(weight.dtype), of_offsets, None, None, None, None
 
 
 def _parts(rows: int, vocabulary: int) -> Iterator[slice]:

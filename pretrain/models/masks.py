@@ -1,9 +1,22 @@
 """Attention masks: one boolean mask combines causality, padding and segments."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 MASKED = -1e9  # exactly zero after softmax
+
+
+class Window(NamedTuple):
+    """A query sees only this many keys `before` itself and `after` itself, besides the key in its own place."""
+
+    before: int
+    after: int = 0
+
+    def hides_nothing(self, queries: int, keys: int) -> bool:
+        """Whether the last `queries` of `keys` tokens see all of them."""
+        return self.before >= keys - 1 and self.after >= queries - 1
 
 
 def visible(
@@ -12,22 +25,45 @@ def visible(
     device: torch.device,
     *,
     causal: bool = False,
+    window: Window | None = None,
     key_mask: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
 ) -> Tensor | None:
     """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if every query sees every key.
 
-    With `causal`, a query sees no future key; the last query is aligned with the last key. `key_mask` (batch, keys) is
-    nonzero at real keys. With segments (batch, queries) and (batch, keys), an example of a packed row sees only itself.
+    With `causal`, a query sees no future key, and with a `window` no distant one; the last query is aligned with the
+    last key. `key_mask` (batch, keys) is nonzero at real keys. With segments (batch, queries) and (batch, keys), an
+    example of a packed row sees only itself.
 
     A query that would see no key, of padding or without any input, sees every key. Kernels that compute the softmax a
     second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm would be MASKED, in
     which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
     """
+    segments = {"query_segments": query_segments, "key_segments": key_segments}
+    mask = seen(queries, keys, device, causal=causal, window=window, key_mask=key_mask, **segments)
+    if mask is None or (key_mask is None and query_segments is None):
+        return mask  # a query sees the key in its own place
+    return mask | ~mask.any(dim=-1, keepdim=True)
+
+
+def seen(
+    queries: int,
+    keys: int,
+    device: torch.device,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    key_mask: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+) -> Tensor | None:
+    """Like `visible`, but there may be queries that see no key."""
     masks = []
     if causal:
-        masks.append(torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)[None, None])
+        masks.append(_band(queries, keys, device, after=0))
+    if window is not None:
+        masks.append(_band(queries, keys, device, *window))
     if key_mask is not None:
         masks.append(key_mask[:, None, None, :].bool())
     if query_segments is not None and key_segments is not None:
@@ -37,7 +73,14 @@ def visible(
     mask = masks[0]
     for other in masks[1:]:
         mask = mask & other
-    return mask if causal and len(masks) == 1 else mask | ~mask.any(dim=-1, keepdim=True)
+    return mask
+
+
+def _band(queries: int, keys: int, device: torch.device, before: int | None = None, after: int = 0) -> Tensor:
+    """(1, 1, queries, keys) True at keys up to `before` places before a query (None: any number), and `after` it."""
+    own = keys - queries  # the key in the place of query 0
+    band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(own + after)
+    return (band if before is None else band.triu(own - before))[None, None]
 
 
 def masked(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -69,8 +69,8 @@ def attention_flops(attention: Attention, width: int, queries: int, keys: int, p
 
 
 def cross_attentions(layers: Iterable[nn.Module]) -> list[Attention]:
-    """The cross-attention of each decoder layer."""
-    return [cast(Attention, layer.cross_attention) for layer in layers]
+    """The cross-attention of each decoder layer that has one of its own."""
+    return [cast(Attention, layer.cross_attention) for layer in layers if hasattr(layer, "cross_attention")]
 
 
 def matrix_weights(module: nn.Module) -> int:

@@ -96,7 +96,8 @@ def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_
 
     Dimensions i and i + d_kv / 2 are rotated together by position · base^(−2i / d_kv).
     """
-    frequencies = base ** (-torch.arange(0, d_kv, 2, device=positions.device, dtype=torch.float32) / d_kv)
+    # Rounded like transformers' frequencies: at position 5,000, another rounding would move an angle by up to 6e-4.
+    frequencies = 1.0 / base ** (torch.arange(0, d_kv, 2, device=positions.device, dtype=torch.float32) / d_kv)
     angles = positions[..., None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     if angles.dim() == 3:

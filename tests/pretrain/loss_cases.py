@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from pretrain.models import loss_head
+from pretrain.models.layers import soft_capped
 from pretrain.models.loss import IGNORED, token_losses
 
 
-def errors(device: str, dtype: torch.dtype, z_loss: float, smoothing: float, kernel: bool) -> list[float]:
+def errors(
+    device: str, dtype: torch.dtype, z_loss: float, smoothing: float, kernel: bool, softcap: float | None = None
+) -> list[float]:
     """Relative errors of the losses and of the gradients of states, matrix and bias; 9 targets in chunks of 4."""
     generator = torch.Generator().manual_seed(0)
 
@@ -22,10 +25,11 @@ def errors(device: str, dtype: torch.dtype, z_loss: float, smoothing: float, ker
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_head, "_LOGITS", 4 * 5000)
         patch.setattr(loss_head, "by_kernel", lambda _: kernel)
-        found = loss_head.chunked_losses(x, weight, bias, labels, z_loss, smoothing)
+        found = loss_head.chunked_losses(x, weight, bias, labels, z_loss, smoothing, softcap=softcap)
         gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
     exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
-    defined = token_losses(torch.nn.functional.linear(*exact), labels, z_loss, smoothing)
+    logits = torch.nn.functional.linear(*exact)
+    defined = token_losses(logits if softcap is None else soft_capped(logits, softcap), labels, z_loss, smoothing)
     expected = torch.autograd.grad((defined * along).sum(), exact)
     assert not found[labels == IGNORED].any()
     pairs = zip([found, *gradients], [defined, *expected], strict=True)

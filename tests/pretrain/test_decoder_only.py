@@ -36,10 +36,29 @@ def made(positions="learned", **changes):
     return model
 
 
-@pytest.fixture(params=[*POSITIONS, "subtracted", "subtracted, with norm"], scope="module")
+LLAMA = {"num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "biases": False}
+GEMMA = {**LLAMA, "norm": "rms_around_one", "norm_after": True, "activation": "geglu", "scale_embedding": True}
+# Windows of 4 tokens: most rows of these tests are longer.
+ROTARY = {
+    "llama": {**LLAMA, "tie_embeddings": False, "rope_base": 5e5},
+    "gemma 2": {
+        **GEMMA,
+        "head_dim": 12,
+        "sliding_window": 4,
+        "full_attention_every": 2,
+        "attention_softcap": 5.0,
+        "output_softcap": 3.0,
+    },
+    "gemma 3": {**GEMMA, "qk_norm": True, "sliding_window": 4, "full_attention_every": 2, "window_rope_base": 1e3},
+}
+
+
+@pytest.fixture(params=[*POSITIONS, "subtracted", "subtracted, with norm", *ROTARY], scope="module")
 def model(request, device):
     if request.param in POSITIONS:
         return placed(made(request.param), device)
+    if request.param in ROTARY:
+        return placed(made("rotary", **ROTARY[request.param]), device)
     return placed(made(subtract_positions="with_norm" if "norm" in request.param else "without_norm"), device)
 
 
@@ -48,9 +67,17 @@ def shipped(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("gpt2-small", 124_439_808), ("gpt2-medium", 354_823_168)], ids=["small", "medium"]
+    ("name", "expected"),
+    [
+        ("gpt2-small", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("qwen3-0.6b", 596_049_920),
+        ("gemma-2-2b", 2_614_341_888),
+        ("gemma-3-270m", 268_098_176),
+    ],
 )
-def test_parameters_of_gpt2(name, expected):
+def test_parameters_of_published_models(name, expected):
     assert shipped(name).num_parameters() == expected
 
 
@@ -234,6 +261,15 @@ def test_the_graph_is_whole_for_the_compiler(positions):
     torch.testing.assert_close(compiled(*batch)["labels"], model(*batch)["labels"], rtol=0, atol=1e-4)
 
 
+def test_flops_of_grouped_heads_and_windows():
+    """Per layer q and o of 32 · 48, k and v of 32 · 24, and 3 · 32 · 64 weights; the head has 300 · 32. Pairs have 12
+    for each of 48 units: 100 · 100 where the row is seen, 100 · 4 in a window of 4."""
+    model = outline(tiny("rotary", **{**ROTARY["gemma 2"], "num_layers": 4}))
+    weights = 4 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 64) + 300 * 32
+    pairs = 2 * 100**2 + 2 * 100 * 4
+    assert model.flops(Sizes.of_example(100, 100)) == 6 * weights * 100 + 12 * 48 * pairs
+
+
 def test_flops_of_gpt2_small():
     """6 for each of 12 layers' 12 d² weights and the output matrix, and 12 d for each pair of positions in each
     layer."""
@@ -252,6 +288,10 @@ def test_flops_of_gpt2_small():
         ({"positions": "alibi", "max_positions": None, "subtract_positions": "with_norm"}, "needs learned positions"),
         ({"family": "t5"}, "decoder_only"),
         ({"n_layers": 3}, "n_layers"),
+        ({"num_key_value_heads": 3}, "3 doesn't divide num_heads 4"),
+        ({"full_attention_every": 2}, "full_attention_every: needs a sliding_window"),
+        ({"rope_base": 1e6}, "rope_base: needs rotary positions"),
+        ({"activation": "silu"}, "activation"),
     ],
 )
 def test_an_impossible_config_is_refused(wrong, expected):

@@ -26,12 +26,16 @@ from tests.pretrain.runs import train_ranks
 LENGTH = 64
 STACKS = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
 LAYERS = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "max_positions": LENGTH}
+STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
 SUBTRACTED = {"subtract_positions": "without_norm", "num_cross_heads": 8}
 # family: the corpus it learns from, and the rest of its config
 FAMILIES = {
     "t5": ("spans", {**STACKS, "d_kv": 8, "d_ff": 64}),
     "bart": ("noised", {**STACKS, "d_ff": 64, "max_positions": LENGTH}),
     "vanilla": ("noised", {**STACKS, "d_ff": 64}),
+    "t5gemma": ("spans", {"encoder": {**STACK, "d_model": 48}, "decoder": STACK, "sliding_window": 20}),
+    "t5gemma2": ("spans", STACK),
+    "modern": ("spans", {"encoder": STACK, "decoder": {**STACK, "num_layers": 1}, "sliding_window": 20}),
     "autoregressive": ("causal", {**STACKS, "max_positions": LENGTH, **SUBTRACTED}),
     "decoder_only": ("causal", LAYERS),
     "encoder_only": ("masked", LAYERS),
@@ -39,6 +43,8 @@ FAMILIES = {
 AUTO_CLASSES = {
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
+    "t5gemma": "AutoModelForSeq2SeqLM",
+    "t5gemma2": "AutoModelForSeq2SeqLM",
     "autoregressive": "AutoModelForCausalLM",
     "decoder_only": "AutoModelForCausalLM",
     "encoder_only": "AutoModelForMaskedLM",
@@ -133,7 +139,7 @@ def test_a_family_trains_generates_and_is_exported(family, corpora, tmp_path, mo
     assert len(tokenizer) == trained.tokenizer.size
     ids = torch.tensor([[5, 9, 14, 3, 8, 40, 7]])
     with torch.no_grad():
-        if family in ("t5", "bart"):
+        if AUTO_CLASSES[family] == "AutoModelForSeq2SeqLM":
             found = loaded(input_ids=ids, decoder_input_ids=ids).logits
             expected = trained.model.decode(ids, trained.model.encode(ids))
         elif family == "encoder_only":

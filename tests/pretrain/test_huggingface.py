@@ -19,7 +19,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
-from pretrain.huggingface import export, import_, interchange_of, load_state, tokenizer_files
+from pretrain.huggingface import export, import_, interchanges_of, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.models.loss import shift_right
 from pretrain.setup import prepare
@@ -201,7 +201,7 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 def in_transformers(tokenizer, family, tmp_path):
     """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_files.write(tokenizer, interchange_of(family), tmp_path)
+    tokenizer_files.write(tokenizer, interchanges_of(family)[0], tmp_path)
     return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
 
 

@@ -248,8 +248,8 @@ def test_what_our_models_cannot_be_is_refused(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"transformer\.h\.1\.mlp\.c_fc\.bias is missing; .*c_fd\.bias is not of the"):
         load_state(tmp_path / "lost")
     model = build(decoder(positions="rotary", max_positions=None, vocab_size=tokenizer.size))
-    with pytest.raises(UserError, match="no GPT-2 with rotary positions"):
+    with pytest.raises(UserError, match="no GPT-2 with positions: rotary"):
         export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
     model = build(decoder(subtract_positions="without_norm", vocab_size=tokenizer.size))
-    with pytest.raises(UserError, match="no GPT-2 that subtracts positions"):
+    with pytest.raises(UserError, match="no GPT-2 with subtract_positions: without_norm"):
         export(model.state_dict(), model.config, tokenizer, tmp_path / "out")

@@ -28,6 +28,18 @@ KINDS = {
         f"decoder_only {positions}": {"family": "decoder_only", "num_layers": 2, "positions": positions}
         for positions in ("learned", "rotary", "alibi", "sinusoidal")
     },
+    "decoder_only of another form": {
+        "family": "decoder_only",
+        "num_layers": 2,
+        "positions": "rotary",
+        "head_dim": 10,
+        "query_pre_attn_scalar": 5,
+        "norm": "rms_around_one",
+        "activation": "geglu",
+        "scale_embedding": True,
+        "tie_embeddings": False,
+        "biases": False,
+    },
 }
 
 
@@ -83,6 +95,13 @@ def test_what_no_hypothesis_sees_is_dropped():
         decoder.step(torch.full((8, 1), 9))
     assert decoder.pages.used <= 10 * PAGE + 4 * PAGE  # one entry a token, and a page
     assert (decoder.pages.seen.sum(dim=2) == 10 * PAGE + 1).all()
+
+
+@pytest.mark.parametrize("option", [{"num_key_value_heads": 2}, {"qk_norm": True}, {"sliding_window": 4}])
+def test_layers_that_are_not_written_out_decode_by_their_own_code(option):
+    kind = KINDS["decoder_only of another form"]
+    assert Weights.of(build(parse({**SIZES, **kind}))) is not None
+    assert Weights.of(build(parse({**SIZES, **kind, **option}))) is None
 
 
 def test_weights_that_zero_3_holds_elsewhere_are_not_copied():

@@ -50,7 +50,16 @@ def family(name: str) -> dict:
 
 DROPOUT = {"dropout_rate": 0.1}
 STAGES = (1, 2, 3)
-OTHER_FAMILIES = ("bart", "vanilla", "autoregressive", "decoder_only", "encoder_only")
+OTHER_FAMILIES = (
+    "bart",
+    "vanilla",
+    "t5gemma",
+    "t5gemma2",
+    "modern",
+    "autoregressive",
+    "decoder_only",
+    "encoder_only",
+)
 CASES = {
     **{(stage, "plain"): (stage, {}, {}) for stage in STAGES},
     **{(stage, "plain with dropout"): (stage, DROPOUT, {}) for stage in STAGES},

@@ -24,6 +24,11 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, most, z_loss,
     assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, False)) < most
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_chunks_of_soft_capped_logits_do_too(dtype, most):
+    assert max(loss_cases.errors("cpu", dtype, 0.05, 0.1, False, softcap=3.0)) < most
+
+
 @pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
 def test_the_kernel_gives_the_losses_and_gradients_of_all_logits(run, z_loss, smoothing):
     assert max(run(loss_cases.errors, "cpu", torch.float32, z_loss, smoothing, True)) < 1e-5

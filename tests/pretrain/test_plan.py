@@ -39,8 +39,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5 without bias": {**STACKS, "family": "t5", "d_kv": 32, "positions": "rotary", "feed_forward": "relu"},
     "bart": {**STACKS, "family": "bart", "max_positions": 128},
     "vanilla": {**STACKS, "family": "vanilla", "dropout_rate": 0.1},
+    "t5gemma2": {**SIZE, "family": "t5gemma2", "num_layers": 2, "d_ff": 256, "num_key_value_heads": 2},
     "autoregressive": {**STACKS, "family": "autoregressive", "max_positions": 128},
     "decoder_only": {**ONE_STACK, "family": "decoder_only"},
+    "llama": {
+        **SIZE,
+        "family": "decoder_only",
+        "num_layers": 2,
+        "d_ff": 256,
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "biases": False,
+        "num_key_value_heads": 2,
+    },
     "encoder_only": {**ONE_STACK, "family": "encoder_only", "next_sentence": False},
 }
 
@@ -78,7 +90,7 @@ def test_activations_are_those_that_autograd_saves(family, checkpointing, monkey
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
     monkeypatch.setattr(attention, "written_out", attention.fused)
     count, inputs, targets = 5, 96, 40
-    targets = targets if family in ("t5", "t5 without bias", "bart", "vanilla") else inputs
+    targets = targets if family in ("t5", "t5 without bias", "bart", "vanilla", "t5gemma2") else inputs
     config = models.parse(FAMILIES[family])
     rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
     saved = bytes_saved(config, batch_of(family, rows), checkpointing)

@@ -15,10 +15,13 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
 FAMILIES = {
     "t5": {"tie_embeddings": True},
     "t5 v1.1": {"tie_embeddings": False, "feed_forward": "gated-gelu", "positions": "learned", "max_positions": 64},
     "bart": {"family": "bart", "max_positions": 32, "dropout_rate": 0.0, **SIZES},
+    "t5gemma": {"family": "t5gemma", "vocab_size": 100, "encoder": STACK, "decoder": {**STACK, "d_model": 48}},
+    "t5gemma2": {"family": "t5gemma2", "vocab_size": 100, **STACK},
 }
 
 
@@ -45,7 +48,7 @@ def constructed(precision: str, changes: dict) -> tuple:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["t5", "t5 v1.1"])
+@pytest.mark.parametrize("family", ["t5", "t5 v1.1", "t5gemma"])
 def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision):
     results = on_ranks(2, constructed, precision, FAMILIES[family])
     config = run_config(3, FAMILIES[family])

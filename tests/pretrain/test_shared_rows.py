@@ -10,11 +10,21 @@ from data_pipeline.packing.examples import balanced
 from pretrain import models
 
 STACKS = {"num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+STACK = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 2}
 MODELS = {
     "t5": {**STACKS, "d_kv": 8},
     "t5 with rotations": {**STACKS, "d_kv": 8, "positions": "rotary"},
     "bart": {**STACKS, "max_positions": 40},
     "vanilla": STACKS,
+    "modern": {"encoder": STACK, "decoder": {**STACK, "num_layers": 1}},
+    "t5gemma": {"encoder": {**STACK, "d_model": 20}, "decoder": STACK, "sliding_window": 6},
+    "t5gemma2 with windows": {
+        "num_heads": 2,
+        "d_ff": 32,
+        "num_layers": 2,
+        "sliding_window": 6,
+        "full_attention_every": 2,
+    },
     "encoder_only": {
         "num_heads": 2,
         "d_ff": 32,
@@ -40,7 +50,8 @@ def examples(family: str) -> Examples:
 def test_losses_and_gradients_are_those_of_rows_of_their_own(name):
     family, *_ = name.split()
     torch.manual_seed(0)
-    settings = {"family": family, "vocab_size": 50, "d_model": 16, "dropout_rate": 0.0, **MODELS[name]}
+    width = {} if "encoder" in MODELS[name] else {"d_model": 16}
+    settings = {"family": family, "vocab_size": 50, **width, "dropout_rate": 0.0, **MODELS[name]}
     model = models.build(models.parse(settings)).double()
     apart = examples(family)
     shared = balanced(apart, 3)

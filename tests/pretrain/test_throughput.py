@@ -22,11 +22,22 @@ FAMILIES = {
     "t5": {**STACKS, "d_kv": 16, "d_ff": 80},
     "bart": {**STACKS, "d_ff": 80},
     "vanilla": {**STACKS, "d_ff": 80},
+    "t5gemma": {
+        "vocab_size": 48,
+        "encoder": {"d_model": 48, "d_ff": 80, "num_heads": 4, "num_layers": 3},
+        "decoder": {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2},
+    },
+    "modern": {
+        "vocab_size": 48,
+        "encoder": {"d_model": 32, "d_ff": 80, "num_heads": 4, "num_layers": 3},
+        "decoder": {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2},
+    },
+    "t5gemma2": {**SIZE, "d_ff": 80, "num_layers": 2, "num_key_value_heads": 2},
     "autoregressive": {**STACKS, "max_positions": 64, "subtract_positions": "without_norm"},
     "decoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64},
     "encoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64, "next_sentence": True},
 }
-DECODERS_OF_TARGETS = ("t5", "bart", "vanilla")
+DECODERS_OF_TARGETS = ("t5", "bart", "vanilla", "t5gemma", "t5gemma2", "modern")
 
 
 def model_of(family):
@@ -158,7 +169,7 @@ def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "vanilla", "autoregressive", "decoder_only"])
+@pytest.mark.parametrize("family", [*DECODERS_OF_TARGETS, "autoregressive", "decoder_only"])
 def test_a_models_products_are_its_flops_without_pairs(family):
     """6 FLOPs for a weight and a token: three products of 2 each."""
     model, inputs, targets = model_of(family), 40, 24 if family in DECODERS_OF_TARGETS else 40

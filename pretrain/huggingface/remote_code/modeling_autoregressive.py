@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
     def rotate(self, x, positions):
         steps = torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32)
-        angles = positions[:, None, :, None].float() * 10_000.0 ** (-steps / self.width)
+        angles = positions[:, None, :, None].float() * (1.0 / 10_000.0 ** (steps / self.width))
         cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         one, other = x.chunk(2, dim=-1)
         return torch.cat([one * cosines - other * sines, other * cosines + one * sines], dim=-1)

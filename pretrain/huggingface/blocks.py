@@ -1,0 +1,63 @@
+"""Settings of today's layers in transformers' config.json: heads, windows and rotations."""
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.huggingface.interchange import to_theirs
+from pretrain.huggingface.json_files import Json
+from pretrain.models.config.blocks import Heads, LocalAndGlobal
+
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
+HEADS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "d_kv": "head_dim",
+}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def heads_to_theirs(config: Heads) -> Json:
+    return to_theirs(config, HEADS)
+
+
+def heads_to_ours(saved: Json) -> Json:
+    """Our settings of heads; those that are as by default are None."""
+    width, heads, kv_heads, d_kv = (saved[HEADS[name]] for name in ("d_model", "num_heads", "kv_heads", "d_kv"))
+    scalar = saved.get("query_pre_attn_scalar")
+    return {
+        "d_model": width,
+        "d_ff": saved["intermediate_size"],
+        "num_heads": heads,
+        "num_key_value_heads": None if kv_heads == heads else kv_heads,
+        "head_dim": None if d_kv * heads == width else d_kv,
+        "query_pre_attn_scalar": None if scalar == d_kv else scalar,
+    }
+
+
+def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
+    return [GLOBAL if config.sees_all(layer) else LOCAL for layer in range(num_layers)]
+
+
+def windows_to_ours(saved: Json) -> Json:
+    """Raises UserError unless the layers that see the whole row are every n-th one."""
+    types, window = saved["layer_types"], saved["sliding_window"]
+    every = types.index(GLOBAL) + 1 if GLOBAL in types else None
+    if LOCAL not in types:
+        return {"sliding_window": None, "full_attention_every": None}
+    found = LocalAndGlobal(sliding_window=window, full_attention_every=every)
+    if types != layer_types(found, len(types)):
+        raise UserError(f"layer_types: our models have {GLOBAL} in every n-th layer and {LOCAL} in the others")
+    return {"sliding_window": window, "full_attention_every": every}
+
+
+def rotations_to_theirs(base: float) -> Json:
+    return {"rope_type": "default", "rope_theta": base}
+
+
+def rotations_to_ours(parameters: Json) -> float:
+    """The base. Raises UserError for rotations that grow with the row otherwise than by position."""
+    if parameters["rope_type"] != "default":
+        raise UserError(
+            f"rope_parameters: rope_type is {parameters['rope_type']!r}, but our models have 'default' only"
+        )
+    return parameters["rope_theta"]

@@ -1,0 +1,60 @@
+"""Models of random weights beside transformers' models of the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pretrain.huggingface import interchange_of, json_files
+from pretrain.models.model import Model
+
+
+def randomise(model: Any, std: float = 0.15) -> Any:
+    """Draws weights that all matter: vectors, such as gains, lie around their values at the start."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = std * torch.randn_like(parameter)
+            parameter.copy_(drawn if parameter.dim() > 1 else parameter + drawn)
+    return model.eval()
+
+
+def in_transformers(model: Model, directory: Path) -> Any:
+    """Writes `model` as its export would, without a tokenizer, and loads that by transformers, which misses nothing."""
+    import transformers
+
+    exported = interchange_of(model.config).to_hugging_face(model.state_dict(), model.config)
+    directory.mkdir(parents=True, exist_ok=True)
+    json_files.write(directory / "config.json", exported.config)
+    json_files.write(directory / "generation_config.json", exported.generation_config or {})
+    tensors = {name: tensor.contiguous() for name, tensor in exported.tensors.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    kind = getattr(transformers, exported.config["architectures"][0])
+    loaded, report = kind.from_pretrained(directory, output_loading_info=True, attn_implementation="eager")
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    return loaded.eval()
+
+
+def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Our gradient and theirs of each of transformers' parameters that has one. The conversion only renames.
+
+    T5Gemma 2's vector for the end of an image is left out: no text has that token.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    gradients = {
+        name: torch.zeros_like(tensor) if parameters[name].grad is None else parameters[name].grad
+        for name, tensor in model.state_dict().items()
+    }
+    ours = interchange_of(model.config).to_hugging_face(gradients, model.config).tensors
+    theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
+    return {name: (ours[name], gradient) for name, gradient in theirs.items() if not name.endswith("eoi_embedding")}
+
+
+def assert_gradients_agree(model: Model, reference: Any) -> None:
+    for name, (ours, theirs) in pairs_of_gradients(model, reference).items():
+        largest = float(theirs.abs().max())
+        assert largest > 1e-6, f"{name}: a comparison of zeros"
+        assert float((ours - theirs).abs().max()) < 1e-4 * largest, name

@@ -1,0 +1,223 @@
+"""T5Gemma and T5Gemma 2: published sizes, agreement with transformers, windows, packing and caches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pydantic import ValidationError
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.huggingface import interchange_of, load_state
+from pretrain.models import T5Gemma2Config, T5GemmaConfig, build, outline, parse
+from pretrain.models.loss import IGNORED, shift_right
+from pretrain.models.masks import visible
+from pretrain.models.model import Sizes
+from pretrain.models.t5gemma import on_each_side
+from pretrain.models.t5gemma2 import around
+from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
+
+STACK = {"num_layers": 4, "d_model": 32, "d_ff": 48, "num_heads": 4, "num_key_value_heads": 2}
+WIDER = {
+    **STACK,
+    "d_model": 48,
+    "head_dim": 16,
+    "num_layers": 3,
+    "num_key_value_heads": None,
+    "query_pre_attn_scalar": 24,
+}
+IDS = {"vocab_size": 500, "bos_id": 2}
+CAPS = {"attention_softcap": 5.0, "output_softcap": 3.0}
+# Windows of 5 tokens: the rows of these tests are longer.
+KINDS = {
+    "t5gemma": {**IDS, **CAPS, "family": "t5gemma", "encoder": STACK, "decoder": STACK, "sliding_window": 5},
+    "unbalanced": {**IDS, **CAPS, "family": "t5gemma", "encoder": WIDER, "decoder": STACK, "sliding_window": 4},
+    "t5gemma2": {**IDS, **STACK, "family": "t5gemma2", "sliding_window": 5, "full_attention_every": 3, "num_layers": 4},
+}
+
+
+def made(kind, **changes):
+    return randomise(build(parse({**KINDS[kind], **changes})), std=0.1)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request, tmp_path_factory):
+    """(our model, transformers' model of its export)"""
+    model = made(request.param)
+    return model, in_transformers(model, tmp_path_factory.mktemp("exports"))
+
+
+def ids(*shape, seed=0):
+    return torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch():
+    """Inputs of 30, 22 and 9 tokens with 17, 20 and 3 targets: (inputs, mask, labels)."""
+    mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
+    given = torch.arange(20) < torch.tensor([17, 20, 3])[:, None]
+    return ids(3, 30).masked_fill(mask == 0, 0), mask, ids(3, 20, seed=1).masked_fill(~given, IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("s", 312_517_632),
+        ("b", 591_490_560),
+        ("l", 1_241_761_792),
+        ("xl", 3_766_980_608),
+        ("2b-2b", 5_596_853_760),
+        ("9b-9b", 20_333_401_088),
+        ("9b-2b", 12_292_375_296),
+    ],
+)
+def test_parameters_of_the_published_sizes(size, expected):
+    values = yaml.safe_load(Path(f"configs/models/t5gemma-{size}.yaml").read_text())["model"]
+    assert outline(T5GemmaConfig(**values)).num_parameters() == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "d", "ff", "heads", "kv"),
+    [("270m-270m", 18, 640, 2048, 4, 1), ("1b-1b", 26, 1152, 6912, 4, 1), ("4b-4b", 34, 2560, 10240, 8, 4)],
+)
+def test_parameters_of_t5gemma_2(size, layers, d, ff, heads, kv):
+    """Two equal stacks: q and o, k and v, the feed-forward layer, four norms, and norms of queries and keys."""
+    values = yaml.safe_load(Path(f"configs/models/t5gemma2-{size}.yaml").read_text())["model"]
+    layer = 2 * d * heads * 256 + 2 * d * kv * 256 + 3 * d * ff + 4 * d + 2 * 256
+    assert outline(T5Gemma2Config(**values)).num_parameters() == 2 * (layers * layer + d) + 262_144 * d
+
+
+def test_an_import_of_the_export_is_the_same_model(both):
+    model, reference = both
+    config, state = load_state(Path(reference.config._name_or_path))
+    assert config == model.config
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logits_losses_and_gradients_are_those_of_transformers(both, dtype):
+    """In fp64 too, transformers computes norms, rotations and softmax in fp32.
+
+    The rows of fp64 have no padding: there transformers' masks become minus infinity in its softmax, and what sees
+    padding alone becomes NaN.
+    """
+    model, reference = (one.to(dtype) for one in both)
+    inputs, mask, labels = batch()
+    if dtype == torch.float64:
+        inputs, mask, labels = ids(3, 30), torch.ones(3, 30, dtype=torch.long), ids(3, 20, seed=1)
+    read = shift_right(labels, 2, pad_id=0)
+    model.zero_grad()
+    reference.zero_grad()
+    expected = reference(input_ids=inputs, attention_mask=mask, decoder_input_ids=read, labels=labels)
+    real = labels != IGNORED
+    found = model.decode(read, model.encode(inputs, mask), mask)[real]
+    assert expected.logits.std() > 0.5  # the comparison is not one of zeros
+    assert (found - expected.logits[real]).abs().max() < 1e-5
+    loss = model(inputs, labels, encoder_attention_mask=mask)["labels"].sum() / real.sum()
+    assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
+    loss.backward()
+    expected.loss.backward()
+    assert_gradients_agree(model, reference)
+
+
+@torch.no_grad()
+def test_greedy_generation_is_that_of_transformers(both):
+    """Answers are longer than the windows."""
+    model, reference = (one.float() for one in both)
+    inputs, mask, _ = batch()
+    theirs = reference.generate(inputs, attention_mask=mask, do_sample=False, max_new_tokens=14, eos_token_id=None)
+    found = generate(model, inputs, mask, GenerationSettings(max_new_tokens=14))
+    assert theirs[:, 0].tolist() == [2] * 3
+    for ours, row in zip(found.tolist(), theirs[:, 1:].tolist(), strict=True):
+        end = ours.index(1) + 1 if 1 in ours else len(row)
+        assert ours[:end] == row[:end]
+
+
+@torch.no_grad()
+def test_inputs_beyond_4096_tokens_are_those_of_transformers(tmp_path):
+    sizes = {"num_layers": 2, "full_attention_every": 2, "sliding_window": 1024, "num_heads": 2, "d_model": 16}
+    model = made("t5gemma2", **sizes)
+    reference = in_transformers(model, tmp_path)
+    inputs, targets = ids(1, 4300), ids(1, 40, seed=1)
+    expected = reference(input_ids=inputs, decoder_input_ids=targets).logits
+    assert (model.decode(targets, model.encode(inputs)) - expected).abs().max() < 1e-5
+
+
+def seen_by(window, query, causal=False):
+    mask = visible(10, 10, torch.device("cpu"), causal=causal, window=window)
+    return mask[0, 0, query].nonzero().flatten().tolist()
+
+
+def test_windows_worked_by_hand():
+    """transformers' T5Gemma sees w tokens on each side; T5Gemma 2 sees w tokens, of which ⌊w / 2⌋ are later ones."""
+    assert seen_by(on_each_side(2), 5) == [3, 4, 5, 6, 7]
+    assert seen_by(on_each_side(4), 4) == list(range(9))
+    assert seen_by(around(4), 6) == [5, 6, 7, 8]
+    assert seen_by(around(5), 6) == [4, 5, 6, 7, 8]
+    assert seen_by(around(4), 0) == [0, 1, 2]
+
+
+def test_cross_attention_of_t5gemma_has_no_positions():
+    model = made("t5gemma")
+    states, targets = model.encode(ids(2, 12)), ids(2, 7, seed=1)
+    shuffled = states[:, torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    torch.testing.assert_close(model.decode(targets, shuffled), model.decode(targets, states), rtol=0, atol=1e-5)
+
+
+def test_flops_of_unequal_stacks():
+    """Encoder: 3 layers of width 48, heads 4 · 16; decoder: 4 of width 32, heads 4 · 8, keys and values 2 · 8."""
+    model = outline(parse({**KINDS["unbalanced"], "sliding_window": 10}))
+    encoder = 4 * 48 * 64 + 3 * 48 * 48
+    decoder = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
+    pairs = {"encoder": 100**2 + 2 * 100 * 21, "decoder": 2 * 50**2 + 2 * 50 * 10}
+    assert model.flops_by_part(Sizes.of_example(100, 50)) == {
+        "encoder": 6 * 3 * encoder * 100 + 12 * 64 * pairs["encoder"],
+        "decoder": 6 * 4 * decoder * 50 + 12 * 32 * pairs["decoder"],
+        "cross-attention": 4 * (6 * (2 * 32 * 32 * 50 + 2 * 48 * 16 * 100) + 12 * 32 * 100 * 50),
+        "head": 6 * 500 * 32 * 50,
+    }
+
+
+def test_flops_of_merged_attention():
+    """k and v also process the inputs, with which every target makes a pair."""
+    parts = outline(
+        parse({**KINDS["t5gemma2"], "sliding_window": None, "full_attention_every": None, "window_rope_base": None})
+    ).flops_by_part(Sizes.of_example(100, 50))
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
+    assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
+    assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "expected"),
+    [
+        ("t5gemma", {"encoder": {**STACK, "num_heads": 5}}, "5 doesn't divide d_model 32"),
+        ("t5gemma", {"decoder": {**STACK, "head_dim": 7}}, "7 is odd"),
+        ("t5gemma", {"sliding_window": None}, "full_attention_every: needs a sliding_window"),
+        ("t5gemma", {"attention": "merged"}, "attention"),
+        ("t5gemma2", {"num_key_value_heads": 3}, "3 doesn't divide num_heads 4"),
+        ("t5gemma2", {"output_softcap": 30.0}, "output_softcap"),
+    ],
+)
+def test_an_impossible_config_is_refused(kind, wrong, expected):
+    with pytest.raises(ValidationError, match=expected):
+        parse({**KINDS[kind], **wrong})
+
+
+def test_what_transformers_or_we_cannot_be_is_refused(tmp_path):
+    config = parse({**KINDS["t5gemma"], "window_rope_base": 1e5})
+    with pytest.raises(UserError, match=r"no T5Gemma with window_rope_base: 100000\.0"):
+        interchange_of(config)
+    model = made("t5gemma")
+    reference = in_transformers(model, tmp_path)
+    for stack, change, expected in (
+        ("encoder", {"sliding_window": 7}, "sliding_window is 7 in the encoder and 5 in the decoder"),
+        ("decoder", {"layer_types": ["full_attention"] * 4}, "windows in different layers"),
+    ):
+        settings = reference.config.to_dict()
+        settings[stack].update(change)
+        type(reference.config).from_dict(settings).save_pretrained(tmp_path)
+        with pytest.raises(UserError, match=expected):
+            load_state(tmp_path)
