@@ -331,6 +331,29 @@ def import_(
 
 
 @app.command()
+def adapt(
+    decoder: Annotated[
+        Path, path_argument("DECODER", "A decoder alone: a saved transformers model, a checkpoint or a run.")
+    ],
+    out: NewDirectory,
+    style: Annotated[str, typer.Option(help="The family of the result: t5gemma, t5gemma2 or modern.")],
+    encoder: Annotated[
+        Path | None, path_option("--encoder", "Another decoder alone, which becomes the encoder. Default: DECODER too.")
+    ] = None,
+    sentinels: Annotated[
+        int | None, typer.Option(min=0, help="Sentinels to add to a tokenizer without. Default: none.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights that no decoder has.")] = 0,
+) -> None:
+    """Turn a decoder alone into an encoder-decoder that a run can start from."""
+    from pretrain.adapt.command import adapt as make
+
+    for line in make(decoder, out, style, encoder, sentinels, seed):
+        print(line)
+    print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}, where RUN.yaml extends {out}/model.yaml")
+
+
+@app.command()
 def dashboard(
     run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
     uri: Annotated[

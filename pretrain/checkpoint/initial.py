@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
 from torch import Tensor
 
 from data_pipeline import tokenizer as tokenizers
@@ -14,15 +15,20 @@ from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.checkpoint.write import write_index, write_part
 from pretrain.models import ModelConfig
 
+MODEL = "model.yaml"
+
 
 def save_weights(config: ModelConfig, state: Mapping[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
     """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
-    `state` is the model's `state_dict()`; the checkpoint keeps only its parameters.
+    `state` is the model's `state_dict()`; the checkpoint keeps only its parameters. The file MODEL in it is the
+    `model:` section of a run file, which may extend it.
     """
     names = [name for name, _ in models.outline(config).named_parameters()]
     with new_directory(out) as partial:
         tokenizers.save(tokenizer, partial)
+        settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
+        (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
         pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
         write_index(

@@ -67,6 +67,13 @@ def import_(path: Path, out: Path) -> ModelConfig:
     A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
     of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
     """
+    config, state, tokenizer = read(path)
+    save_weights(config, state, tokenizer, out)
+    return config
+
+
+def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
+    """The model and tokenizer of the directory `path`, as `import_` writes them."""
     config, state = load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
@@ -78,8 +85,7 @@ def import_(path: Path, out: Path) -> ModelConfig:
     config = config.model_copy(
         update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
     )
-    save_weights(config, state, tokenizer, out)
-    return config
+    return config, state, tokenizer
 
 
 def _unit(rows: int, ids: int) -> int:
@@ -87,4 +93,4 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "interchanges_of", "load_state"]
+__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "interchanges_of", "load_state", "read"]

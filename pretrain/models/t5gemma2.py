@@ -118,7 +118,7 @@ class Decoder(Stack):
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
         queries, held = x.size(1), cache[0][0].length if cache else 0
         positions = positions_from(held, queries, x.device, positions)
-        x = self.placed(x)
+        x = self.placed(x, positions)
 
         def see(window: Window | None, base: float) -> Sight:
             bias = merged_bias(
