@@ -1,10 +1,13 @@
 """A decoder alone becomes an encoder-decoder: what is copied computes what it did."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain import cli, huggingface
 from pretrain.adapt.command import crosses_like_self
@@ -12,6 +15,7 @@ from pretrain.adapt.target import target
 from pretrain.adapt.weights import adapted
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.sight import Sights, before_only
 from tests.pretrain.exported import randomise
@@ -220,3 +224,14 @@ def test_wrong_arguments_get_one_line(gemma, tmp_path, small_corpus):
     made = adapt(directory, tmp_path / "b", "--style", "modern")
     assert made.exit_code == 0, made.exception
     assert "expected a decoder_only model" in str(adapt(tmp_path / "b", tmp_path / "c", "--style", "modern").exception)
+
+
+def test_the_experiments_decoder_becomes_its_encoder_decoder():
+    folder = Path(__file__).parents[2] / "configs/experiments/adaptation"
+    causal, scratch = (load(folder / name, [], RunConfig) for name in ("decoder/causal.yaml", "scratch.yaml"))
+    assert target("modern", causal.model) == scratch.model
+    assert causal.data.objective.raw_length == scratch.data.objective.raw_length
+    half = load(folder / "adapted-half.yaml", ["run.seed=2"], RunConfig)
+    assert half.model == scratch.model
+    assert half.checkpoint.init_from.endswith("adaptation-start/seed-2")
+    assert 2 * half.run.max_steps == scratch.run.max_steps
