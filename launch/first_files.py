@@ -32,6 +32,7 @@ _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths t
     "encoder_only": "c4-bert",
     "decoder_only": "c4-causal",
     "autoregressive": "c4-causal",
+    "double_decoder": "c4-causal",
 }
 _ROW_LENGTH = {"c4-causal": 1024}
 _CORPUS = """\

@@ -214,7 +214,7 @@ def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
 
 
 def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
-    if config.optimizer.groups == [NO_DECAY_OF_VECTORS]:
+    if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
         return []
     from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
 

@@ -22,6 +22,8 @@ class CausalLM(Objective):
     name: Literal["causal_lm"] = "causal_lm"
     length: PositiveInt = 1024
     """Tokens of the inputs and of the targets."""
+    after_marks: bool = True
+    """Whether a token after an end mark or a begin mark, the first of a document, has a loss."""
 
     @property
     def raw_length(self) -> int:
@@ -45,4 +47,8 @@ class CausalLM(Objective):
         filled = np.arange(rows.values.shape[1] - 1) < lengths[:, None]
         inputs, targets = rows.values[:, :-1].copy(), rows.values[:, 1:].copy()
         inputs[~filled] = targets[~filled] = vocabulary.pad
-        return Examples(Padded(inputs, lengths), Padded(targets, lengths))
+        predicted = None
+        if not self.after_marks:
+            marks = [mark for mark in (vocabulary.eos, vocabulary.bos) if mark is not None]
+            predicted = filled & ~np.isin(inputs, marks)
+        return Examples(Padded(inputs, lengths), Padded(targets, lengths), predicted=predicted)

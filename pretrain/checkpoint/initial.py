@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
 from torch import Tensor
 
 from data_pipeline import tokenizer as tokenizers
@@ -18,6 +19,8 @@ from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.checkpoint.write import write_index, write_part
 from pretrain.models import ModelConfig
 
+MODEL = "model.yaml"
+
 
 def save_weights(
     config: ModelConfig,
@@ -29,13 +32,16 @@ def save_weights(
 ) -> None:
     """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
-    `state` is the model's `state_dict()`; the checkpoint keeps its parameters and buffers. `origin` and `run_file`: the
-    index of the checkpoint whose step and data it takes over, and the run file there; by default it is of step 0.
+    `state` is the model's `state_dict()`; the checkpoint keeps its parameters and buffers. The file MODEL in it is the
+    `model:` section of a run file, which may extend it. `origin` and `run_file`: the index of the checkpoint whose step
+    and data it takes over, and the run file there; by default it is of step 0.
     """
     model = models.outline(config)
     names = [name for name, _ in model.named_parameters()]
     with new_directory(out) as partial:
         tokenizers.save(tokenizer, partial)
+        settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
+        (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
         pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
         write_buffers({name: state[name] for name in buffers_of(model) if name in state}, partial)

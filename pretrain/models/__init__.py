@@ -7,6 +7,7 @@ from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.bart import BartConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5 import T5Config
@@ -20,6 +21,7 @@ __all__ = [
     "AutoregressiveConfig",
     "BartConfig",
     "DecoderOnlyConfig",
+    "DoubleDecoderConfig",
     "EncoderOnlyConfig",
     "Family",
     "ModelConfig",

@@ -15,6 +15,7 @@ from pretrain.models.config.autoregressive import AutoregressiveConfig
 from pretrain.models.config.bart import BartConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
+from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5 import T5Config
@@ -74,6 +75,9 @@ FAMILIES: dict[str, Family] = {
         ("causal_lm",),
         "continuations",
         "pretrain.huggingface.autoregressive",
+    ),
+    "double_decoder": Family(
+        DoubleDecoderConfig, "pretrain.models.double_decoder.DoubleDecoder", ("causal_lm",), "continuations", None
     ),
     "decoder_only": Family(
         DecoderOnlyConfig,

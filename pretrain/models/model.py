@@ -42,6 +42,9 @@ class Model(nn.Module):
 
     forward: Callable[..., Losses]
 
+    def begin_step(self, seed: int, step: int) -> None:
+        """Called before each training step. What a family draws for a whole step, it draws by these two numbers."""
+
     def num_parameters(self) -> int:
         """The number of trained scalars; a tied matrix counts once. If ZeRO-3 shards the model, use its `outline`."""
         return sum(parameter.numel() for parameter in self.parameters())

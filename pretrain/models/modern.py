@@ -22,10 +22,11 @@ def _block(config: ModernConfig, stack: StackConfig, branches: int) -> Block:
     return Block(
         stack,
         config.activation,
-        "rms",
+        config.norm,
         config.layer_norm_epsilon,
         norm_after=config.norm_after,
         qk_norm=config.qk_norm,
+        biases=config.biases,
         attention_softcap=config.attention_softcap,
         dropout_rate=config.dropout_rate,
         attention_dropout_rate=config.attention_dropout_rate,
@@ -58,8 +59,16 @@ class Modern(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, of_inputs.d_model, std),
-            Encoder(config, encoder, of_inputs.num_layers, as_far_on_both_sides, scale),
-            Decoder(config, decoder, of_targets.num_layers, of_inputs.d_model, scale, config.cross_rotation),
+            Encoder(config, encoder, of_inputs.num_layers, as_far_on_both_sides, scale, config.max_positions),
+            Decoder(
+                config,
+                decoder,
+                of_targets.num_layers,
+                of_inputs.d_model,
+                scale,
+                config.max_positions,
+                config.cross_rotation,
+            ),
             Head(of_targets.d_model, rows, std, softcap=config.output_softcap),
             tied=tied == "all",
         )

@@ -10,14 +10,15 @@ from pretrain.models.config.blocks import LocalAndGlobal
 from pretrain.models.encoder_decoder import Caches, bias_of_cross_attention
 from pretrain.models.layers import Dropout, times_root
 from pretrain.models.masks import Window
-from pretrain.models.positions import positions_from, rotation
+from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 from pretrain.models.sight import Sight, Sights, before_only, bias_or_causal
 
 
 class Stack(nn.Module):
     """Dropout, the layers, a final norm, dropout; rotary positions from 0 in self-attention.
 
-    `window` as in `Sights`. `scale_embedding`: embeddings are multiplied by √d_model.
+    `window` as in `Sights`. `scale_embedding`: embeddings are multiplied by √d_model. `max_positions`: that many
+    learned positions replace the rotary ones.
     """
 
     def __init__(
@@ -27,17 +28,25 @@ class Stack(nn.Module):
         layers: list[nn.Module],
         window: Callable[[int], Window],
         scale_embedding: bool,
+        max_positions: int | None = None,
     ):
         super().__init__()
         self.d_kv, self.scale_embedding = block.heads.d_kv, scale_embedding
+        width, std = block.heads.d_model, block.std or 1.0
+        self.positions = LearnedPositions(max_positions, width, std) if max_positions else None
         self.sights = Sights(config, len(layers), window)
         self.layers = nn.ModuleList(layers)
         self.final_norm = block.new_norm()
         self.dropout = Dropout(block.dropout_rate)
 
-    def placed(self, x: Tensor) -> Tensor:
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer."""
-        return self.dropout(times_root(x) if self.scale_embedding else x)
+        x = times_root(x) if self.scale_embedding else x
+        return self.dropout(x if self.positions is None else x + self.positions(positions))
+
+    def turn(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotation | None:
+        """The rotation of self-attention; None with learned positions."""
+        return rotation(positions, self.d_kv, dtype, base) if self.positions is None else None
 
 
 class Encoder(Stack):
@@ -50,8 +59,10 @@ class Encoder(Stack):
         num_layers: int,
         window: Callable[[int], Window],
         scale_embedding: bool = False,
+        max_positions: int | None = None,
     ):
-        super().__init__(config, block, [EncoderLayer(block) for _ in range(num_layers)], window, scale_embedding)
+        layers: list[nn.Module] = [EncoderLayer(block) for _ in range(num_layers)]
+        super().__init__(config, block, layers, window, scale_embedding, max_positions)
 
     def forward(
         self,
@@ -63,12 +74,12 @@ class Encoder(Stack):
         """Maps embeddings (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
         positions = positions_from(0, length, x.device, positions)
-        x = self.placed(x)
+        x = self.placed(x, positions)
 
         def see(window: Window | None, base: float) -> Sight:
             masks = {"key_mask": attention_mask, "segments": segments}
             bias, _ = bias_or_causal(x, length, causal=False, window=window, **masks)
-            return Sight(bias, rotation(positions, self.d_kv, x.dtype, base))
+            return Sight(bias, self.turn(positions, base, x.dtype))
 
         sights = self.sights.of_layers(see, length, length)
         for i, layer in enumerate(self.layers):
@@ -89,10 +100,11 @@ class Decoder(Stack):
         num_layers: int,
         memory_width: int,
         scale_embedding: bool = False,
+        max_positions: int | None = None,
         cross_rotation: bool = False,
     ):
         layers: list[nn.Module] = [DecoderLayer(block, memory_width) for _ in range(num_layers)]
-        super().__init__(config, block, layers, before_only, scale_embedding)
+        super().__init__(config, block, layers, before_only, scale_embedding, max_positions)
         self.cross_base = config.rope_base if cross_rotation else None
 
     def forward(
@@ -110,7 +122,7 @@ class Decoder(Stack):
         held = cache[0][0].length if cache else 0
         keys = held + queries
         positions = positions_from(held, queries, x.device, positions)
-        x = self.placed(x)
+        x = self.placed(x, positions)
         cross = Sight(bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments))
         if self.cross_base is not None:
             inputs = encoder_states.size(1)
@@ -121,7 +133,7 @@ class Decoder(Stack):
 
         def see(window: Window | None, base: float) -> Sight:
             bias, causal = bias_or_causal(x, keys, causal=True, window=window, segments=segments)
-            return Sight(bias, rotation(positions, self.d_kv, x.dtype, base), causal)
+            return Sight(bias, self.turn(positions, base, x.dtype), causal)
 
         sights = self.sights.of_layers(see, queries, keys)
         for i, layer in enumerate(self.layers):

@@ -54,6 +54,7 @@ class MergedAttention(Attention):
         bias: Tensor,
         rotation: Rotation | None = None,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+        rotation_of_states: Rotation | None = None,
     ) -> Tensor:
         """`x` (batch, queries, d_model) attends to itself and to `states` (batch, inputs, d_model).
 
@@ -66,7 +67,7 @@ class MergedAttention(Attention):
             return self.keys_and_values(x, rotation)
 
         def others() -> tuple[Tensor, Tensor]:
-            return self.keys_and_values(states)
+            return self.keys_and_values(states, rotation_of_states)
 
         keys, values = own() if cache is None else cache[0].update(own)
         of_states, values_of_states = others() if cache is None else cache[1].update(others)
@@ -91,7 +92,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, states: Tensor, sight: Sight, cache: tuple[KeyValueCache, KeyValueCache] | None = None
     ) -> Tensor:
-        attended = self.self_attention(self.self_attention_norm(x), states, sight.bias, sight.rotation, cache)
+        attended = self.self_attention(
+            self.self_attention_norm(x), states, sight.bias, sight.rotation, cache, sight.memory_rotation
+        )
         x = x + self.dropout(self.self_attention_norm_after(attended))
         after = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_norm_after(after))
@@ -118,7 +121,7 @@ class Decoder(Stack):
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
         queries, held = x.size(1), cache[0][0].length if cache else 0
         positions = positions_from(held, queries, x.device, positions)
-        x = self.placed(x)
+        x = self.placed(x, positions)
 
         def see(window: Window | None, base: float) -> Sight:
             bias = merged_bias(

@@ -40,6 +40,18 @@ class ParameterGroup(Section):
         return self
 
 
+class Freeze(Section):
+    """Parameters that stay as they are for the first steps, such as all that an adapted model has copied."""
+
+    match: Annotated[list[str], Field(min_length=1)]
+    """The frozen parameters, by kind or by name as in `groups`: `*` is all."""
+    but: list[str] = []
+    """Parameters that learn from the first step, though `match` names them: `decoder.layers.*.cross_attention*`."""
+    until_step: PositiveInt
+    """The first step in which all learn; steps count from 0. Until then the learning rate of the frozen ones is 0.
+    Their moments grow meanwhile, and their gradients count in the norm that is clipped."""
+
+
 NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0)
 
 
@@ -60,6 +72,8 @@ class OptimizerConfig(Section):
     groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
     """Settings of some of the parameters. A parameter belongs to the first group that matches it; without a match, the
     settings above hold."""
+    freeze: Freeze | None = None
+    """Parameters that stay as they are for the first steps. null: all learn."""
 
     def algorithm(self, kind: Kind) -> str:
         """The algorithm that updates parameters of this kind."""

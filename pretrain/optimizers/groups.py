@@ -15,7 +15,7 @@ from pretrain.models.config.base import Widened
 from pretrain.models.layers import RMSNorm
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import RelativePositionBias
-from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Kind, OptimizerConfig, ParameterGroup
+from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 
 _NORMS = (RMSNorm, nn.LayerNorm)
 _TABLES = (nn.Embedding, RelativePositionBias)
@@ -45,8 +45,9 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The optimizer's groups: named `params`, `lr`, `base_rate` (their peak learning rate), `weight_decay`, and the
-    `algorithm` that updates them. Raises UserError with every problem of `config.groups`, one line each.
+    """The optimizer's groups: named `params`, `lr`, `base_rate` (their peak learning rate), `weight_decay`, the
+    `algorithm` that updates them, and `frozen_until`, the first step in which they learn. Raises UserError with every
+    problem of `config.groups` and `config.freeze`, one line each.
 
     Parameters with equal settings share one group, since each group costs collectives. The first group has the settings
     of `config` itself, if any has. With muP, all rates are first those of the base width.
@@ -56,29 +57,38 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     parameters = dict(model.named_parameters())
     of_model = getattr(model, "config", None)
     widening = of_model.widening if isinstance(of_model, Widened) else 1.0
-    merged: dict[tuple[str, float, float], list[tuple[str, Parameter]]] = {}
+    merged: dict[tuple[str, float, float, int], list[tuple[str, Parameter]]] = {}
     for name, kind, rule in _assigned(model, config):
         rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)
         rate *= widening ** -config.width_exponent(kind)
         decay = rule.weight_decay if rule and rule.weight_decay is not None else config.weight_decay
-        merged.setdefault((config.algorithm(kind), rate, decay), []).append((name, parameters[name]))
+        settings = config.algorithm(kind), rate, decay, _frozen_until(config.freeze, name, kind)
+        merged.setdefault(settings, []).append((name, parameters[name]))
     own = (config.name, config.learning_rate, config.weight_decay)
     return [
-        {"params": merged[settings], "lr": rate, "base_rate": rate, "weight_decay": decay, "algorithm": algorithm}
-        for settings in sorted(merged, key=lambda settings: settings != own)
-        for algorithm, rate, decay in [settings]
+        {
+            "params": merged[settings],
+            "lr": rate,
+            "base_rate": rate,
+            "weight_decay": decay,
+            "algorithm": algorithm,
+            "frozen_until": frozen_until,
+        }
+        for settings in sorted(merged, key=lambda settings: settings[:3] != own)
+        for algorithm, rate, decay, frozen_until in [settings]
     ]
 
 
 def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
-    """A line for each pattern of `config.groups` that matches no parameter. `model` may be on the meta device.
+    """A line for each pattern of `config.groups` and `config.freeze` that matches no parameter, and one if all
+    parameters are frozen. `model` may be on the meta device.
 
     Patterns of the default groups may match nothing: T5 has no biases.
     """
+    found = _problems_of_freeze(model, config.freeze)
     if config.groups == [NO_DECAY_OF_VECTORS]:
-        return []
+        return found
     left = kinds(model)
-    found = []
     for number, rule in enumerate(config.groups):
         taken: set[str] = set()
         for place, pattern in enumerate(rule.match):
@@ -89,6 +99,28 @@ def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
             taken |= matched
         left = {name: kind for name, kind in left.items() if name not in taken}
     return found
+
+
+def _problems_of_freeze(model: nn.Module, freeze: Freeze | None) -> list[str]:
+    if freeze is None:
+        return []
+    known = kinds(model)
+    found = [
+        f"optimizer.freeze.{key}.{place}: {pattern!r} matches no parameter; kinds are {', '.join(get_args(Kind))}"
+        for key, patterns in (("match", freeze.match), ("but", freeze.but))
+        for place, pattern in enumerate(patterns)
+        if not any(_matches(pattern, name, kind) for name, kind in known.items())
+    ]
+    if not found and all(_frozen_until(freeze, name, kind) for name, kind in known.items()):
+        found.append("optimizer.freeze: all parameters are frozen; name some that learn under `but`")
+    return found
+
+
+def _frozen_until(freeze: Freeze | None, name: str, kind: Kind) -> int:
+    """The first step in which a parameter learns."""
+    if freeze is None or not any(_matches(pattern, name, kind) for pattern in freeze.match):
+        return 0
+    return 0 if any(_matches(pattern, name, kind) for pattern in freeze.but) else freeze.until_step
 
 
 def _assigned(model: nn.Module, config: OptimizerConfig) -> Iterator[tuple[str, Kind, ParameterGroup | None]]:

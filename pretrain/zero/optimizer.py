@@ -23,11 +23,11 @@ def before_updates(engine: DeepSpeedEngine, call: Callable[[], None]) -> None:
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Sets every parameter group's learning rate for `step` (from 0). Returns that of groups without a rate of their
-    own."""
+    """Sets every parameter group's learning rate for `step` (from 0), 0 while it is frozen. Returns that of groups
+    without a rate of their own."""
     factor = config.rate_factor(step)
     for group in optimizer.param_groups:
-        group["lr"] = group["base_rate"] * factor
+        group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0
     return config.learning_rate(step)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from data_pipeline.objectives import Padded
 from data_pipeline.objectives.causal import CausalLM
-from tests.data_pipeline.example_rows import VOCABULARY, as_lists, assert_rows_stand_alone, make_rows, ragged_rows
+from tests.data_pipeline.example_rows import EOS, VOCABULARY, as_lists, assert_rows_stand_alone, make_rows, ragged_rows
 
 
 @settings(max_examples=40, deadline=None)
@@ -50,3 +50,11 @@ def test_ids_above_65535_stay_what_they_are():
     examples = CausalLM(length=2).apply(rows, np.zeros(1, dtype=np.uint64), VOCABULARY, {})
     assert examples.targets.values.tolist() == [[70_001, 70_002]]
     assert examples.targets.values.dtype == np.uint32
+
+
+def test_tokens_after_marks_may_be_left_without_a_loss():
+    values = np.array([[7, EOS, 9, 8, EOS], [5, 6, EOS, 8, 9]], dtype=np.uint16)
+    rows, keys = Padded(values, np.array([5, 4])), np.zeros(2, dtype=np.uint64)
+    assert CausalLM(length=4).apply(rows, keys, VOCABULARY, {}).predicted is None
+    examples = CausalLM(length=4, after_marks=False).apply(rows, keys, VOCABULARY, {})
+    assert examples.predicted.tolist() == [[True, False, True, True], [True, True, False, False]]

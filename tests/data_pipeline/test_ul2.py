@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives import Examples, Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -173,3 +175,21 @@ def test_a_vocabulary_without_mode_tokens_or_sentinels_is_refused():
 def test_mixtures_that_mean_nothing_are_refused(changes, reason):
     with pytest.raises(ValidationError, match=reason):
         UL2.model_validate(changes)
+
+
+def test_the_shipped_mixture_is_that_of_t5gemma_2():
+    """(mean span, rate): (3, .15), (12, .5), (32, .15), (32, .5) and one span of three quarters, drawn 1:1:1:1:4."""
+    objective = load("configs/corpora/c4-ul2-t5gemma2.yaml", [], CorpusConfig).rows.objective
+    assert isinstance(objective, UL2)
+    assert objective.shape == (513, 512)
+    numbers = list(range(5)) * 20
+    rows, keys, columns = rows_of(objective, numbers)
+    examples = objective.apply(rows, keys, VOCABULARY, columns)
+    found = {}
+    for number, inputs, targets in zip(numbers, *map(as_lists, (examples.inputs, examples.targets)), strict=True):
+        spans = sum(token >= TEXT[1] for token in inputs)
+        masked = len(targets) - 1 - spans
+        found[number] = round(masked / spans, 1), round(masked / objective.raw_lengths[number], 2)
+    assert found == {0: (3.0, 0.15), 1: (12.1, 0.5), 2: (30.0, 0.15), 3: (33.0, 0.5), 4: (506.0, 0.75)}
+    shares = np.bincount(objective.draw(np.arange(80_000, dtype=np.uint64))) / 10_000
+    assert np.allclose(shares, [1, 1, 1, 1, 4], atol=0.06)

@@ -37,6 +37,7 @@ FAMILIES = {
     "t5gemma2": ("spans", STACK),
     "modern": ("spans", {"encoder": STACK, "decoder": {**STACK, "num_layers": 1}, "sliding_window": 20}),
     "autoregressive": ("causal", {**STACKS, "max_positions": LENGTH, **SUBTRACTED}),
+    "double_decoder": ("causal", {**STACKS, "d_ff": 64}),
     "decoder_only": ("causal", LAYERS),
     "encoder_only": ("masked", LAYERS),
 }

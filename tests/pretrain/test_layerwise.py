@@ -57,6 +57,7 @@ OTHER_FAMILIES = (
     "t5gemma2",
     "modern",
     "autoregressive",
+    "double_decoder",
     "decoder_only",
     "encoder_only",
 )

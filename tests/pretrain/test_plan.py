@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vanilla": {**STACKS, "family": "vanilla", "dropout_rate": 0.1},
     "t5gemma2": {**SIZE, "family": "t5gemma2", "num_layers": 2, "d_ff": 256, "num_key_value_heads": 2},
     "autoregressive": {**STACKS, "family": "autoregressive", "max_positions": 128},
+    "double_decoder": {**STACKS, "family": "double_decoder"},
     "decoder_only": {**ONE_STACK, "family": "decoder_only"},
     "llama": {
         **SIZE,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from pretrain.models.config.base import Count, ModelConfig, Probability
-from pretrain.models.config.blocks import LocalAndGlobal
+from pretrain.models.config.blocks import LocalAndGlobal, Norm
 from pretrain.models.config.t5gemma import StackConfig
 
 
@@ -26,10 +26,20 @@ class ModernConfig(LocalAndGlobal, ModelConfig):
     activation: Literal["swiglu", "geglu", "gelu_tanh", "gelu", "relu"] = "swiglu"
     """Activation of the feed-forward layers. The first two are gated: `swiglu` by SiLU, `geglu` by the tanh
     approximation of GELU."""
+    norm: Norm = "rms"
+    """Kind of norms. `layer`: layer norms, as in GPT-2. `rms`: without means and biases. `rms_around_one`: the same,
+    but gains are 1 + weight, as in Gemma."""
+    biases: bool = False
+    """Biases in linear layers and layer norms."""
     norm_after: bool = False
     """A second norm in each sublayer: of its output, before it is added to the residual stream."""
     qk_norm: bool = True
     """RMS norms of each head's queries and keys, in all attentions."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
+    max_positions: Count | None = None
+    """The longest input and the longest target with learned positions, in tokens. null with rotary ones, which have no
+    limit."""
     cross_rotation: bool = True
     """Rotary positions in cross-attention too; the decoder's positions then go on where the input's end."""
     attention_softcap: PositiveFloat | None = None
@@ -48,6 +58,20 @@ class ModernConfig(LocalAndGlobal, ModelConfig):
     init_std: PositiveFloat = 0.02
     """The standard deviation of all weights at the start; for matrices that end a residual branch, divided by the root
     of the stack's number of branches."""
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Self:
+        if self.positions == "rotary":
+            if self.max_positions is not None:
+                raise ValueError("max_positions: rotary positions have no limit; leave it out")
+            return self
+        if self.max_positions is None:
+            raise ValueError("max_positions is missing: learned positions need it")
+        if self.cross_rotation:
+            raise ValueError("cross_rotation: needs rotary positions, not learned ones; set it to false")
+        if self.rope_base != 10_000.0 or self.window_rope_base is not None:
+            raise ValueError("rope_base: needs rotary positions, not learned ones")
+        return self
 
     @model_validator(mode="after")
     def _one_matrix_has_one_width(self) -> Self:

@@ -19,6 +19,7 @@ FAMILIES: dict[str, Json] = {
     "t5gemma": {"family": "t5gemma", "encoder": STACK, "decoder": STACK, "sliding_window": 40},
     "t5gemma2": {"family": "t5gemma2", **STACK, "sliding_window": 40, "full_attention_every": 2},
     "autoregressive": {"family": "autoregressive", **STACKS, "max_positions": 130, "dropout_rate": 0.0},
+    "double_decoder": {"family": "double_decoder", **STACKS},
     "decoder_only": {"family": "decoder_only", "num_heads": 4, "num_layers": 3, "max_positions": 130},
     "encoder_only": {"family": "encoder_only", "num_heads": 4, "num_layers": 3, "max_positions": 130},
 }

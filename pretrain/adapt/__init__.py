@@ -1,0 +1,1 @@
+"""Adaptation: a decoder alone becomes an encoder-decoder (Zhang et al. 2025, "Encoder-Decoder Gemma")."""

@@ -1,0 +1,300 @@
+"""The block-based double decoder (2026, arXiv 2605.18807).
+
+Boundaries divide a row into blocks. The encoder is causal over the whole row. The decoder reads the same tokens: with
+one softmax, each attends to the tokens of its own block up to itself, and to the encoder's states of earlier blocks. So
+in generation the encoder reads a context once, and only decoder layers run for each token, until a block is full.
+
+The first token's state is seen by all, as a sink. Positions are rotary, those of the row, in all attentions. Boundaries
+are drawn for each training step; in evaluation they are at equal distances.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.models.attention import KeysAndValues, KeyValueCache
+from pretrain.models.blocks import Block
+from pretrain.models.config.double_decoder import DoubleDecoderConfig
+from pretrain.models.decoder_only import Layer
+from pretrain.models.layers import Dropout, Embedding, LayerNorm
+from pretrain.models.loss import Losses
+from pretrain.models.loss_head import Head
+from pretrain.models.masks import masked, seen
+from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.positions import Rotation, positions_from, real_positions, rotation
+from pretrain.models.sight import Sight, bias_or_causal
+from pretrain.models.t5gemma2 import DecoderLayer
+
+_SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
+
+
+class Row(NamedTuple):
+    """Where tokens stand: their positions and blocks, each (1 or batch, length), and segments (batch, length)."""
+
+    positions: Tensor
+    blocks: Tensor
+    segments: Tensor | None = None
+
+
+def blocks_of(positions: Tensor, shares: Sequence[float], lengths: Tensor | int) -> Tensor:
+    """The number of boundaries up to each position. `shares` of 0 … 1 give boundaries at 2 … length − 2.
+
+    `positions` (…,) count from 0 in texts of `lengths` (…,) tokens.
+    """
+    lengths = torch.as_tensor(lengths, device=positions.device)[..., None]
+    places = 2 + (torch.tensor(shares, device=positions.device) * (lengths - 3)).long()
+    return ((positions[..., None] >= places) & (lengths >= _SHORTEST)).sum(dim=-1)
+
+
+def visible_in_blocks(row: Row) -> tuple[Tensor, Tensor]:
+    """What each query sees, (batch, 1, length, length) each: tokens, and states of the encoder.
+
+    Of two examples in a row none sees the other.
+    """
+    queries, keys = row.blocks[:, None, :, None], row.blocks[:, None, None, :]
+    length = row.blocks.size(1)
+    alike = seen(length, length, keys.device, causal=True, query_segments=row.segments, key_segments=row.segments)
+    assert alike is not None
+    first = row.positions[:, None, None, :] == 0
+    return alike & (keys == queries), alike & ((keys < queries) | first)
+
+
+class _Memory(KeyValueCache):
+    """Keys and values of the encoder's states, which grow when a block closes."""
+
+    def grow(self, new: KeysAndValues) -> None:
+        super().update(lambda: new)
+
+    def update(self, project: object) -> KeysAndValues:
+        assert self.held is not None
+        return self.held
+
+
+class _Tokens(KeyValueCache):
+    """The ids of a block, which the encoder hasn't read yet, (batch, length)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: Tensor | None = None
+
+    def append(self, ids: Tensor) -> None:
+        self.ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
+
+    def select(self, rows: Tensor) -> None:
+        if self.ids is not None:
+            self.ids = self.ids.index_select(0, rows)
+
+
+class Cache:
+    """The state of generation: `held` tokens, of which the encoder has read `encoded`; the block begins at `start`."""
+
+    def __init__(self, encoder_layers: int, decoder_layers: int):
+        self.encoder = [KeyValueCache() for _ in range(encoder_layers)]
+        self.own = [KeyValueCache() for _ in range(decoder_layers)]
+        self.across = [_Memory() for _ in range(decoder_layers)]
+        self.unread = _Tokens()
+        self.held = self.encoded = self.start = 0
+
+    def __iter__(self) -> Iterator[KeyValueCache]:
+        yield from (*self.encoder, *self.own, *self.across, self.unread)
+
+
+def _block(config: DoubleDecoderConfig, layers: int) -> Block:
+    return Block(
+        config,
+        config.activation,
+        "rms",
+        config.layer_norm_epsilon,
+        dropout_rate=config.dropout_rate,
+        attention_dropout_rate=config.dropout_rate,
+        std=config.init_std,
+        out_std=config.init_std * (2 * layers) ** -0.5,
+    )
+
+
+class Encoder(nn.Module):
+    """Causal layers, and a layer norm of their output."""
+
+    def __init__(self, config: DoubleDecoderConfig):
+        super().__init__()
+        block = _block(config, config.num_encoder_layers)
+        self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_encoder_layers))
+        self.final_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
+
+    def forward(self, x: Tensor, sight: Sight, cache: list[KeyValueCache] | None = None) -> Tensor:
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x, sight, cache[i] if cache else None)
+        return self.final_norm(x)
+
+
+class Decoder(nn.Module):
+    """Layers with one attention to tokens and to the encoder's states, and a final norm."""
+
+    def __init__(self, config: DoubleDecoderConfig):
+        super().__init__()
+        block = _block(config, config.num_decoder_layers)
+        self.layers = nn.ModuleList(DecoderLayer(block) for _ in range(config.num_decoder_layers))
+        self.final_norm = block.new_norm()
+
+    def forward(self, x: Tensor, states: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens,
+        and `states` aren't used: their keys and values are in the cache."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x, states, sight, (cache.own[i], cache.across[i]) if cache else None)
+        return self.final_norm(x)
+
+
+class DoubleDecoder(Model):
+    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
+
+    config: DoubleDecoderConfig
+
+    def __init__(self, config: DoubleDecoderConfig):
+        super().__init__()
+        self.config = config
+        rows, std = config.padded_vocab_size, config.init_std
+        self.embedding = Embedding(rows, config.d_model, std)
+        self.dropout = Dropout(config.dropout_rate)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.lm_head = Head(config.d_model, rows, std)
+        self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
+        count = (config.least_boundaries + config.most_boundaries) // 2
+        self._even = [(number + 1) / (count + 1) for number in range(count)]
+        self._drawn = self._even
+
+    def begin_step(self, seed: int, step: int) -> None:
+        """Draws the boundaries of a training step, as shares of a text's length."""
+        draws = random.Random(f"{seed}/boundaries/{step}")
+        count = draws.randint(self.config.least_boundaries, self.config.most_boundaries)
+        self._drawn = sorted(draws.random() for _ in range(count))
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        decoder_positions: Tensor | None = None,
+        target_places: Tensor | None = None,
+    ) -> Losses:
+        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
+
+        labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
+        example of a packed row has boundaries of its own. `target_places` as in `Head`.
+        """
+        row = self.row(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
+        return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_places)}
+
+    def row(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        boundaries: Tensor | None = None,
+    ) -> Row:
+        """Where the tokens `ids` (batch, length) stand. `boundaries` (batch, boundaries): positions at which blocks
+        begin, instead of those of the step."""
+        length, device = ids.size(1), ids.device
+        if positions is None:
+            positions = positions_from(0, length, device)[None] if mask is None else real_positions(mask)
+        segments = mask if segments is None else segments
+        if boundaries is not None:
+            return Row(positions, (positions[..., None] >= boundaries[:, None, :]).sum(dim=-1), segments)
+        lengths = length if segments is None else (segments[:, :, None] == segments[:, None, :]).sum(dim=-1)
+        return Row(positions, blocks_of(positions, self._drawn if self.training else self._even, lengths), segments)
+
+    def _states(self, ids: Tensor, row: Row) -> Tensor:
+        x = self.dropout(self.embedding(ids))
+        turn = self._turn(row.positions, x)
+        bias, causal = bias_or_causal(x, ids.size(1), causal=True, segments=row.segments)
+        states = self.encoder(x, Sight(bias, turn, causal))
+        bias = masked(None, torch.cat(visible_in_blocks(row), dim=-1), x.dtype)
+        return self.decoder(x, states, Sight(bias, turn, memory_rotation=turn))
+
+    def _turn(self, positions: Tensor, x: Tensor) -> Rotation:
+        return rotation(positions, self.config.d_kv, x.dtype, self.config.rope_base)
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        cache: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        boundaries: Tensor | None = None,
+    ) -> Tensor:
+        """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). `boundaries` as in `row`.
+
+        With a cache, ids follow its tokens, and `attention_mask` (batch, held + length) covers both. Prompts are padded
+        on the left. A prompt's last token begins a block, the only one of the prompt whose logits (batch, 1, …) are
+        returned; the encoder reads all others, and each later block of `block_length` tokens once it is full.
+        """
+        if cache is None:
+            row = self.row(input_ids, attention_mask, boundaries=boundaries)
+            return self.lm_head(self._states(input_ids, row))
+        if cache.held and input_ids.size(1) > 1:
+            firsts = range(input_ids.size(1))
+            masks = [None if attention_mask is None else attention_mask[:, : cache.held + i + 1] for i in firsts]
+            one_by_one = zip(input_ids.split(1, dim=1), masks, strict=True)
+            return torch.cat([self.decode(ids, cache, mask) for ids, mask in one_by_one], dim=1)
+        return self.lm_head(self._next(input_ids, cache, attention_mask))
+
+    def _next(self, ids: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
+        """The decoder's state (batch, 1, d_model) of the last of `ids`: a prompt, or a token after it."""
+        total = cache.held + ids.size(1)
+        positions = positions_from(0, total, ids.device)[None] if mask is None else real_positions(mask)
+        if cache.held == 0:
+            self._read(ids, cache, positions, mask)
+            cache.start = total - 1
+        else:
+            if cache.held - cache.start == self.config.block_length:
+                assert cache.unread.ids is not None or cache.encoded == cache.held
+                if cache.unread.ids is not None:
+                    self._read(cache.unread.ids, cache, positions, mask)
+                cache.unread.ids, cache.start = None, cache.held
+                cache.own = [KeyValueCache() for _ in cache.own]
+            cache.unread.append(ids)
+        cache.held = total
+        x = self.dropout(self.embedding(ids[:, -1:]))
+        places = torch.arange(cache.encoded, device=ids.device)
+        read = positions[:, : cache.encoded]
+        across = (places < cache.start) | (read == 0)
+        if mask is not None:
+            across = across & mask[:, : cache.encoded].bool()
+        own = across.new_ones(len(across), total - cache.start)
+        bias = masked(None, torch.cat([own, across], dim=-1)[:, None, None], x.dtype)
+        return self.decoder(x, x, Sight(bias, self._turn(positions[:, -1:], x)), cache)
+
+    def _read(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> None:
+        """Encodes `ids`, which follow those that the encoder has read, for all layers of the decoder."""
+        first, cache.encoded = cache.encoded, cache.encoded + ids.size(1)
+        x = self.dropout(self.embedding(ids))
+        turn = self._turn(positions[:, first : cache.encoded], x)
+        key_mask = None if mask is None else mask[:, : cache.encoded]
+        bias, causal = bias_or_causal(x, cache.encoded, causal=True, key_mask=key_mask)
+        states = self.encoder(x, Sight(bias, turn, causal), cache.encoder)
+        for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
+            memory.grow(layer.self_attention.keys_and_values(states, turn))
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `decode`."""
+        return Cache(self.config.num_encoder_layers, self.config.num_decoder_layers)
+
+    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
+        """As in `Model.flops`, every stack joins the row to itself once: a key is a token or a state, never both, but
+        for the first token. Keys and values of the encoder's states count as cross-attention."""
+        config, tokens = self.config, sizes.inputs
+        of_pairs = 12.0 * config.num_heads * config.d_kv * sizes.input_pairs
+        keys = 2 * config.d_model * config.kv_heads * config.d_kv
+        return {
+            "encoder": 6.0 * matrix_weights(self.encoder.layers) * tokens + config.num_encoder_layers * of_pairs,
+            "decoder": 6.0 * matrix_weights(self.decoder.layers) * tokens + config.num_decoder_layers * of_pairs,
+            "cross-attention": 6.0 * keys * config.num_decoder_layers * tokens,
+            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
+        }

@@ -1,0 +1,237 @@
+"""A decoder alone becomes an encoder-decoder: what is copied computes what it did."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from pretrain import cli, huggingface
+from pretrain.adapt.command import crosses_like_self
+from pretrain.adapt.target import target
+from pretrain.adapt.weights import adapted
+from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
+from pretrain.models import DecoderOnlyConfig, build, stacks
+from pretrain.models.sight import Sights, before_only
+from tests.pretrain.exported import randomise
+from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.test_rotary_decoders import KINDS, ids
+
+GPT2 = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 2, "max_positions": 40}
+SOURCES = {**{kind: settings for kind, (settings, _) in KINDS.items()}, "GPT-2": GPT2}
+PAIRS = [("Gemma 2", "t5gemma"), ("Gemma 3", "t5gemma2"), *((kind, "modern") for kind in SOURCES)]
+
+
+def config(kind, **changes):
+    return DecoderOnlyConfig(**{"vocab_size": 500, **SOURCES[kind], **changes})
+
+
+def become(style, decoder, encoder=None, seed=0):
+    """(the encoder-decoder, what became of the weights)"""
+    made = target(style, decoder.config, encoder.config if encoder else None)
+    result = adapted(made, (encoder or decoder).state_dict(), decoder.state_dict(), crosses_like_self(made), seed)
+    model = build(made)
+    assert not model.load_state_dict(result.state, strict=False).unexpected_keys
+    return model.eval(), result
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=[f"{kind} to {style}" for kind, style in PAIRS])
+def pair(request):
+    """(a decoder, the balanced encoder-decoder that it became)"""
+    kind, style = request.param
+    decoder = randomise(build(config(kind)))
+    return decoder, become(style, decoder)[0]
+
+
+@torch.no_grad()
+def test_a_causal_mask_gives_the_decoders_hidden_states_back(pair, monkeypatch):
+    decoder, model = pair
+    given = stacks.bias_or_causal
+
+    def causally(x, keys, *, causal, key_mask, **masks):
+        return given(x, keys, causal=True, key_mask=torch.ones(2, 30), **masks)  # a bias: encoders take no flag
+
+    monkeypatch.setattr(stacks, "bias_or_causal", causally)
+    monkeypatch.setattr(model.encoder, "sights", Sights(model.config, len(model.encoder.layers), before_only))
+    inputs = ids(2, 30)
+    expected = decoder.decoder(decoder.embedding(inputs))
+    assert expected.std() > 0.1
+    assert (model.encode(inputs) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_without_cross_attention_the_decoder_gives_its_logits_back(pair):
+    decoder, model = pair
+    inputs, targets = ids(2, 9, seed=1), ids(2, 30)
+    states = model.encode(inputs)
+    merged = model.config.family == "t5gemma2"
+    blind = torch.zeros_like(inputs) if merged else None
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for layer in () if merged else model.decoder.layers:
+        for parameter in layer.cross_attention.o.parameters():
+            parameter.zero_()
+    expected = decoder.decode(targets)
+    found = model.decode(targets, states, blind)
+    model.load_state_dict(before)
+    assert expected.std() > 0.5
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (model.decode(targets, states) - expected).abs().max() > 0.01  # cross-attention isn't idle
+
+
+def test_each_layers_cross_attention_is_its_self_attention(pair):
+    decoder, model = pair
+    if model.config.family == "t5gemma2":
+        return
+    theirs = decoder.state_dict()
+    for name, tensor in model.state_dict().items():
+        if "cross_attention" in name:
+            stack, _, number, part, *rest = name.split(".")
+            own = ".".join([part.replace("cross_attention", "attention"), *rest])
+            assert torch.equal(tensor, theirs[f"{stack}.layers.{number}.{own}"]), name
+
+
+@pytest.mark.parametrize(("kind", "style"), [("Gemma 2", "t5gemma"), ("Llama", "modern"), ("Qwen3", "modern")])
+def test_an_encoder_of_another_size_gets_new_cross_attention_that_the_seed_decides(kind, style):
+    decoder = randomise(build(config(kind)))
+    encoder = randomise(build(config(kind, d_model=64, d_ff=80, num_layers=2)))
+    (model, result), (again, _), (other, _) = (become(style, decoder, encoder, seed) for seed in (0, 0, 1))
+    new = {name for name, origin in result.origins.items() if origin is None}
+    assert new == {name for name, _ in model.named_parameters() if "cross_attention" in name}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    matrix = "decoder.layers.0.cross_attention.k.weight"
+    assert model.state_dict()[matrix].shape == (decoder.config.kv_heads * decoder.config.d_kv, 64)
+    assert not torch.equal(model.state_dict()[matrix], other.state_dict()[matrix])
+    assert torch.equal(model.encoder.layers[1].feed_forward.wo.weight, encoder.decoder.layers[1].feed_forward.wo.weight)
+    assert torch.equal(model.embedding.weight, encoder.embedding.weight)
+    assert torch.equal(model.decoder_embedding.weight, decoder.embedding.weight)
+    assert torch.equal(model.lm_head.weight, decoder.lm_head.weight)
+
+
+def test_matrices_of_tokens_get_further_rows():
+    decoder = randomise(build(config("Gemma 2")))
+    made = target("t5gemma", decoder.config).model_copy(update={"vocab_size": 520})
+    result = adapted(made, decoder.state_dict(), decoder.state_dict(), crosses=True)
+    assert result.new == {"embedding.weight": 20 * 48, "lm_head.weight": 20 * 48}
+    assert torch.equal(result.state["embedding.weight"][:500], decoder.embedding.weight)
+    assert result.state["embedding.weight"][500:].std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "expected"),
+    [
+        (
+            "GPT-2",
+            "t5gemma",
+            "can't have positions: learned, activation: gelu_tanh, norm: layer.*; use --style modern",
+        ),
+        (
+            "Llama",
+            "t5gemma",
+            "norm: rms, norm_after: false, scale_embedding: false, tie_embeddings: false; use",
+        ),
+        ("Gemma 2", "t5gemma2", "qk_norm: false, attention_softcap: 5.0, output_softcap: 3.0; use --style t5gemma or"),
+        ("Gemma 3", "t5gemma", "can't have qk_norm: true; use --style t5gemma2 or modern"),
+    ],
+)
+def test_what_a_style_cannot_be_is_refused(kind, style, expected):
+    with pytest.raises(UserError, match=expected):
+        target(style, config(kind))
+
+
+def test_decoders_that_share_no_settings_are_refused():
+    with pytest.raises(UserError, match="share these settings: rope_base is 10000"):
+        target("modern", config("Qwen3"), config("Qwen3", rope_base=1e4))
+    with pytest.raises(UserError, match="no style can"):
+        target("modern", config("GPT-2", positions="alibi", max_positions=None))
+    with pytest.raises(UserError, match="both stacks have one width"):
+        target("t5gemma2", config("Gemma 3"), config("Gemma 3"))
+
+
+# ---- as users do
+
+
+def adapt(*arguments):
+    return CliRunner().invoke(cli.app, ["adapt", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def gemma(small_corpus, tmp_path_factory):
+    """(a decoder with Gemma 2's layers and the corpus's tokenizer, its directory for transformers)"""
+    tokenizer = open_corpus(str(small_corpus)).tokenizer
+    vocabulary = tokenizer.vocabulary
+    marks = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
+    decoder = randomise(build(config("Gemma 2", vocab_size=tokenizer.size, num_layers=2, **marks)), std=0.05)
+    out = tmp_path_factory.mktemp("decoders") / "gemma"
+    huggingface.export(decoder.state_dict(), decoder.config, tokenizer, out)
+    return decoder, out
+
+
+def test_an_adapted_model_trains_evaluates_generates_and_is_exported(gemma, small_corpus, tmp_path):
+    _, directory = gemma
+    told = adapt(directory, tmp_path / "start", "--style", "t5gemma")
+    assert told.exit_code == 0, told.exception
+    model = TrainedModel.open(tmp_path / "start").model
+    copied = model.num_parameters()
+    assert f"{copied:,} parameters copied, 0 new" in told.output
+    assert "encoder self_attention" in told.output
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        run={"max_steps": 1},
+        extends=[str(tmp_path / "start/model.yaml")],
+        model={},
+        checkpoint={"init_from": str(tmp_path / "start")},
+    )
+    assert train_ranks(path, 1) == [0]
+    assert losses(path)[1] == pytest.approx(float(torch.tensor(520.0).log()), abs=1.5)
+    runner = CliRunner()
+    for command in (
+        ["evaluate", tmp_path / "start", "--corpus", small_corpus],
+        ["generate", tmp_path / "start", "Thank you <extra_id_0> me", "--max-new-tokens", "3"],
+        ["export", tmp_path / "start", tmp_path / "exported"],
+    ):
+        done = runner.invoke(cli.app, list(map(str, command)))
+        assert done.exit_code == 0, done.exception
+
+
+def test_a_checkpoint_of_ours_and_another_encoder(gemma, tmp_path):
+    decoder, directory = gemma
+    tokenizer = huggingface.read(directory)[2]
+    small = randomise(build(decoder.config.model_copy(update={"d_model": 32, "num_layers": 1})))
+    save_weights(small.config, small.state_dict(), tokenizer, tmp_path / "small")
+    told = adapt(directory, tmp_path / "out", "--style", "t5gemma", "--encoder", tmp_path / "small")
+    assert told.exit_code == 0, told.exception
+    model = TrainedModel.open(tmp_path / "out").model
+    assert torch.equal(model.encoder.final_norm.weight, small.decoder.final_norm.weight)
+    new = sum(tensor.numel() for name, tensor in model.named_parameters() if "cross_attention" in name)
+    assert f"{model.num_parameters() - new:,} parameters copied, {new:,} new" in told.output
+
+
+def test_wrong_arguments_get_one_line(gemma, tmp_path, small_corpus):
+    _, directory = gemma
+    assert "expected t5gemma, t5gemma2, modern, got 'bert'" in str(
+        adapt(directory, tmp_path / "a", "--style", "bert").exception
+    )
+    assert "not a checkpoint" in str(adapt(small_corpus, tmp_path / "a", "--style", "modern").exception)
+    sentinels = adapt(directory, tmp_path / "a", "--style", "modern", "--sentinels", 50)
+    assert "--sentinels: the tokenizer has 20" in str(sentinels.exception)
+    made = adapt(directory, tmp_path / "b", "--style", "modern")
+    assert made.exit_code == 0, made.exception
+    assert "expected a decoder_only model" in str(adapt(tmp_path / "b", tmp_path / "c", "--style", "modern").exception)
+
+
+def test_the_experiments_decoder_becomes_its_encoder_decoder():
+    folder = Path(__file__).parents[2] / "configs/experiments/adaptation"
+    causal, scratch = (load(folder / name, [], RunConfig) for name in ("decoder/causal.yaml", "scratch.yaml"))
+    assert target("modern", causal.model) == scratch.model
+    assert causal.data.objective.raw_length == scratch.data.objective.raw_length
+    half = load(folder / "adapted-half.yaml", ["run.seed=2"], RunConfig)
+    assert half.model == scratch.model
+    assert half.checkpoint.init_from.endswith("adaptation-start/seed-2")
+    assert 2 * half.run.max_steps == scratch.run.max_steps

@@ -1,0 +1,156 @@
+"""The block-based double decoder: who sees whom, generation from caches, boundaries and FLOPs."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from data_pipeline.loading.cut import Cut
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import padded
+from pretrain.metrics.products import products
+from pretrain.models import DoubleDecoderConfig, build
+from pretrain.models.double_decoder import visible_in_blocks
+from pretrain.models.model import Sizes
+from tests.pretrain.exported import randomise
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config
+
+SIZES = {"vocab_size": 50, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+def model_of(**changes):
+    """A model in fp64 whose weights all matter."""
+    return randomise(build(DoubleDecoderConfig(**{**SIZES, **changes})), std=0.4).double()
+
+
+def ids(*shape, seed=0):
+    return torch.randint(3, 50, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_who_sees_whom_worked_by_hand():
+    """Six tokens, blocks 0 0 1 1 2 2. The first token's state is a sink."""
+    row = model_of().row(ids(1, 6), boundaries=torch.tensor([[2, 4]]))
+    assert row.blocks.tolist() == [[0, 0, 1, 1, 2, 2]]
+    own, across = ([query.nonzero().flatten().tolist() for query in mask[0, 0]] for mask in visible_in_blocks(row))
+    assert own == [[0], [0, 1], [2], [2, 3], [4], [4, 5]]
+    assert across == [[0], [0], [0, 1], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+@torch.no_grad()
+def test_no_token_changes_a_logit_before_it():
+    model, row = model_of().train(), ids(1, 14)
+    drawn = set()
+    for step in range(4):
+        model.begin_step(0, step)
+        drawn.add(tuple(model.row(row).blocks[0].tolist()))
+        before = model.decode(row)
+        for place in range(14):
+            other = row.clone()
+            other[0, place] = (row[0, place] + 7) % 50
+            changed = (model.decode(other) - before)[0].abs().amax(dim=-1) > 1e-12
+            assert not changed[:place].any(), (step, place)
+            assert changed[place:].all(), (step, place)
+    assert len(drawn) == 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prompt", [1, 2, 7])
+def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full(prompt):
+    model, row = model_of(block_length=3, num_key_value_heads=2, activation="swiglu"), ids(2, 18)
+    boundaries = torch.arange(prompt - 1, 18, 3).expand(2, -1)
+    expected = model.decode(row, boundaries=boundaries)[:, prompt - 1 :]
+    read = []
+    model.encoder.register_forward_pre_hook(lambda _, given: read.append(given[0].size(1)))
+    cache = model.new_cache()
+    pieces = [model.decode(row[:, :prompt], cache), model.decode(row[:, prompt : prompt + 4], cache)]
+    pieces += [model.decode(row[:, place : place + 1], cache) for place in range(prompt + 4, 18)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=0, atol=1e-10)
+    closed = (18 - prompt) // 3
+    # a prompt at once, the rest of its block, blocks
+    assert read == [prompt, 2, *[3] * (closed - 1)]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_prompts_padded_on_the_left_generate_what_they_do_alone(num_beams):
+    model = model_of(block_length=3)
+    prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14], [15, 16]]
+    chosen = GenerationSettings(max_new_tokens=10, min_new_tokens=10, num_beams=num_beams)
+    together = generate(model, *padded(prompts, 0, left=True), chosen).tolist()
+    assert len({tuple(row) for row in together}) == 4
+    for prompt, row in zip(prompts, together, strict=True):
+        alone = generate(model, torch.tensor([prompt]), None, chosen)[0].tolist()
+        assert row == alone
+        if num_beams == 1:  # against the likeliest tokens without a cache
+            text = torch.tensor([[*prompt, *row]])
+            boundaries = torch.arange(len(prompt) - 1, text.size(1), 3)[None]
+            logits = model.decode(text, boundaries=boundaries)[0, len(prompt) - 1 : -1]
+            logits[:, model.config.eos_id] = -1e9  # as `min_new_tokens` forbids it
+            assert logits.argmax(dim=-1).tolist() == row
+
+
+def test_boundaries_follow_from_seed_and_step_and_each_texts_length():
+    model = model_of().train()
+    counts, places = set(), set()
+    for step in range(300):
+        model.begin_step(5, step)
+        first = model.row(ids(1, 40)).blocks[0]
+        counts.add(len(model._drawn))
+        places |= {place for place in range(1, 40) if first[place] != first[place - 1]}
+        assert first[-1] <= 7
+    assert counts == set(range(2, 8))
+    assert places == set(range(2, 39))
+    drawn = model._drawn
+    model.begin_step(6, 299)
+    assert model._drawn != drawn
+    model.begin_step(5, 299)
+    assert model._drawn == drawn
+    mask = (torch.arange(40) < torch.tensor([[40], [11], [3]])).long()
+    together = model.row(ids(3, 40), mask).blocks
+    for number, length in enumerate((40, 11, 3)):
+        assert torch.equal(together[number, :length], model.row(ids(1, length)).blocks[0])
+    blocks = model.eval().row(ids(1, 23)).blocks[0]
+    assert torch.bincount(blocks).tolist() == [6, 4, 4, 4, 5]  # at equal distances: 4 is the mean of 2 to 7, rounded
+
+
+def test_flops_are_those_of_products_and_of_pairs_that_a_mask_shows():
+    """torch's products are over all pairs, twice as many as the convention counts in the decoder."""
+    model = build(DoubleDecoderConfig(**SIZES))
+    row = ids(1, 20)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(row, row)["labels"].sum().backward()
+    hidden = 12 * 32 * 2 * 20**2
+    assert counter.get_total_flops() - model.flops(Sizes.of_example(20, 20)) == hidden
+    of_products = sum(6 * count * one * two * three for (one, two, three), count in products(model, 20, 20).items())
+    assert model.flops(Sizes.of_example(20, 20)) - of_products == 12 * 32 * 4 * 20**2  # the pairs of four layers
+    seen = model.row(row)
+    first = int((seen.blocks == 0).sum())  # those see the first token and its state
+    assert sum(int(mask.sum()) for mask in visible_in_blocks(seen)) == 20 * 21 // 2 + first
+
+
+def losses_of_steps(stage, micro_batch):
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    config = run_config(stage, {"family": "double_decoder", **SIZES, "vocab_size": 100})
+    cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
+    engine = Engine(construct(config, config.model, cut), config, cut)
+    return [engine.step(step, 0, micro_batches(cut, step, 16, 16)).loss for step in range(4)]
+
+
+def test_every_zero_stage_and_micro_batch_has_the_same_boundaries():
+    """Losses, half of them of rows of two lengths. Other boundaries would change them by more."""
+    first, *others = on_ranks(2, each, losses_of_steps, [(1, 2), (2, 4), (3, 2)])[0]
+    assert all(other == pytest.approx(first, abs=1e-6) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [({"num_heads": 32}, "1 is odd"), ({"least_boundaries": 8}, "8 is above most_boundaries")],
+)
+def test_an_impossible_config_is_refused(wrong, expected):
+    with pytest.raises(ValidationError, match=expected):
+        DoubleDecoderConfig(**{**SIZES, **wrong})

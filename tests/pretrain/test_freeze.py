@@ -1,0 +1,78 @@
+"""Parameters that stay as they are for the first steps, under every ZeRO stage and across a resume."""
+
+import fnmatch
+
+import pytest
+import torch
+
+from data_pipeline.foundation.errors import UserError
+from pretrain import models
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.optimizers.groups import parameter_groups, problems
+from pretrain.zero.optimizer import set_rates
+from tests.pretrain.runs import run_file, train_each
+from tests.pretrain.small_runs import run_config
+
+CROSS = "decoder.layers.*.cross_attention*"
+FREEZE = {"match": ["*"], "but": [CROSS], "until_step": 2}
+
+
+def parameters(run, step):
+    stored = StoredTensors(run / f"checkpoints/step-{step:08d}")
+    return {name: stored.whole(PARAMETER, name) for name in stored.shapes}
+
+
+def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpus, tmp_path):
+    """Two ranks, each stage; two frozen steps of four. At stage 3 also a run that is cut after the first."""
+    starts, runs = [], {}
+    for name, stage, stops in (("1", 1, [None]), ("2", 2, [None]), ("3", 3, [None]), ("cut", 3, [1, None])):
+        path = run_file(
+            tmp_path / name,
+            small_corpus,
+            stage,
+            run={"max_steps": 4},
+            optimizer={"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5, "freeze": FREEZE},
+            schedule={"name": "constant"},
+            checkpoint={"every_steps": 1, "keep_last": 4},
+            evaluation=[],
+        )
+        starts += [(path, stop) for stop in stops]
+        runs[name] = path.parent / "run"
+    assert train_each(2, starts) == [[0, 0, 0, 75, 0]] * 2
+    for stage in ("1", "2", "3"):
+        first, before, after = (parameters(runs[stage], step) for step in (1, 2, 3))
+        for name, tensor in first.items():
+            frozen = not fnmatch.fnmatchcase(name, CROSS)
+            assert torch.equal(tensor, before[name]) == frozen, name
+            assert not torch.equal(before[name], after[name]), name
+    whole, cut = (parameters(runs[name], 4) for name in ("3", "cut"))
+    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+
+
+def test_rates_of_frozen_groups_are_0_until_their_step():
+    config = run_config(optimizer={"learning_rate": 1e-2, "weight_decay": 0.1, "freeze": FREEZE})
+    model = models.outline(config.model)
+    groups = parameter_groups(model, config.optimizer)
+    optimizer = torch.optim.SGD(groups)
+    for step, learning in ((0, 1), (1, 1), (2, 2)):
+        set_rates(optimizer, config, step)
+        rates = {(group["frozen_until"], group["weight_decay"]): group["lr"] for group in optimizer.param_groups}
+        assert len(rates) == 4  # frozen or not, with decay or without
+        assert sum(rate > 0 for rate in rates.values()) == 2 * learning
+        assert rates[0, 0.1] == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("freeze", "expected"),
+    [
+        ({"match": ["decoder.layer.*"], "until_step": 2}, "optimizer.freeze.match.0: 'decoder.layer.\\*' matches no"),
+        ({"match": ["*"], "but": ["heads"], "until_step": 2}, "optimizer.freeze.but.0: 'heads' matches no parameter"),
+        ({"match": ["*"], "until_step": 2}, "all parameters are frozen"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused(freeze, expected):
+    config = run_config(optimizer={"learning_rate": 1e-2, "freeze": freeze})
+    model = models.outline(config.model)
+    assert len(problems(model, config.optimizer)) == 1
+    with pytest.raises(UserError, match=expected):
+        parameter_groups(model, config.optimizer)
