@@ -177,7 +177,7 @@ def model_of(kind: str, spiece: Path) -> TrainedModel:
 
 
 def tables(folder: Path, engines: dict[str, Engine]) -> Iterator[Table]:
-    marks = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    marks: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     text = str(ROOT / "LICENSE")
     SentencePieceTrainer.train(
         input=text,

@@ -88,6 +88,7 @@ class Form:
             name=self.name,
             can_be=self.can_be,
             fixed=self.fixed,
+            last_norm=lambda config: "decoder.final_norm",
         )
 
     def theirs(self, name: str) -> str:

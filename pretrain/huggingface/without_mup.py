@@ -29,7 +29,10 @@ def without_mup(
     if norm is None:
         raise UserError("mup: no norm stands directly before the output matrix to take the multiplier of the logits")
     changed = {name for name in (f"{norm}.weight", f"{norm}.bias", _CLASSIFIER) if name in state_dict}
-    weights = {
-        name: tensor * config.logits_multiplier if name in changed else tensor for name, tensor in state_dict.items()
-    }
+    around_one = getattr(config, "norm", None) == "rms_around_one"  # gains are 1 + weight
+
+    def times(tensor: Tensor) -> Tensor:
+        return (tensor + 1) * config.logits_multiplier - 1 if around_one else tensor * config.logits_multiplier
+
+    weights = {name: times(tensor) if name in changed else tensor for name, tensor in state_dict.items()}
     return weights, config.model_copy(update={"mup": None})

@@ -280,6 +280,7 @@ class DoubleDecoder(Model):
         bias, causal = bias_or_causal(x, cache.encoded, causal=True, key_mask=key_mask)
         states = self.encoder(x, Sight(bias, turn, causal), cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
+            assert isinstance(layer, DecoderLayer)
             memory.grow(layer.self_attention.keys_and_values(states, turn))
 
     def new_cache(self) -> Cache:

@@ -53,10 +53,11 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
         setup = prepare(config, 0, 1, ranks_are_here=False)
-        model, source = setup.model, str(directory)
+        of_corpus, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, Cut(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]
-    assert isinstance(model, Widened)
+        assert isinstance(of_corpus, Widened)
+        model = of_corpus
     ids = min(_IDS, model.vocab_size or _IDS)
     changes = {
         **{name: min(_LAYERS, value) for name in _STACKS if (value := getattr(model, name, None))},

@@ -209,7 +209,7 @@ def outputs(model, family):
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("vanilla",)])
 def test_an_export_computes_the_same_without_mup(family):
     model = randomised(built(family, WIDE, BASE))
-    weights, plain = without_mup(interchange_of(model.config.family), model.state_dict(), model.config)
+    weights, plain = without_mup(interchange_of(model.config), model.state_dict(), model.config)
     assert plain == model.config.model_copy(update={"mup": None})
     same = models.build(plain).eval()
     same.load_state_dict(weights)
@@ -224,7 +224,7 @@ def test_an_export_computes_the_same_without_mup(family):
 def test_transformers_computes_the_same(family, kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = randomised(built(family, WIDE, BASE))
-    interchange = interchange_of(model.config.family)
+    interchange = interchange_of(model.config)
     exported = interchange.to_hugging_face(*without_mup(interchange, model.state_dict(), model.config))
     (tmp_path / "config.json").write_text(json.dumps(exported.config))
     tensors = {name: tensor.contiguous() for name, tensor in exported.tensors.items()}
@@ -243,7 +243,7 @@ def test_what_transformers_cannot_express_is_refused_in_a_line():
     ):
         model = built(family, WIDE, BASE, **changes)
         with pytest.raises(UserError, match=said):
-            without_mup(interchange_of(family), model.state_dict(), model.config)
+            without_mup(interchange_of(model.config), model.state_dict(), model.config)
 
 
 # The check.

@@ -106,7 +106,7 @@ class Widened(ModelConfig):
         problems = [
             f"mup: {name} {value} would be {value / self.widening:g} at base_width {self.base_width}; heads keep their "
             "width and layers their proportions, so it grows with d_model"
-            for name in ("num_heads", "num_cross_heads", "num_kv_heads", "d_ff")
+            for name in ("num_heads", "num_cross_heads", "num_key_value_heads", "d_ff")
             if (value := getattr(self, name, None)) and value * self.base_width % self.d_model
         ]
         if problems:

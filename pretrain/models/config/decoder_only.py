@@ -4,11 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig
+from pretrain.models.config.base import Count, Widened
 from pretrain.models.config.blocks import Heads, LocalAndGlobal, Norm
 
 
-class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
+class DecoderOnlyConfig(LocalAndGlobal, Heads, Widened):
     """A decoder alone, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of Llama,
     Qwen3, Gemma 2 or Gemma 3: docs/models.md lists them."""
 
@@ -55,6 +55,8 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
             raise ValueError(f"num_heads: rotary positions need heads of even width, but {name} is {self.d_kv}")
         if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
             raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
+        if self.mup and self.scale_embedding:
+            raise ValueError("mup: scale_embedding multiplies by √d_model, which muP keeps as at the base width")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("max_positions is missing: learned positions need it")
         if self.positions != "learned" and self.max_positions is not None:
