@@ -10,17 +10,26 @@ from pathlib import Path
 
 
 class Server:
-    """Serves the sqlite file mlflow.db in `folder`, and artifacts beside it, at `uri`. It answers once it is made."""
+    """Serves the sqlite file mlflow.db in `folder`, and artifacts beside it, at `uri`. It answers once it is made.
+
+    It is the process that `mlflow server` would start, after seconds of imports of its own.
+    """
 
     def __init__(self, folder: Path, port: int):
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
-        command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-        command += ["--artifacts-destination", str(folder / "mlartifacts")]
-        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        command = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(port)]
+        command.append("mlflow.server.fastapi_app:app")
+        store = f"sqlite:///{folder}/mlflow.db"
+        settings = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "_MLFLOW_SERVER_FILE_STORE": store,
+            "_MLFLOW_SERVER_REGISTRY_STORE": store,
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "mlartifacts"),
+        }
         with (folder / "server.log").open("w") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, **quiet}, stdout=log, stderr=log, start_new_session=True
+                command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
             )
         self.uri = f"http://127.0.0.1:{port}"
         while True:

@@ -55,7 +55,7 @@ def run_file(
 
 
 def mlflow(folder: Path) -> dict[str, object]:
-    """The tracking section of a run in MLflow. Few tests need it: creating MLflow's tables takes seconds."""
+    """The tracking section of a run in MLflow. Few tests need it: `empty_mlflow` saves the seconds for its tables."""
     return {"mlflow": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "tests"}, "log_every_steps": 1}
 
 

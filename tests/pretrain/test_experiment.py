@@ -301,11 +301,12 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan(found, 2, None, [], out, 1)
 
 
-def test_an_experiment_from_runs_to_table(small_corpus, tmp_path, monkeypatch, capsys):
+def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, monkeypatch, capsys):
     """Two rows, two seeds and a row that fails. One run is cut and resumed; MLflow has another row's runs, one of which
     the real launcher starts."""
     rows = tmp_path / "rows"
     rows.mkdir()
+    empty_mlflow(tmp_path)
     run_file(tmp_path, small_corpus, tracking=mlflow(tmp_path)).rename(rows / "wide.yaml")
     run_file(tmp_path, small_corpus, model={**MODEL, "d_ff": 32}).rename(rows / "narrow.yaml")
     run_file(tmp_path, tmp_path / "nowhere").rename(rows / "wrong.yaml")

@@ -168,7 +168,7 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
 
 def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path, monkeypatch):
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
-    unknown = run_command("pretrain", "train", path)
+    unknown = run_forked("train", path)
     assert unknown.returncode == 2
     assert "evaluation.0.hook: expected one of validation_loss, loss_breakdown, " in unknown.stderr
     assert "got 'trouble'" in unknown.stderr

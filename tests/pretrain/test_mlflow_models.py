@@ -31,9 +31,8 @@ TEXTS = ["The <extra_id_0> is on the table.", "Melt the margarine", "A"]
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory):
-    """One database for all tests: creating MLflow's tables takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('models')}/mlflow.db"
+def uri(tmp_path_factory, empty_mlflow):
+    return empty_mlflow(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -36,10 +36,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server(whole, tmp_path_factory):
+def server(whole, empty_mlflow, tmp_path_factory):
     """MLflow with three runs below a parent; one has an image, a table and a registered model."""
     folder = tmp_path_factory.mktemp("pages")
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = empty_mlflow(folder)
     for name in NAMES:
         run_dir = folder / name
         shutil.copytree(whole / name / "run", run_dir)

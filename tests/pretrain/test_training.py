@@ -31,9 +31,10 @@ from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_ea
 
 
 @pytest.fixture(scope="module")
-def reference(small_corpus, tmp_path_factory) -> Path:
+def reference(small_corpus, empty_mlflow, tmp_path_factory) -> Path:
     """A finished run of one rank at ZeRO stage 2; returns its run file."""
     folder = tmp_path_factory.mktemp("reference")
+    empty_mlflow(folder)
     path = run_file(folder, small_corpus, tracking=mlflow(folder))
     done = train(path, 1)
     assert done.returncode == 0, done.stderr
