@@ -45,7 +45,7 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, Widened):
     tie_embeddings: bool = True
     """Embedding and output share one matrix."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start; for matrices that end a residual branch, divided by
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by
     √(2 · num_layers)."""
 
     @model_validator(mode="after")

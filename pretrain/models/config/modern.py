@@ -56,8 +56,8 @@ class ModernConfig(LocalAndGlobal, ModelConfig):
     attention_dropout_rate: Probability = 0.0
     """Probability of dropout of attention weights, in training only."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start; for matrices that end a residual branch, divided by the root
-    of the stack's number of branches."""
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    root of the stack's number of branches."""
 
     @model_validator(mode="after")
     def _positions_fit(self) -> Self:
