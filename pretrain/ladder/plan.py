@@ -75,8 +75,8 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     ]
     *rungs, following = found
     by_size: dict[int, list[str]] = {}
-    for rung in found:
-        by_size.setdefault(rung.parameters, []).append(rung.name)
+    for one in found:
+        by_size.setdefault(one.parameters, []).append(one.name)
     problems = [
         f"{path}: {' and '.join(names)} have {parameters:,} parameters each; a rung is a size"
         for parameters, names in by_size.items()

@@ -101,7 +101,7 @@ def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[Tens
         for kind, pattern in _KINDS.items()
         if re.fullmatch(pattern, name)
     ]
-    hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(note_logits))  # type: ignore[arg-type]
+    hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(note_logits))
     try:
         yield squares, logits
     finally:
