@@ -67,7 +67,8 @@ def adapted(config: ModelConfig, encoder: State, decoder: State, crosses: bool, 
     origins = {name: origin(name, crosses) for name in shapes}
     taken = {name: states[one.stack][one.name] for name, one in origins.items() if one is not None}
     incomplete = [name for name, shape in shapes.items() if name not in taken or tuple(taken[name].shape) != shape]
-    state, new = dict(taken), {}
+    state = {name: tensor.clone() for name, tensor in taken.items()}  # files hold no tensor under two names
+    new: dict[str, int] = {}
     if incomplete:
         torch.manual_seed(seed)
         drawn = models.build(config).state_dict()

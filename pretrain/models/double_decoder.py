@@ -10,7 +10,7 @@ are drawn for each training step; in evaluation they are at equal distances.
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -280,8 +280,7 @@ class DoubleDecoder(Model):
         bias, causal = bias_or_causal(x, cache.encoded, causal=True, key_mask=key_mask)
         states = self.encoder(x, Sight(bias, turn, causal), cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            memory.grow(layer.self_attention.keys_and_values(states, turn))
+            memory.grow(cast(DecoderLayer, layer).self_attention.keys_and_values(states, turn))
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""

@@ -192,7 +192,7 @@ def test_an_adapted_model_trains_evaluates_generates_and_is_exported(gemma, smal
     assert losses(path)[1] == pytest.approx(float(torch.tensor(520.0).log()), abs=1.5)
     runner = CliRunner()
     for command in (
-        ["evaluate", tmp_path / "start", "--corpus", small_corpus],
+        ["evaluate", tmp_path / "start", "--corpus", small_corpus, "--hook", "validation_loss"],
         ["generate", tmp_path / "start", "Thank you <extra_id_0> me", "--max-new-tokens", "3"],
         ["export", tmp_path / "start", tmp_path / "exported"],
     ):

@@ -32,8 +32,8 @@ class DoubleDecoderConfig(Heads, ModelConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     """Added to the mean square in RMS norms, and to the variance in the norm of the encoder's output."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start; for matrices that end a residual branch, divided by the root
-    of the stack's number of branches."""
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    root of the stack's number of branches."""
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
