@@ -408,7 +408,8 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     ("overrides", "problem"),
     [
         (["tokenizer.kind=byte_level_bpe"], "tokenizer.path: kind byte_level_bpe needs the directory of an existing"),
-        (["tokenizer.kind=wordpiece"], "tokenizer.kind"),
+        (["tokenizer.kind=wordpiece"], "tokenizer.path: kind wordpiece needs the directory of an existing"),
+        (["tokenizer.kind=unigram"], "tokenizer.kind"),
         (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe takes a dictionary"),
         (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a is listed twice"),
         (["tokenizer.special_tokens=['']"], "tokenizer.special_tokens: a name is empty or has white space: ''"),

@@ -174,7 +174,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
 
     alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # only `Slow` writes here
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", Copy())
+    saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", Copy(), {})
     saver._writing.start()
     time.sleep(0.1)
     saver._writing.moved()
