@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.tally import Tally
@@ -21,6 +21,13 @@ _BULLETS = ("•", "‣", "●", "-", "*")
 _ELLIPSES = ("...", "…")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _number(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+
+Length = Annotated[PositiveInt, BeforeValidator(_number)]  # of n-grams; in JSON keys are text
 
 
 class GopherConfig(Section):
@@ -53,10 +60,10 @@ class GopherConfig(Section):
     """The same, by the characters of the lines. 1 turns it off."""
     max_duplicate_paragraph_characters: Fraction = 0.2
     """The same, by the characters of the paragraphs. 1 turns it off."""
-    max_top_ngrams: dict[PositiveInt, Fraction] = {2: 0.20, 3: 0.18, 4: 0.16}
+    max_top_ngrams: dict[Length, Fraction] = {2: 0.20, 3: 0.18, 4: 0.16}
     """For each n, pages in which the most frequent n-gram of words has a larger fraction of the characters are dropped.
     {} turns it off."""
-    max_duplicate_ngrams: dict[PositiveInt, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+    max_duplicate_ngrams: dict[Length, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
     """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. By
     default 0.15 for n = 5, 0.01 less for each n after it, to 0.10 for n = 10. {} turns it off."""
 

@@ -13,7 +13,7 @@ from data_pipeline.loading.batches import IGNORED, Batch, TrainingBatches
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.config.base import ModelConfig, Widened
+from pretrain.models.config.base import Widened
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.setup import prepare
 
@@ -49,7 +49,7 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
     """
     if not isinstance(config.model, Widened):
         raise UserError(f"{path}: model.family: {config.model.family} has no muP")
-    model: ModelConfig = config.model
+    model: Widened = config.model
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():

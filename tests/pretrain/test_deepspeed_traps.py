@@ -14,6 +14,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from pretrain import deepspeed_keys
 from pretrain.config import RunConfig
+from pretrain.models.model import Model
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
 
@@ -152,7 +153,7 @@ def test_the_defaults_in_the_reference_are_deepspeeds():
         assert stated == {key: section.model_fields[key].default for key in stated}
 
 
-class SometimesUsed(nn.Module):
+class SometimesUsed(Model):
     """A layer that takes part only if a row's first id is 1. It draws the same weights on all ranks."""
 
     def __init__(self) -> None:
