@@ -29,9 +29,9 @@ def elsewhere() -> Iterator[torch.device]:
 
 
 def built(values: dict[str, object], device: torch.device) -> nn.Module:
-    sizes = {"vocab_size": 200, "d_model": 64, "d_ff": 128}
+    sizes = {} if "encoder" in values else {"d_model": 64, "d_ff": 128}
     with device:
-        return models.build(models.parse({**sizes, **values}))
+        return models.build(models.parse({"vocab_size": 200, **sizes, **values}))
 
 
 def test_two_devices_are_noticed(elsewhere):
