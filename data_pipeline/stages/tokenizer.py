@@ -101,7 +101,7 @@ def expected(config: TokenizerConfig) -> Vocabulary:
     return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
-STAGE = Stage("tokenizer", 4, make_tokenizer, "lower tokenizer.sample_bytes")
+STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
 
 
 def _existing(config: TokenizerConfig) -> TextModel:

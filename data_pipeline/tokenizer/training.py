@@ -1,10 +1,9 @@
-"""Training a sentencepiece unigram model on the words of a sample of the corpus."""
+"""Training a sentencepiece unigram model on a sample of the corpus."""
 
 import hashlib
 import heapq
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
-_WORD_BYTES = 4000  # the trainer silently skips longer ones, above 4,192 bytes
-_WORDS = 5_000_000  # the most frequent ones are trained on; each takes some 100 bytes plus its text
+_LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
+_LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
 _THREADS = 8  # affects the result: another number trains another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 pieces: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
 # Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
@@ -28,19 +27,12 @@ MEMORY_PER_BYTE = 23
 def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
     """The model trained on the texts of `sample`, UTF-8.
 
-    A unigram model knows nothing of a word's neighbours, so that the words and their numbers are all that it learns
-    from. There are far fewer different words than words, and only they take the trainer's time and memory.
-
     The same texts in the same order give the same bytes: the number of threads is fixed and the model has no paths.
-
-    Raises UserError, with the number of pieces that the sample can give, if it can't give as many as are asked for.
     """
     model = io.BytesIO()
-    words = count_words(sample)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(f"{word}\t{number}" for word, number in words),
-            input_format="tsv",
+            sentence_iterator=(line for text in sample for line in _lines(text)),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,
@@ -50,6 +42,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
             eos_id=EOS,
             unk_id=UNK,
             bos_id=-1,
+            input_sentence_size=_LINES,
             num_threads=_THREADS,
             minloglevel=2,
         )
@@ -59,7 +52,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
 
 
 def _refusal(pieces: int, error: str) -> str:
-    """What sentencepiece says of a vocabulary that it can't train. If it is too large, it says so after one round."""
+    """What sentencepiece says of a vocabulary that it can't train."""
     if most := re.search(r"Vocabulary size too high .* a value <= (\d+)", error):
         return f"the sample gives at most {int(most[1]):,} pieces, not {pieces:,}; ask for fewer, or add text"
     return f"sentencepiece can't train {pieces:,} pieces: {' '.join(error.split())}"
@@ -108,21 +101,18 @@ def _position(seed: int, identity: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def count_words(sample: Iterable[bytes]) -> list[tuple[str, int]]:
-    """The words of all texts, which may be cut inside a character, and how often each occurs, in the order in which
-    they first do; the most frequent ones if there are too many. Words are what white space separates; long ones are
-    cut."""
-    counts: Counter[str] = Counter()
-    for text in sample:
-        counts.update(text.decode(errors="ignore").split())
-    words = counts.items() if len(counts) <= _WORDS else counts.most_common(_WORDS)
-    return [(piece, number) for word, number in words for piece in _cut(word)]
+def _lines(text: bytes) -> Iterator[str]:
+    """The lines of a text, which may be cut inside a character; long ones are cut at spaces."""
+    for line in text.decode(errors="ignore").splitlines():
+        yield from _cut(line)
 
 
-def _cut(word: str) -> Iterator[str]:
-    """`word` in pieces of at most `_WORD_BYTES` bytes."""
-    while len(word) > _WORD_BYTES // 4 and len(encoded := word.encode()) > _WORD_BYTES:
-        head = encoded[:_WORD_BYTES].decode(errors="ignore")
-        yield head
-        word = word[len(head) :]
-    yield word
+def _cut(line: str) -> Iterator[str]:
+    """`line` in pieces of at most `_LINE_BYTES` bytes, cut at spaces where there are any."""
+    while len(line.encode()) > _LINE_BYTES:
+        head = line.encode()[:_LINE_BYTES].decode(errors="ignore")
+        at = head.rfind(" ") if " " in head.strip() else len(head)
+        yield line[:at]
+        line = line[at:].lstrip()
+    if line:
+        yield line

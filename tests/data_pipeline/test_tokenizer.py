@@ -8,7 +8,6 @@ import json
 import pickle
 import re
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
-from data_pipeline.tokenizer.training import check_memory, count_words, draw_sample, train
+from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
 from tests.in_process import run_here
 
@@ -346,45 +345,6 @@ def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path
     most = int(told.replace(",", ""))
     for size, code in ((most + 1, 2), (most, 0)):
         assert run_here("data-pipeline", "tokenizer", config, f"tokenizer.vocab_size={size}").returncode == code
-
-
-def test_a_text_that_repeats_itself_is_learnt_from_once(c4_texts):
-    """Of two hundred copies the trainer sees the words of one, so a vocabulary is refused about as soon."""
-    sample = [text.encode() for text in c4_texts[:20]]
-    words = dict(count_words(sample))
-    assert dict(count_words(sample * 200)) == {word: 200 * number for word, number in words.items()}
-    used = time.process_time()
-    with pytest.raises(UserError, match="the sample gives at most"):
-        train(TokenizerConfig(vocab_size=10_000), sample * 200)  # 10 MB
-    assert time.process_time() - used < 10
-
-
-def test_training_on_words_compresses_as_well_as_training_on_sentences(c4_texts):
-    """Compares tokens per byte of held-out text with those of sentencepiece's own training on lines."""
-    learnt, held_out = c4_texts[:120], c4_texts[120:]
-    settings = TokenizerConfig(vocab_size=1500)
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in learnt for line in text.splitlines()), model_writer=model,
-        vocab_size=settings.vocab_size, character_coverage=settings.character_coverage,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1, minloglevel=2,
-    )  # fmt: skip
-    on_lines = SentencePiece(model.getvalue(), "lines")
-    on_words = train(settings, [text.encode() for text in learnt])
-    tokens = [sum(map(len, one.encode(held_out))) for one in (on_lines, on_words)]
-    assert tokens[1] == pytest.approx(tokens[0], rel=0.005)
-    assert on_words.vocabulary.text == on_lines.vocabulary.text
-
-
-def test_words_that_the_trainer_would_skip_are_cut_and_lose_nothing():
-    """It skips what is longer than 4,192 bytes: a line of Japanese may be, since it has no spaces."""
-    line = "吾輩は猫である。" * 1000
-    words = count_words([f"{line} {line}\tcat cat\x00".encode(), "naïve".encode()[:3]])
-    pieces = [word for word, number in words if number == 2]
-    assert "".join(pieces) == line
-    assert max(len(piece.encode()) for piece in pieces) <= 4000
-    assert dict(words)["cat"] == 1
-    assert dict(words)["na"] == 1  # the sample's last document is cut where its bytes end
 
 
 def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
