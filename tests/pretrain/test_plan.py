@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
@@ -69,8 +71,6 @@ def batch_of(family: str, rows: Rows) -> dict[str, torch.Tensor]:
 def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], checkpointing: bool) -> int:
     """What autograd really keeps of a forward pass on a CPU: each storage once, parameters and inputs left out."""
     model = models.build(config).bfloat16().train()
-    for layer in layers(model) if checkpointing else ():
-        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
     given = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch.values())}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -80,6 +80,19 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
             kept[storage.data_ptr()] = storage  # held here, so that no other gets its address
         return tensor
 
+    def keeping(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """A layer that is computed again holds what it was called with, which passes by the hooks."""
+
+        def called(*args: Any, **kwargs: Any) -> torch.Tensor:
+            for one in tree_leaves((args, kwargs)):
+                if isinstance(one, torch.Tensor):
+                    keep(one)
+            return forward(*args, **kwargs)
+
+        return called
+
+    for layer in layers(model) if checkpointing else ():
+        layer.forward = keeping(recomputed(layer.forward))  # type: ignore[method-assign]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(**batch)
     return sum(storage.nbytes() for storage in kept.values())
@@ -96,8 +109,7 @@ def test_activations_are_those_that_autograd_saves(family, checkpointing, monkey
     rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
     saved = bytes_saved(config, batch_of(family, rows), checkpointing)
     planned = activations(config, rows, "bf16", checkpointing, on_gpu=False, fused_attention=family != "t5")
-    too_high = family == "double_decoder" and checkpointing  # by 13 %, for a reason not found yet
-    assert planned.saved == pytest.approx(saved, rel=0.15 if too_high else 0.1)
+    assert planned.saved == pytest.approx(saved, rel=0.1)
 
 
 def test_fused_attention_never_keeps_attention_weights():
