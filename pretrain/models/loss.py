@@ -58,7 +58,7 @@ def places_of_targets(labels: Tensor) -> Tensor:
 
 
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
-    """`token_losses`, with the z-loss and label smoothing of `config` in training: logits (…, vocabulary), labels (…)."""
+    """`token_losses`, with the z-loss and label smoothing of `config` in training."""
     if _hits is not None:
         _hits.append(logits.argmax(dim=-1) == labels)
     return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))

@@ -55,8 +55,8 @@ class Head(Linear):
             return self._logits(x)
         assert config is not None
         if not x.is_cuda or hits_are_noted():
-            places = places_of_targets(labels) if x.device.type == "cpu" else None
-            if places is None or len(places) > _MOST_TARGETS * labels.numel():
+            places = _worth_picking_out(labels)
+            if places is None:
                 return configured_losses(self._logits(x), labels, config, self.training)
             logits = self._logits(x.flatten(0, -2).index_select(0, places))
             losses = configured_losses(logits, labels.flatten()[places], config, self.training)
@@ -74,6 +74,14 @@ class Head(Linear):
     def offsets(self, x: Tensor) -> Tensor | None:
         """(vocabulary,) What is added to the logits of states like `x`."""
         return self.bias
+
+
+def _worth_picking_out(labels: Tensor) -> Tensor | None:
+    """The places of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    places = places_of_targets(labels)
+    return places if len(places) <= _MOST_TARGETS * labels.numel() else None
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:
