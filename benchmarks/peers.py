@@ -47,8 +47,8 @@ class Work:
 
 CPU_WORK = (
     Work("T5-v1.1-small", "t5-v1.1-small", 4, 512, 114),
-    Work("BART-base", "bart-base", 2, 256, 256),
-    Work("GPT-2 small", "gpt2-small", 1, 0, 512),
+    Work("BART-base", "bart-base", 1, 256, 256),
+    Work("GPT-2 small", "gpt2-small", 1, 0, 256),
 )
 # for transformers' products in bf16, on a CPU that has no arithmetic for it
 SLOW_WORK = (

@@ -51,10 +51,13 @@ def train(
 ) -> None:
     """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
     from data_pipeline.foundation.config_file import load
+    from data_pipeline.loading import server
     from pretrain.config import RunConfig
     from pretrain.run import rank_logs
 
     settings = load(config, overrides or [], RunConfig)
+    if settings.data.workers:
+        server.start()  # it imports PyTorch while this process does
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)

@@ -273,12 +273,10 @@ _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
 def _weights(model: ModelConfig) -> dict[str, Any]:
-    """The settings that decide the shapes and the meaning of a model's weights.
-
-    They include the number of embedding rows, but not the multiple these are padded to: several multiples give the same
-    number.
-    """
-    settings = model.model_dump(exclude={*model.training_only, "pad_vocab_to_multiple_of"})
+    """`of_the_weights` with the number of embedding rows instead of the multiple these are padded to, since several
+    multiples give the same number."""
+    settings = model.of_the_weights()
+    del settings["pad_vocab_to_multiple_of"]
     return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 
 

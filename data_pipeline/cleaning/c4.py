@@ -17,6 +17,7 @@ from data_pipeline.text.tally import Tally
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _END_MARKS = (".", "?", "!", '"')
 _ELLIPSIS = "..."
+_NAMED = ("lorem ipsum", "javascript", "cookie", "policy", "terms of use")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
@@ -57,7 +58,10 @@ def clean_page(
     if is_too_long(text, rules, tally):
         return None
     kept: list[str] = []
-    web_rules = rules.web_rules
+    web_rules, least_words = rules.web_rules, rules.min_words_per_line
+    # Lines are converted to lower case only in a page that has one of the words somewhere. A removed citation mark may
+    # join the halves of one.
+    names = web_rules and ("[" in text or any(map(text.lower().__contains__, _NAMED)))
     for line in text.splitlines():
         line = line.strip()
         if (longest := rules.max_word_length) and len(line) > longest and max(map(len, line.split())) > longest:
@@ -68,10 +72,10 @@ def clean_page(
         if web_rules and (not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS)):
             tally.drop("line_no_endmark", line)
             continue
-        if len(line.split()) < rules.min_words_per_line:
+        if least_words and len(line.split(None, least_words - 1)) < least_words:
             tally.drop("line_too_short", line)
             continue
-        lowered = line.lower() if web_rules else ""
+        lowered = line.lower() if names else ""
         if "lorem ipsum" in lowered:
             tally.drop("lorem_ipsum", line)
             return None

@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context, resource_tracker
 from types import FrameType
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -16,11 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from data_pipeline.foundation.blocked_signals import blocked
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.loading import server
 
 Item = TypeVar("Item")
-# A terminal or a scheduler sends these to all processes. The run stops on them, and needs its workers until then.
-_IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
-_REQUESTS = {*_IGNORED, signal.SIGTERM}  # SIGTERM may also be meant for one worker
 _open: WeakSet[Iterator[Any]] = WeakSet()
 _PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
@@ -63,12 +60,9 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int,
 
 
 def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool) -> Iterator[Any]:
-    with blocked(_REQUESTS):  # until a worker has installed its handlers
-        if workers:
-            # The server that forks the workers imports this once. Else each takes a second and 100 MB to import torch.
-            get_context("forkserver").set_forkserver_preload([type(dataset).__module__])
-            resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # ensure_running unblocks some of them
+    if workers:
+        server.start(type(dataset).__module__)
+    with blocked(server.REQUESTS):  # until a worker has installed its handlers
         made = iter(
             DataLoader(
                 _Guarded(dataset),
@@ -102,10 +96,10 @@ def _end_workers() -> None:
 
 
 def _outlive_requests(worker: int) -> None:
-    for number in _IGNORED:
+    for number in server.IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _not_at_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, server.REQUESTS)
 
 
 def _not_at_once(number: int, frame: FrameType | None) -> None:

@@ -34,9 +34,8 @@ def last_checkpoints(run: Path, number: int) -> list[Path]:
 def _meaning(stored: StoredTensors) -> dict[str, object]:
     """What weights of one model have in common."""
     model = stored.index.model
-    settings = model.model_dump(exclude=set(model.training_only))
     return {
-        **{f"model.{name}": value for name, value in settings.items()},
+        **{f"model.{name}": value for name, value in model.of_the_weights().items()},
         "tokenizer": stored.index.identity.get("tokenizer_sha256"),
     }
 

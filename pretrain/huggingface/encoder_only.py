@@ -48,6 +48,7 @@ SETTINGS = {
     "max_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
     "dropout_rate": "hidden_dropout_prob",
+    "init_std": "initializer_range",
 }
 # Settings of transformers' BERT that ours lacks, each with the value at which both compute the same.
 FIXED = {

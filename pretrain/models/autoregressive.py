@@ -26,8 +26,6 @@ from pretrain.models.masks import visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 
-STD = 0.02  # for all matrices and tables except those that end a residual branch
-
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
 # have the same length.
 Cache = list[tuple[KeyValueCache, ...]]
@@ -59,7 +57,7 @@ def _attention(config: AutoregressiveConfig, num_heads: int, bias: bool, out_std
         config.dropout_rate,
         scaled=True,
         bias=bias,
-        std=config.hidden_std(STD),
+        std=config.hidden_std(config.init_std),
         out_std=out_std,
     )
 
@@ -76,13 +74,18 @@ def _cross_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
 def _feed_forward(config: AutoregressiveConfig, out_std: float) -> FeedForward:
     d_ff = config.d_ff or 4 * config.d_model
     return FeedForward(
-        config.d_model, d_ff, activation="gelu", bias=config.bias, std=config.hidden_std(STD), out_std=out_std
+        config.d_model,
+        d_ff,
+        activation="gelu",
+        bias=config.bias,
+        std=config.hidden_std(config.init_std),
+        out_std=out_std,
     )
 
 
 def _residual_std(config: AutoregressiveConfig, num_layers: int) -> float:
     """The std of matrices that end a residual branch. A stack counts its own layers (the author's are equally deep)."""
-    return config.hidden_std(STD) * (2 * num_layers) ** -0.5
+    return config.hidden_std(config.init_std) * (2 * num_layers) ** -0.5
 
 
 class EncoderLayer(nn.Module):
@@ -160,7 +163,7 @@ class Bridge(nn.Module):
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
         self.norm = _norm(config) if config.bridge_norm else nn.Identity()
-        self.linear = Linear(config.d_model, config.d_model, config.hidden_std(STD), config.bias)
+        self.linear = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), config.bias)
 
     def forward(self, encoder_out: Tensor) -> Tensor:
         return self.linear(self.norm(encoder_out))
@@ -225,17 +228,19 @@ class Autoregressive(Model):
         super().__init__()
         self.config = config
         rows, d_model = config.padded_vocab_size, config.d_model
-        self.embedding = Embedding(rows, d_model, STD)
+        self.embedding = Embedding(rows, d_model, config.init_std)
         self.position_embedding: LearnedPositions | None = None
         if config.max_positions is not None:
-            self.position_embedding = LearnedPositions(config.max_positions + config.reads_next_position, d_model, STD)
+            self.position_embedding = LearnedPositions(
+                config.max_positions + config.reads_next_position, d_model, config.init_std
+            )
         self.dropout = Dropout(config.dropout_rate)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.bridge = Bridge(config)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.final_norm = _norm(config)
         self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
-        self.lm_head = Head(d_model, rows, STD, multiplier=config.logits_multiplier)
+        self.lm_head = Head(d_model, rows, config.init_std, multiplier=config.logits_multiplier)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
         self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None

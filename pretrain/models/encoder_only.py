@@ -16,8 +16,6 @@ from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
 
-STD = 0.02  # for every matrix; the authors also truncate beyond two standard deviations
-
 
 def _norm(config: EncoderOnlyConfig) -> LayerNorm:
     return LayerNorm(config.d_model, config.layer_norm_epsilon)
@@ -26,7 +24,7 @@ def _norm(config: EncoderOnlyConfig) -> LayerNorm:
 class Layer(nn.Module):
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        std = config.hidden_std(STD)
+        std = config.hidden_std(config.init_std)
         self.attention = Attention(
             config.d_model, config.d_kv, config.num_heads, config.dropout_rate, scaled=True, bias=True, std=std
         )
@@ -46,8 +44,8 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
         types = config.num_token_types
-        self.positions = LearnedPositions(config.max_positions, config.d_model, STD)
-        self.token_types = Embedding(types, config.d_model, STD) if types else None
+        self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
+        self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
         self.embedding_norm = _norm(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.dropout = Dropout(config.dropout_rate)
@@ -79,7 +77,7 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        self.transform = Linear(config.d_model, config.d_model, config.hidden_std(STD), bias=True)
+        self.transform = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), bias=True)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = _norm(config)
 
@@ -93,8 +91,8 @@ class NextSentenceHead(nn.Module):
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        self.pooler = Linear(config.d_model, config.d_model, config.hidden_std(STD), bias=True)
-        self.classifier = Head(config.d_model, 2, STD, bias=True, multiplier=config.logits_multiplier)
+        self.pooler = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), bias=True)
+        self.classifier = Head(config.d_model, 2, config.init_std, bias=True, multiplier=config.logits_multiplier)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (batch, length, d_model) to logits (batch, 2); class 0: the second text follows the first."""
@@ -110,10 +108,10 @@ class EncoderOnly(Model):
         super().__init__()
         self.config = config
         rows = config.padded_vocab_size
-        self.embedding = Embedding(rows, config.d_model, STD)
+        self.embedding = Embedding(rows, config.d_model, config.init_std)
         self.encoder = Encoder(config)
         self.masked_lm = MaskedLMHead(config)
-        self.lm_head = Head(config.d_model, rows, STD, bias=True, multiplier=config.logits_multiplier)
+        self.lm_head = Head(config.d_model, rows, config.init_std, bias=True, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
 

@@ -65,7 +65,7 @@ def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, train
 
 
 def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy in nats, fp32: logits (batch, length, vocabulary), labels (batch, length) → (batch, length).
+    """Cross-entropy in nats, fp32: logits (…, vocabulary), labels (…) → (…).
 
     The loss of a label of -100 is 0. A positive `z_loss` adds `z_loss` · (log Z)², which keeps the softmax's normaliser
     near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` spreads that share of each target's mass over all ids

@@ -13,6 +13,7 @@ from pretrain.models.layers import Linear, soft_capped
 from pretrain.models.logit_bias import by_kernel
 from pretrain.models.loss import configured_losses, hits_are_noted, places_of_targets
 
+_MOST_TARGETS = 7 / 8  # a larger share of the positions isn't picked out on a CPU: the copies would take the gain
 _LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 256 MB in bf16
 
 
@@ -44,19 +45,27 @@ class Head(Linear):
     ) -> Tensor:
         """Maps (…, d_model) to logits (…, vocabulary); or with `labels` (…) to what `configured_losses` makes of them.
 
-        On a GPU positions without a target are left out. The others go through the matrix in chunks, whose logits the
-        backward pass computes again: a third more arithmetic in this product, for no memory. `target_places` are the
-        numbers of the labels that count, among all labels; without them the GPU is waited for.
+        Positions without a target are left out, on a CPU if they are worth it. On a GPU the others go through the
+        matrix in chunks, whose logits the backward pass computes again: a third more arithmetic in this product, for no
+        memory. `target_places` are the numbers of the labels that count, among all labels; without them the GPU is
+        waited for.
         """
         x = self.scaled(x)
         if labels is None:
-            return _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+            return self._logits(x)
         assert config is not None
         if not x.is_cuda or hits_are_noted():
-            logits = _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
-            return configured_losses(logits, labels, config, self.training)
+            places = _worth_picking_out(labels)
+            if places is None:
+                return configured_losses(self._logits(x), labels, config, self.training)
+            logits = self._logits(x.flatten(0, -2).index_select(0, places))
+            losses = configured_losses(logits, labels.flatten()[places], config, self.training)
+            return losses.new_zeros(labels.numel()).index_copy(0, places, losses).view(labels.shape)
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         """States (…, d_model) times the multiplier of the logits."""
@@ -65,6 +74,14 @@ class Head(Linear):
     def offsets(self, x: Tensor) -> Tensor | None:
         """(vocabulary,) What is added to the logits of states like `x`."""
         return self.bias
+
+
+def _worth_picking_out(labels: Tensor) -> Tensor | None:
+    """The places of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    places = places_of_targets(labels)
+    return places if len(places) <= _MOST_TARGETS * labels.numel() else None
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -25,10 +25,6 @@ from pretrain.models.positions import (
     sinusoids,
 )
 
-# The standard deviation of the first logits. At 1, T5's own value, the first loss is ln V + 1/2 (the mean of
-# log Z for unit normal logits), and tied embeddings start out predicting their own input; at 1/2 it is ln V + 1/8.
-OUTPUT_STD = 0.5
-
 
 def _attention(config: T5Config) -> Attention:
     return Attention(config.d_model, config.d_kv, config.num_heads, config.dropout_rate)
@@ -53,7 +49,7 @@ def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativeP
 
 
 def _output_std(config: T5Config) -> float:
-    return OUTPUT_STD if config.scale_outputs else OUTPUT_STD * config.base_width**-0.5
+    return config.init_output_std * (1.0 if config.scale_outputs else config.base_width**-0.5)
 
 
 def _embedding_std(config: T5Config) -> float:

@@ -16,10 +16,6 @@ from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import positions_from, sinusoids
 
-# The standard deviation of the first logits. With the authors' own N(0, 1/d_model) embeddings it would be 1, the first
-# loss ln V + 1/2, and more for the tied matrix, by which a decoder starts out predicting its own input.
-OUTPUT_STD = 0.5
-
 
 def _attention(config: PostNormConfig, std: float | None) -> Attention:
     return Attention(
@@ -162,7 +158,7 @@ class Vanilla(EncoderDecoder):
     """The Transformer as published."""
 
     def __init__(self, config: VanillaConfig):
-        rows, d_model, std = config.padded_vocab_size, config.d_model, OUTPUT_STD * config.base_width**-0.5
+        rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_output_std * config.base_width**-0.5
         embedding = Embedding(rows, d_model, std)
         lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
         encoder, decoder = (stack(config, SinusoidalInputs(config), std=None) for stack in (Encoder, Decoder))

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.device import with_places
-from pretrain.models.loss import IGNORED, places_of_targets
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.loss import IGNORED, places_of_targets, token_losses
+from pretrain.models.loss_head import Head
 from tests.pretrain import loss_cases
 from tests.pretrain.attention_cases import interpreted
 
@@ -32,6 +35,36 @@ def test_chunks_of_soft_capped_logits_do_too(dtype, most):
 @pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
 def test_the_kernel_gives_the_losses_and_gradients_of_all_logits(run, z_loss, smoothing):
     assert max(run(loss_cases.errors, "cpu", torch.float32, z_loss, smoothing, True)) < 1e-5
+
+
+@pytest.mark.parametrize("counted", [0, 2, 11, 12])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_positions_without_a_target_change_no_loss_and_no_gradient(counted, softcap):
+    """Some are left out, and few are computed for nothing; both give what `token_losses` does."""
+    generator = torch.Generator().manual_seed(0)
+    head = Head(8, 50, std=1.0, bias=True, softcap=softcap).double()
+    x = torch.randn(3, 4, 8, dtype=torch.float64, generator=generator).requires_grad_()
+    labels = torch.randint(50, (12,), generator=generator)
+    labels[torch.randperm(12, generator=generator)[counted:]] = IGNORED
+    config = ModelConfig(family="none", z_loss=0.05, label_smoothing=0.1)
+    losses = head(x, labels.view(3, 4), config)
+    expected = token_losses(head(x), labels.view(3, 4), 0.05, 0.1)
+    torch.testing.assert_close(losses, expected)
+    weights = torch.randn(3, 4, generator=generator)
+    inputs = (x, head.weight, head.bias)
+    for found, same in zip(
+        *(torch.autograd.grad((of * weights).sum(), inputs) for of in (losses, expected)), strict=True
+    ):
+        torch.testing.assert_close(found, same)
+
+
+def test_positions_without_a_target_take_no_time_in_the_output_matrix():
+    x, labels = torch.randn(1, 40, 8), torch.full((1, 40), IGNORED)
+    labels[0, :10] = 1
+    head = Head(8, 50, std=1.0)
+    with FlopCounterMode(display=False) as counted:
+        head(x, labels, ModelConfig(family="none"))
+    assert counted.get_total_flops() == 2 * 10 * 8 * 50
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_chunk():

@@ -136,12 +136,25 @@ def test_published_parameter_counts(name, expected):
     "version", [V1_0, V1_1, *list(POSITIONS.values())[1:]], ids=["v1.0", "v1.1", *list(POSITIONS)[1:]]
 )
 @pytest.mark.parametrize(("d_model", "vocab_size"), [(128, 1100), (512, 8000)])
-def test_first_loss_is_that_of_a_uniform_guess(version, d_model, vocab_size):
+def test_first_loss_with_small_first_logits_is_that_of_a_uniform_guess(version, d_model, vocab_size):
+    assert first_loss(d_model, vocab_size, init_output_std=0.5, **version) == pytest.approx(
+        math.log(vocab_size), abs=0.3
+    )
+
+
+@pytest.mark.parametrize(("d_model", "vocab_size"), [(128, 1100), (512, 8000)])
+def test_first_loss_with_the_published_deviations(d_model, vocab_size):
+    """Unit normal logits: ln V + 1/2. v1.0's tied matrix makes the decoder predict its own input, which costs more."""
+    assert first_loss(d_model, vocab_size, **V1_1) == pytest.approx(math.log(vocab_size) + 0.5, abs=0.1)
+    assert first_loss(d_model, vocab_size, **V1_0) > math.log(vocab_size) + 0.6
+
+
+def first_loss(d_model, vocab_size, **settings):
     torch.manual_seed(0)
-    model = build(tiny(d_model=d_model, d_kv=32, d_ff=2 * d_model, vocab_size=vocab_size, **version))
+    model = build(tiny(d_model=d_model, d_kv=32, d_ff=2 * d_model, vocab_size=vocab_size, **settings))
     with torch.no_grad():
         losses = model(ids(8, 40, vocab_size=vocab_size), ids(8, 20, seed=1, vocab_size=vocab_size))["labels"]
-    assert losses.mean().item() == pytest.approx(math.log(vocab_size), abs=0.3)
+    return losses.mean().item()
 
 
 def test_standard_deviations_at_the_start():
@@ -158,6 +171,7 @@ def test_standard_deviations_at_the_start():
         (layer.feed_forward.wi_0.weight, d_model**-0.5),
         (layer.feed_forward.wi_1.weight, d_model**-0.5),
         (layer.feed_forward.wo.weight, d_ff**-0.5),
+        (model.lm_head.weight, d_model**-0.5),
     ]:
         assert weight.std().item() == pytest.approx(std, rel=0.03)
     assert model.encoder.relative_attention_bias.weight.std().item() == pytest.approx(d_model**-0.5, rel=0.2)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.models.config.base import Count, Widened
@@ -48,6 +48,9 @@ class AutoregressiveConfig(Widened):
     """How positions are encoded."""
     max_positions: Count | None = None
     """The longest row with learned positions, in tokens. null with rotary ones, which have no limit."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all matrices at the start. For those that end a residual branch it is divided by
+    √(2 · the stack's layers)."""
     bias: bool = False
     """Biases in linear layers and layer norms."""
     cross_attention_bias: bool | None = None

@@ -1,6 +1,6 @@
 """The settings common to all families. The launcher reads these too, so torch isn't imported."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ class ModelConfig(Section):
 
     # settings in which a run may differ from the checkpoint it starts from
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
+    # settings that matter to random weights alone
+    initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
 
     family: str
     """The model family."""
@@ -34,6 +36,10 @@ class ModelConfig(Section):
     """Coefficient of the z-loss, the mean of log² Z of the output's softmax, in training only. 0 turns it off."""
     label_smoothing: Probability = 0.0
     """The share of a target's probability that is spread over all ids, in training only. 0 turns it off."""
+
+    def of_the_weights(self) -> dict[str, Any]:
+        """The settings that decide the shapes and the meaning of a model's weights."""
+        return self.model_dump(exclude={*self.training_only, *self.initial_only})
 
     @property
     def longest_sequence(self) -> int | None:

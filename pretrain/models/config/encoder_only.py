@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from pretrain.models.config.base import Count, HeadsShareWidth
 
@@ -21,6 +21,8 @@ class EncoderOnlyConfig(HeadsShareWidth):
     """Also predict whether the second text of a row follows the first."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Activation of the feed-forward layers."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all matrices at the start."""
     layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-12
     """Added to the variance in layer norms."""
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from pretrain.models.config.base import Count, Widened
 
@@ -39,6 +39,9 @@ class T5Config(Widened):
     scale_outputs: bool = False
     """Multiply the decoder's output by d_model^-½ before the output matrix. By default true with tied embeddings, as in
     v1.0."""
+    init_output_std: PositiveFloat = 1.0
+    """The standard deviation of the first logits. With T5's own, 1, the first loss is ln V + ½, and more with tied
+    embeddings, which make the decoder predict its own input at first. With 0.5 it is about ln V + ⅛."""
 
     @property
     def logits_multiplier(self) -> float:
