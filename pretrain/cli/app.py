@@ -1,0 +1,26 @@
+"""The application, and the arguments that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.foundation.command import Version, config_path, path_argument
+
+HELP = "Train models on corpora, and generate with, export and track them."
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, pretty_exceptions_enable=False)
+
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
+]
+Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory for its latest.")]
+NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
+
+
+@app.callback(help=HELP)
+def _started_by_a_launcher(
+    version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
+) -> None:
+    # the deepspeed launcher passes --local_rank to each rank; the environment holds the same number
+    pass

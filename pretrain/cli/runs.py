@@ -1,0 +1,165 @@
+"""Commands that train, and that say beforehand what a run needs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.command import config_path, path_argument, path_option
+from data_pipeline.foundation.errors import UserError
+from pretrain.cli.app import Overrides, RunPath, app
+
+GPUS_PER_NODE = 8  # of the common servers
+
+
+def _folder(text: str) -> Path:
+    return Path(paths.config_folder(text))
+
+
+@app.command()
+def train(
+    config: RunPath,
+    overrides: Overrides = None,
+    stop_at_step: Annotated[
+        int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
+) -> None:
+    """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
+    from data_pipeline.foundation.config_file import load
+    from data_pipeline.loading import server
+    from pretrain.config import RunConfig
+    from pretrain.run import rank_logs
+
+    settings = load(config, overrides or [], RunConfig)
+    if settings.data.workers:
+        server.start()  # it imports PyTorch while this process does
+    from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
+
+    code = run(settings, stop_at_step, fresh)
+    # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
+    raise typer.Exit(0 if rank_logs.supervised() else code)
+
+
+@app.command()
+def experiment(
+    directory: Annotated[
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", _folder)
+    ],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
+    budget: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="400steps or 5%: shortens every run, warm-up and schedule too.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
+    ] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
+) -> None:
+    """Train every run file of a folder with several seeds, and compare them in a table.
+
+    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    """
+    from pretrain.experiment.command import experiment as run
+
+    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
+
+
+@app.command()
+def ladder(
+    config: Annotated[
+        Path, path_argument("LADDER.yaml", "A ladder file, or configs:NAME for one that ships.", config_path)
+    ],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each rung, with seeds from run.seed on.")] = 1,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
+    ] = None,
+    out: Annotated[Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME.")] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only fit the rungs that have finished.")] = True,
+    next_: Annotated[bool, typer.Option("--next", help="Train the next rung too, and compare it.")] = False,
+) -> None:
+    """Train models of growing size, fit a law to their losses, and predict the next size's.
+
+    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    """
+    from pretrain.ladder.command import ladder as run
+
+    raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
+
+
+@app.command("mup-check")
+def mup_check(
+    config: RunPath,
+    overrides: Overrides = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(help="At least three widths: 64,128,256,512. Default: doublings of the least possible."),
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where table and picture go. Default: runs/mup-check-NAME.")
+    ] = None,
+) -> None:
+    """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
+    from pretrain.mup_check.command import mup_check as run
+
+    raise typer.Exit(run(config, overrides or [], widths, out))
+
+
+@app.command()
+def plan(
+    config: RunPath,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="a100-80gb, h100-sxm …; an unknown name lists all.")],
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: 8 GPUs a node.")] = None,
+    mfu: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of its peak that a GPU reaches while it computes.")
+    ] = 0.31,
+    price: Annotated[float, typer.Option(min=0.0, help="Dollars for a GPU and an hour.")] = 2.0,
+    network: Annotated[
+        float | None, typer.Option(min=0.1, help="GB/s from a GPU to other nodes. Default: typical of the GPU.")
+    ] = None,
+    inputs: Annotated[int | None, typer.Option(min=1, help="Input tokens of a row. Default: the corpus's.")] = None,
+    targets: Annotated[int | None, typer.Option(min=1, help="Target tokens of a row. Default: the corpus's.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.01, help="The cheapest GPUs are sought among those that end within so long.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
+) -> None:
+    """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus."""
+    from data_pipeline.foundation.config_file import load
+    from pretrain.config import RunConfig
+    from pretrain.gpus import gpu_named
+
+    settings, kind = load(config, overrides or [], RunConfig), gpu_named(gpu)
+    nodes = nodes or -(-gpus // GPUS_PER_NODE)
+    if gpus % nodes:
+        raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
+    from rich.console import Console
+
+    from pretrain.plan import report
+    from pretrain.plan.fit import Planner, Question
+    from pretrain.plan.row import described
+
+    settings, row = described(settings, config, inputs, targets)
+    question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
+    planner = Planner(question)
+    if json_:
+        print(json.dumps(report.as_json(planner, gpus), indent=1))
+    else:
+        report.show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
+
+
+@app.command()
+def reference() -> None:
+    """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
+    from pretrain.reference import page
+
+    print(page(), end="")

@@ -1,0 +1,50 @@
+"""Commands that show a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.command import path_argument, path_option
+from pretrain.cli.app import app
+
+
+@app.command()
+def dashboard(
+    run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
+    uri: Annotated[
+        str, path_option("--uri", "MLflow's store, if no run is given.", paths.mlflow_uri)
+    ] = "sqlite:///runs/mlflow.db",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The first port to try; the next free one is used.")
+    ] = 5000,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
+) -> None:
+    """Serve the MLflow UI until Ctrl-C."""
+    from pretrain.tracking.dashboard import dashboard as serve
+
+    serve(run_dir, uri, port, browser, print_only)
+
+
+@app.command()
+def watch(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
+) -> None:
+    """Show a run's curves and samples in the terminal, until Ctrl-C."""
+    from pretrain.metrics.watch import watch as show
+
+    show(run_dir, once)
+
+
+@app.command()
+def sync(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
+    uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
+) -> None:
+    """Send MLflow the metrics and files of a run that it lacks."""
+    from pretrain.tracking.tracker import sync as feed
+
+    print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")
