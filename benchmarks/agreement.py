@@ -272,10 +272,13 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
             yield f"{path.stem}, without positions", ours - sum(tables), COUNTED_BY_YAN[path.stem]
 
 
-def in_transformers_without_memory(model: Model) -> int:
-    """The number of parameters of transformers' model of the same config."""
+def in_transformers_without_memory(model: Model) -> int | None:
+    """The number of parameters of transformers' model of the same config; None if the export brings its own."""
     config = model.config
-    saved = interchange_of(config).to_hugging_face(model.state_dict(), config).config
+    exported = interchange_of(config).to_hugging_face(model.state_dict(), config)
+    if exported.files:
+        return None
+    saved = exported.config
     (class_name,) = saved.pop("architectures")
     reference = getattr(transformers, class_name)._from_config(
         transformers.AutoConfig.for_model(saved.pop("model_type"), **saved)

@@ -30,8 +30,16 @@ KINDS: dict[str, Json] = {
     "BART": {"family": "bart", **ENCODER_DECODER, "dropout_rate": 0.0},
     "vanilla": {"family": "vanilla", **ENCODER_DECODER, "dropout_rate": 0.0},
     "modern": {"family": "modern", **WINDOWS},
-    "T5Gemma": {"family": "t5gemma", **WINDOWS},
-    "T5Gemma 2": {"family": "t5gemma2", "num_heads": 4, "num_key_value_heads": 2, "num_layers": 4, **WINDOWS},
+    # transformers gives the embedding of padding no gradient, so the decoder doesn't start from it
+    "T5Gemma": {"family": "t5gemma", "bos_id": 2, **WINDOWS},
+    "T5Gemma 2": {
+        "family": "t5gemma2",
+        "bos_id": 2,
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "num_layers": 4,
+        **WINDOWS,
+    },
     "autoregressive": {
         "family": "autoregressive",
         **ENCODER_DECODER,
