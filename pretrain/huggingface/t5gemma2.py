@@ -169,5 +169,6 @@ T5GEMMA2 = Interchange(
     fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
     encoder_decoder=True,
     ends=True,
+    last_norm=lambda config: "decoder.final_norm",
 )
 INTERCHANGES = (T5GEMMA2,)

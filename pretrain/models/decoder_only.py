@@ -124,7 +124,7 @@ class Decoder(nn.Module):
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer: `x`, scaled if so configured, and position vectors if there are any."""
         if self.config.scale_embedding:
-            x = times_root(x)
+            x = times_root(x, self.config.widening)
         if self.positions is not None:
             return x + self.positions(positions)
         if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions

@@ -110,8 +110,8 @@ def _block(config: DoubleDecoderConfig, layers: int) -> Block:
         config.layer_norm_epsilon,
         dropout_rate=config.dropout_rate,
         attention_dropout_rate=config.dropout_rate,
-        std=config.init_std,
-        out_std=config.init_std * (2 * layers) ** -0.5,
+        std=config.hidden_std(config.init_std),
+        out_std=config.hidden_std(config.init_std) * (2 * layers) ** -0.5,
     )
 
 
@@ -161,7 +161,7 @@ class DoubleDecoder(Model):
         self.dropout = Dropout(config.dropout_rate)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.lm_head = Head(config.d_model, rows, std)
+        self.lm_head = Head(config.d_model, rows, std, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         count = (config.least_boundaries + config.most_boundaries) // 2
         self._even = [(number + 1) / (count + 1) for number in range(count)]

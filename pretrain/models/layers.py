@@ -218,9 +218,9 @@ def soft_capped(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits / cap)
 
 
-def times_root(x: Tensor) -> Tensor:
-    """Embeddings (…, d_model) times √d_model. As in Gemma, the factor is rounded to the dtype of `x`."""
-    return x * x.new_full((), x.size(-1) ** 0.5)
+def times_root(x: Tensor, widening: float = 1.0) -> Tensor:
+    """Embeddings (…, d_model) times √(d_model / widening). As in Gemma, the factor is rounded to the dtype of `x`."""
+    return x * x.new_full((), (x.size(-1) / widening) ** 0.5)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -31,8 +31,8 @@ def _block(config: ModernConfig, stack: StackConfig, branches: int) -> Block:
         dropout_rate=config.dropout_rate,
         attention_dropout_rate=config.attention_dropout_rate,
         activation_dropout_rate=config.dropout_rate,
-        std=config.init_std,
-        out_std=config.init_std * branches**-0.5,
+        std=config.hidden_std(config.init_std),
+        out_std=config.hidden_std(config.init_std) * branches**-0.5,
     )
 
 
@@ -69,7 +69,7 @@ class Modern(EncoderDecoder):
                 config.max_positions,
                 config.cross_rotation,
             ),
-            Head(of_targets.d_model, rows, std, softcap=config.output_softcap),
+            Head(of_targets.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=tied == "all",
         )
         self.decoder_embedding = None if tied == "all" else Embedding(rows, of_targets.d_model, std)

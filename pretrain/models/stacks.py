@@ -6,24 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
-from pretrain.models.config.blocks import LocalAndGlobal
+from pretrain.models.config.modern import ModernConfig
+from pretrain.models.config.t5gemma import Gemma
 from pretrain.models.encoder_decoder import Caches, bias_of_cross_attention
 from pretrain.models.layers import Dropout, times_root
 from pretrain.models.masks import Window
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
 from pretrain.models.sight import Sight, Sights, before_only, bias_or_causal
 
+StacksConfig = Gemma | ModernConfig
+
 
 class Stack(nn.Module):
     """Dropout, the layers, a final norm, dropout; rotary positions from 0 in self-attention.
 
-    `window` as in `Sights`. `scale_embedding`: embeddings are multiplied by √d_model. `max_positions`: that many
-    learned positions replace the rotary ones.
+    `window` as in `Sights`. `scale_embedding`: embeddings are multiplied by √d_model, with muP by that of the base.
+    `max_positions`: that many learned positions replace the rotary ones.
     """
 
     def __init__(
         self,
-        config: LocalAndGlobal,
+        config: StacksConfig,
         block: Block,
         layers: list[nn.Module],
         window: Callable[[int], Window],
@@ -31,8 +34,8 @@ class Stack(nn.Module):
         max_positions: int | None = None,
     ):
         super().__init__()
-        self.d_kv, self.scale_embedding = block.heads.d_kv, scale_embedding
-        width, std = block.heads.d_model, block.std or 1.0
+        self.d_kv, self.scale_embedding, self.widening = block.heads.d_kv, scale_embedding, config.widening
+        width, std = block.heads.d_model, config.init_std
         self.positions = LearnedPositions(max_positions, width, std) if max_positions else None
         self.sights = Sights(config, len(layers), window)
         self.layers = nn.ModuleList(layers)
@@ -41,7 +44,7 @@ class Stack(nn.Module):
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer."""
-        x = times_root(x) if self.scale_embedding else x
+        x = times_root(x, self.widening) if self.scale_embedding else x
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
     def turn(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotation | None:
@@ -54,7 +57,7 @@ class Encoder(Stack):
 
     def __init__(
         self,
-        config: LocalAndGlobal,
+        config: StacksConfig,
         block: Block,
         num_layers: int,
         window: Callable[[int], Window],
@@ -95,7 +98,7 @@ class Decoder(Stack):
 
     def __init__(
         self,
-        config: LocalAndGlobal,
+        config: StacksConfig,
         block: Block,
         num_layers: int,
         memory_width: int,

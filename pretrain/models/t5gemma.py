@@ -28,7 +28,7 @@ def _block(config: T5GemmaConfig, stack: StackConfig) -> Block:
         dropout_rate=config.dropout_rate,
         attention_dropout_rate=config.attention_dropout_rate,
         activation_dropout_rate=config.dropout_rate,
-        std=config.init_std,
+        std=config.hidden_std(config.init_std),
     )
 
 
@@ -50,7 +50,7 @@ class T5Gemma(EncoderDecoder):
             Embedding(rows, config.encoder.d_model, std),
             Encoder(config, encoder, config.encoder.num_layers, on_each_side, scale_embedding=True),
             Decoder(config, decoder, config.decoder.num_layers, config.encoder.d_model, scale_embedding=True),
-            Head(config.decoder.d_model, rows, std, softcap=config.output_softcap),
+            Head(config.decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=False,
         )
         self.decoder_embedding = Embedding(rows, config.decoder.d_model, std)

@@ -35,7 +35,7 @@ def _block(config: T5Gemma2Config) -> Block:
         dropout_rate=config.dropout_rate,
         attention_dropout_rate=config.attention_dropout_rate,
         activation_dropout_rate=config.dropout_rate,
-        std=config.init_std,
+        std=config.hidden_std(config.init_std),
     )
 
 
@@ -173,7 +173,7 @@ class T5Gemma2(EncoderDecoder):
             Embedding(rows, config.d_model, std),
             Encoder(config, _block(config), config.num_layers, around, scale_embedding=True),
             Decoder(config),
-            Head(config.d_model, rows, std),
+            Head(config.d_model, rows, std, multiplier=config.logits_multiplier),
             tied=True,
         )
 

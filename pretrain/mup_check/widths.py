@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -21,7 +23,6 @@ INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a
 _LAYERS = 2  # of a stack: width is what is checked
 _IDS = 2048  # further ids are folded onto these: a larger output matrix would take most of the time
 _LEAST_WIDTH, _MOST_WIDTH = 64, 512  # unless widths are given
-_IN_PROPORTION = ("num_heads", "num_cross_heads", "d_ff")
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,18 @@ class Subject:
 
     def at(self, width: int, mup: bool) -> Widened:
         """The model at `width`, with muP or as published."""
-        share = width / self.model.d_model
-        scaled = {name: round(value * share) for name in _IN_PROPORTION if (value := getattr(self.model, name, None))}
-        section = {"base_width": self.base_width} if mup else None
-        given = {**self.model.model_dump(exclude_unset=True), **scaled, "d_model": width, "mup": section}
+        given = {**self.model.model_dump(exclude_unset=True), "mup": {"base_width": self.base_width} if mup else None}
+        share = Fraction(width, self.model.width)
+        for path, value in {"d_model": self.model.width, **self.model.in_proportion()}.items():
+            section, _, name = path.rpartition(".")
+            if section or "d_model" in given:
+                (given[section] if section else given)[name] = round(value * share)
         return type(self.model).model_validate(given)
 
 
 def subject(config: RunConfig, steps: int, path: Path) -> Subject:
-    """The model of the run file at `path`, and rows for `steps` steps: of its corpus if that is here, else generated.
-
-    Raises UserError for families without muP.
-    """
-    if not isinstance(config.model, Widened):
-        raise UserError(f"{path}: model.family: {config.model.family} has no muP")
+    """The model of the run file at `path`, and rows for `steps` steps: of its corpus if it is here, else generated."""
+    assert isinstance(config.model, Widened)
     model: Widened = config.model
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
@@ -61,7 +60,7 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
         model = of_corpus
     ids = min(_IDS, model.vocab_size or _IDS)
     changes = {
-        **{name: min(_LAYERS, value) for name in _STACKS if (value := getattr(model, name, None))},
+        **_fewer_layers(model),
         **{name: 0.0 for name in type(model).training_only if hasattr(model, name)},
         **{
             "vocab_size": ids,
@@ -76,13 +75,19 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
     return Subject(small, base_width, [_folded(batch, ids) for batch in batches], source)
 
 
-_STACKS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
+def _fewer_layers(model: Widened) -> dict[str, Any]:
+    """The depths of the model's stacks, at most `_LAYERS`, as its section has them."""
+    changes: dict[str, Any] = {}
+    for stack, section in model.stacks.items():
+        names = ("num_layers", "num_encoder_layers", "num_decoder_layers")
+        depths = {name: min(_LAYERS, value) for name in names if (value := getattr(section, name, None))}
+        changes |= {stack: {**section.model_dump(exclude_unset=True), **depths}} if stack else depths
+    return changes
 
 
 def default_widths(model: Widened) -> list[int]:
     """Doublings of the least width with whole heads: 64 to 512, or three of them beyond."""
-    counts = [value for name in _IN_PROPORTION if (value := getattr(model, name, None))]
-    unit = model.d_model // math.gcd(model.d_model, *counts)
+    unit = model.width // math.gcd(model.width, *model.in_proportion().values())
     least = unit * -(-_LEAST_WIDTH // unit)
     found = [least * 2**power for power in range(4)]
     return [width for width in found if width <= _MOST_WIDTH] if found[2] <= _MOST_WIDTH else found[:3]
@@ -94,10 +99,11 @@ def check_widths(subject: Subject, widths: Sequence[int]) -> None:
     if len(set(widths)) < 3:
         problems.append(f"--widths: {', '.join(map(str, widths))}; expected three different ones or more")
     for width in widths:
+        own = subject.model.width
         fractions = [
-            f"{name} {value} of d_model {subject.model.d_model} would be {value * width / subject.model.d_model:g}"
-            for name in _IN_PROPORTION
-            if (value := getattr(subject.model, name, None)) and value * width % subject.model.d_model
+            f"{name} {value} of d_model {own} would be {value * width / own:g}"
+            for name, value in subject.model.in_proportion().items()
+            if value * width % own
         ]
         try:
             if not fractions:

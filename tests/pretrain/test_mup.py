@@ -31,6 +31,13 @@ FAMILIES = {
     "t5": {"family": "t5", **STACKS, "d_kv": 16},
     "t5-tied": {"family": "t5", **STACKS, "d_kv": 16, "tie_embeddings": True},
     "bart": {"family": "bart", **STACKS, "max_positions": 40, "dropout_rate": 0.0},
+    "bart, scaled": {
+        "family": "bart",
+        **STACKS,
+        "max_positions": 40,
+        "dropout_rate": 0.0,
+        "scale_embedding": True,
+    },
     "vanilla": {"family": "vanilla", **STACKS, "dropout_rate": 0.0},
     "autoregressive": {
         "family": "autoregressive",
@@ -42,6 +49,35 @@ FAMILIES = {
     },
     "decoder_only": {"family": "decoder_only", "num_layers": 2, "max_positions": 40},
     "encoder_only": {"family": "encoder_only", "num_layers": 2, "max_positions": 40},
+    "modern": {"family": "modern", "encoder": {"num_layers": 2}, "decoder": {"num_layers": 2}},
+    "modern, scaled": {
+        "family": "modern",
+        "encoder": {"num_layers": 2},
+        "decoder": {"num_layers": 2},
+        "tie_embeddings": "none",
+        "scale_embedding": True,
+        "positions": "learned",
+        "max_positions": 40,
+        "cross_rotation": False,
+    },
+    "t5gemma": {
+        "family": "t5gemma",
+        "encoder": {"num_layers": 2},
+        "decoder": {"num_layers": 2},
+        "output_softcap": None,
+    },
+    "t5gemma2": {"family": "t5gemma2", "num_layers": 2},
+    "double_decoder": {"family": "double_decoder", **STACKS},
+    "gemma": {
+        "family": "decoder_only",
+        "num_layers": 2,
+        "positions": "rotary",
+        "norm": "rms_around_one",
+        "norm_after": True,
+        "activation": "geglu",
+        "biases": False,
+        "scale_embedding": True,
+    },
 }  # fmt: skip
 OPTIMIZERS = {
     "adamw": ({}, 1.0),
@@ -55,8 +91,12 @@ OPTIMIZERS = {
 
 def config(family, width, base=None, **changes):
     """The family at `width`: heads of 16 and layers of 2 · d_model. `base`: the base width of muP; None: without."""
-    values = {**FAMILIES[family], "vocab_size": 90, "d_model": width, "num_heads": width // 16, "d_ff": 2 * width}
-    return models.parse({**values, "mup": base and {"base_width": base}, **changes})
+    widths = {"d_model": width, "num_heads": width // 16, "d_ff": 2 * width}
+    values = {**FAMILIES[family], "vocab_size": 90, "mup": base and {"base_width": base}}
+    if "encoder" in values:
+        values |= {stack: {**values[stack], **widths} for stack in ("encoder", "decoder")}
+        return models.parse({**values, **changes})
+    return models.parse({**values, **widths, **changes})
 
 
 def built(family, width, base=None, **changes):
@@ -158,7 +198,7 @@ def test_a_width_may_be_any_multiple_of_whole_heads():
     assert config("decoder_only", 16, 32).widening == 0.5  # also below the base
 
 
-@pytest.mark.parametrize("family", ["t5", "t5-tied", "bart", "decoder_only"])
+@pytest.mark.parametrize("family", ["t5", "t5-tied", "bart", "decoder_only", "modern", "t5gemma", "gemma"])
 def test_fast_decoding_divides_too(family):
     model = built(family, WIDE, BASE).eval()
     states = torch.randn(3, WIDE, generator=torch.Generator().manual_seed(0))
@@ -174,6 +214,13 @@ def test_fast_decoding_divides_too(family):
         ("t5", 128, 32, {"num_heads": 6}, "mup: num_heads 6 would be 1.5 at base_width 32"),
         ("decoder_only", 128, 32, {"d_ff": 130}, "mup: d_ff 130 would be 32.5 at base_width 32"),
         ("autoregressive", 128, 32, {"num_cross_heads": 2}, "mup: num_cross_heads 2 would be 0.5 at base_width 32"),
+        (
+            "t5gemma",
+            128,
+            32,
+            {"encoder": {"d_model": 66, "num_heads": 6, "d_ff": 64, "num_layers": 1, "head_dim": 16}},
+            "mup: encoder.d_model 66 would be 16.5 at base_width 32",
+        ),
     ],
 )
 def test_a_base_without_whole_heads_is_refused_in_a_line(family, width, base, changes, said):
@@ -206,7 +253,10 @@ def outputs(model, family):
     return (model.decode(ids),)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("vanilla",)])
+EXPORTED = ["t5", "t5-tied", "bart", "bart, scaled", "autoregressive", "decoder_only", "encoder_only", "t5gemma"]
+
+
+@pytest.mark.parametrize("family", [*EXPORTED, "t5gemma2", "gemma"])
 def test_an_export_computes_the_same_without_mup(family):
     model = randomised(built(family, WIDE, BASE))
     weights, plain = without_mup(interchange_of(model.config), model.state_dict(), model.config)
@@ -219,7 +269,12 @@ def test_an_export_computes_the_same_without_mup(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("t5", "T5ForConditionalGeneration"), ("decoder_only", "GPT2LMHeadModel")]
+    ("family", "kind"),
+    [
+        ("t5", "T5ForConditionalGeneration"),
+        ("decoder_only", "GPT2LMHeadModel"),
+        ("t5gemma", "T5GemmaForConditionalGeneration"),
+    ],
 )
 def test_transformers_computes_the_same(family, kind, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -232,13 +287,12 @@ def test_transformers_computes_the_same(family, kind, tmp_path):
     theirs = getattr(transformers, kind).from_pretrained(tmp_path).eval()
     ids = batch(family)["encoder_input_ids"]
     with torch.no_grad():
-        inputs = {"decoder_input_ids": ids} if family == "t5" else {}
+        inputs = {"decoder_input_ids": ids} if family != "decoder_only" else {}
         assert torch.allclose(theirs(input_ids=ids, **inputs).logits, outputs(model, family)[0], atol=2e-5)
 
 
 def test_what_transformers_cannot_express_is_refused_in_a_line():
     for family, changes, said in (
-        ("bart", {"scale_embedding": True}, "mup: scale_embedding multiplies by √base_width"),
         ("autoregressive", {"subtract_positions": "without_norm"}, "mup: no norm stands directly before"),
     ):
         model = built(family, WIDE, BASE, **changes)
@@ -254,7 +308,8 @@ def checked(tmp_path_factory):
     """A small T5 on generated tokens."""
     folder = tmp_path_factory.mktemp("mup")
     optimizer = {"learning_rate": 4e-3, "gradient_clipping": 1.0}
-    return run_file(folder, folder / "no corpus", model={**MODEL, "vocab_size": 200}, optimizer=optimizer)
+    model = {**MODEL, "vocab_size": 200, "init_output_std": 0.5}
+    return run_file(folder, folder / "no corpus", model=model, optimizer=optimizer)
 
 
 def loaded(path):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from pretrain.models.config.base import Count, Widened
+from pretrain.models.config.base import Count, OneWidth
 
 
 class EmbeddingLossConfig(Section):
@@ -31,7 +31,7 @@ class EmbeddingLossConfig(Section):
     """The side that gets no gradient, except in the gains and biases of its norm."""
 
 
-class AutoregressiveConfig(Widened):
+class AutoregressiveConfig(OneWidth):
     """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
     the best published setting is in configs/models/autoregressive-yan2024.yaml."""
 

@@ -80,28 +80,44 @@ class Widened(ModelConfig):
     `OptimizerConfig.width_exponent` has the learning rates.
     """
 
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    num_heads: Count
-    """Attention heads of a layer."""
     mup: MupSection | None = None
     """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
     family was published, and the rates don't depend on the width."""
 
     @property
+    def stacks(self) -> dict[str, Any]:
+        """The sections with the widths of a stack, by name: the model's own, "", unless each stack has one."""
+        return {"": self}
+
+    @property
+    def width(self) -> int:
+        """d_model of the stack whose states go into the output matrix."""
+        return list(self.stacks.values())[-1].d_model
+
+    @property
     def base_width(self) -> int:
-        """The d_model that the deviations of tables and output matrices follow."""
-        return self.mup.base_width if self.mup else self.d_model
+        """The width that the deviations of tables and output matrices follow."""
+        return self.mup.base_width if self.mup else self.width
 
     @property
     def widening(self) -> float:
         """How many times as wide as its base the model is: m."""
-        return self.d_model / self.base_width
+        return self.width / self.base_width
 
     @property
     def logits_multiplier(self) -> float:
         """What muP multiplies logits by."""
         return 1 / self.widening
+
+    def in_proportion(self) -> dict[str, int]:
+        """The settings that grow with the width, by their path in the model's section, apart from `width` itself."""
+        names = ("d_model", "num_heads", "num_cross_heads", "num_key_value_heads", "d_ff")
+        return {
+            f"{stack}.{name}".lstrip("."): value
+            for stack, section in self.stacks.items()
+            for name in names
+            if (value := getattr(section, name, None)) and (stack or name != "d_model")
+        }
 
     def hidden_std(self, std: float) -> float:
         """The deviation of matrices between layers that have `std` at the base width."""
@@ -112,15 +128,24 @@ class Widened(ModelConfig):
         problems = [
             f"mup: {name} {value} would be {value / self.widening:g} at base_width {self.base_width}; heads keep their "
             "width and layers their proportions, so it grows with d_model"
-            for name in ("num_heads", "num_cross_heads", "num_key_value_heads", "d_ff")
-            if (value := getattr(self, name, None)) and value * self.base_width % self.d_model
+            for name, value in self.in_proportion().items()
+            if value * self.base_width % self.width
         ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
 
-class HeadsShareWidth(Widened):
+class OneWidth(Widened):
+    """The settings of families whose stacks have one width."""
+
+    d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
+    num_heads: Count
+    """Attention heads of a layer."""
+
+
+class HeadsShareWidth(OneWidth):
     """The settings of families in which each head has d_model / num_heads units."""
 
     d_ff: Count

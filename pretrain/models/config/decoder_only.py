@@ -55,8 +55,6 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, Widened):
             raise ValueError(f"num_heads: rotary positions need heads of even width, but {name} is {self.d_kv}")
         if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
             raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
-        if self.mup and self.scale_embedding:
-            raise ValueError("mup: scale_embedding multiplies by √d_model, which muP keeps as at the base width")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("max_positions is missing: learned positions need it")
         if self.positions != "learned" and self.max_positions is not None:

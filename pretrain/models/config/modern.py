@@ -1,15 +1,15 @@
 """The config of an encoder-decoder of today's layers."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability
+from pretrain.models.config.base import Count, ModelConfig, Probability, Widened
 from pretrain.models.config.blocks import LocalAndGlobal, Norm
 from pretrain.models.config.t5gemma import StackConfig
 
 
-class ModernConfig(LocalAndGlobal, ModelConfig):
+class ModernConfig(LocalAndGlobal, Widened):
     """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
     padding."""
 
@@ -58,6 +58,10 @@ class ModernConfig(LocalAndGlobal, ModelConfig):
     init_std: PositiveFloat = 0.02
     """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
     root of the stack's number of branches."""
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
 
     @model_validator(mode="after")
     def _positions_fit(self) -> Self:

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, Widened
+from pretrain.models.config.base import Count, OneWidth
 
 
-class T5Config(Widened):
+class T5Config(OneWidth):
     """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
     from padding."""
 

@@ -1,10 +1,10 @@
 """The configs of T5Gemma and T5Gemma 2."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability, TokenId
+from pretrain.models.config.base import Count, ModelConfig, Probability, TokenId, Widened
 from pretrain.models.config.blocks import Heads, LocalAndGlobal
 
 
@@ -21,7 +21,7 @@ class StackConfig(Heads):
         return self
 
 
-class Gemma(LocalAndGlobal, ModelConfig):
+class Gemma(LocalAndGlobal, Widened):
     """What both versions have in common. The decoder starts from bos, if the tokenizer has one, else from padding."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
@@ -58,6 +58,10 @@ class T5GemmaConfig(Gemma):
     """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
     output_softcap: PositiveFloat | None = 30.0
     """The output's logits stay within ± this. null: no limit."""
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
 
 
 class T5Gemma2Config(StackConfig, Gemma):
