@@ -91,15 +91,15 @@ class SplitConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing byte-level BPE or
-    WordPiece. The training sample is the first training documents in the order of a hash."""
+    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing tokenizer of
+    another kind. The training sample is the first training documents in the order of a hash."""
 
-    kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece"] = "sentencepiece"
-    """The kind of tokenizer; only sentencepiece can be trained."""
+    kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece", "tokenizer_json"] = "sentencepiece"
+    """The kind of tokenizer; only sentencepiece can be trained. `tokenizer_json` is that of Llama, Qwen or Gemma."""
     path: LocalPath | None = Field(None, validate_default=True)
     """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
     the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
-    vocab.txt."""
+    vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json and config.json where there are."""
     dictionary: LocalPath | None = None
     """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
     tokenizer, if there is one."""

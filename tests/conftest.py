@@ -184,6 +184,18 @@ def byte_level_bpe(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def published_tokenizers(tmp_path_factory) -> Path:
+    """A directory with one directory for each of `published_tokenizers.KINDS`."""
+    from tests.published_tokenizers import KINDS, write
+
+    def make(folder: Path) -> None:
+        for kind in KINDS:
+            write(kind, folder / kind)
+
+    return made_once(tmp_path_factory, "published", make)
+
+
+@pytest.fixture(scope="session")
 def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     tokenizer = {

@@ -11,7 +11,7 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, wordpiece
+from data_pipeline.tokenizer import byte_level_bpe, published, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
@@ -21,6 +21,7 @@ _UNITS = {
     "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING)),
     "byte_level_bpe": ("byte-level-bpe", (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
     "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS)),
+    "tokenizer_json": ("tokenizer-json", (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
 }
 _NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
 
@@ -106,9 +107,14 @@ STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
 
 def _existing(config: TokenizerConfig) -> TextModel:
     assert config.path is not None
-    if config.kind == "sentencepiece":
-        return sentencepiece.SentencePiece.read(Path(config.path))
-    if config.kind == "wordpiece":
-        return wordpiece.WordPiece.read(Path(config.path))
-    dictionary = Path(config.dictionary) if config.dictionary is not None else None
-    return byte_level_bpe.ByteLevelBPE.read(Path(config.path), dictionary)
+    path = Path(config.path)
+    match config.kind:
+        case "sentencepiece":
+            return sentencepiece.SentencePiece.read(path)
+        case "wordpiece":
+            return wordpiece.WordPiece.read(path)
+        case "tokenizer_json":
+            return published.read(path)
+        case "byte_level_bpe":
+            dictionary = Path(config.dictionary) if config.dictionary is not None else None
+            return byte_level_bpe.ByteLevelBPE.read(path, dictionary)

@@ -17,13 +17,14 @@ ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": 
 
 
 class TextModel(ABC):
-    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels.
-
-    `glue` separates a special token from the text after it when ids are shown as text.
-    """
+    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels."""
 
     kind: ClassVar[str]
-    glue: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def glue(self) -> str:
+        """What separates a special token from the text after it when ids are shown as text."""
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import ROLES, TextModel
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
@@ -34,6 +35,8 @@ class Tokenizer:
     def __init__(self, model: TextModel, special_tokens: Sequence[str] = (), sentinels: int = 0):
         if taken := [name for name in special_tokens if model.has(name)]:
             raise UserError(f"tokenizer.special_tokens: {', '.join(taken)}: the tokenizer has that token already")
+        if sentinels and model.has("<extra_id_0>"):
+            raise UserError("tokenizer.sentinels: the tokenizer has a token <extra_id_0> already")
         self.model, self.special_tokens, self.sentinels = model, tuple(special_tokens), sentinels
 
     @property
@@ -164,10 +167,12 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
             model = ByteLevelBPE.read(directory / FOLDER)
         case WordPiece.kind:
             model = WordPiece.read(directory / FOLDER)
+        case TokenizerJson.kind:
+            model = TokenizerJson.read(directory / FOLDER)
         case other:
-            known = ", ".join(kind.kind for kind in (SentencePiece, ByteLevelBPE, WordPiece))
+            known = ", ".join(kind.kind for kind in (SentencePiece, ByteLevelBPE, WordPiece, TokenizerJson))
             raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected one of {known}")
-    if described.get("sha256", model.sha256) != model.sha256:
+    if "sha256" in described and described["sha256"] != model.sha256:
         raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
     tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
     found = tokenizer.describe()

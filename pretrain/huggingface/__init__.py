@@ -4,6 +4,7 @@ To add a family, write a module with `INTERCHANGES` and name the module in the f
 `pretrain.models.families`. The other modules here are shared by all families: files, shards, tokenizers, checks.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.initial import save_weights
 from pretrain.huggingface import card, directory, roberta, tokenizer_files
 from pretrain.huggingface.engines import CTRANSLATE2, TRANSFORMERS
@@ -84,10 +86,18 @@ def import_(path: Path, out: Path) -> ModelConfig:
 
 
 def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
-    """The model and tokenizer of the directory `path`, as `import_` writes them."""
+    """The model and tokenizer of the directory `path`, as `import_` writes them.
+
+    Prints a line for each choice that the files leave open.
+    """
     config, state = load_state(path)
     tokenizer = tokenizer_files.read(path)
-    rows, vocabulary = config.padded_vocab_size, tokenizer.vocabulary
+    rows = config.padded_vocab_size
+    if isinstance(tokenizer.model, TokenizerJson):
+        tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
+        roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+        config = config.model_copy(update=roles)  # chosen with a view to config.json
+    vocabulary = tokenizer.vocabulary
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
     if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
@@ -99,6 +109,18 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
         update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
     )
     return config, state, tokenizer
+
+
+def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
+    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's mark of an image."""
+    for line in model.notes:
+        print(f"{path}: {line}", file=sys.stderr)
+    if tokenizer.sentinels or model.size <= rows:
+        return tokenizer
+    kept = model.first(rows)
+    gone = ", ".join(f"{name} ({id_})" for id_, name in model.names.items() if id_ >= rows)
+    print(f"{path}: left out: {gone}, for which the embedding matrix of {rows} rows has none", file=sys.stderr)
+    return Tokenizer(kept, tokenizer.special_tokens)
 
 
 def _unit(rows: int, ids: int) -> int:

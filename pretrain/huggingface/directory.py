@@ -81,8 +81,8 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
     settings = saved if interchange.remote_code else _as_transformers_reads(saved, path)
     _refuse_others(interchange.fixed, settings, path)
     for key in ("pad_token_id", "eos_token_id"):
-        if isinstance(ids := settings.get(key), list):
-            raise UserError(f"{path}: {key} is {ids}, but our models have only one such id")
+        if isinstance(ids := settings.get(key), list) and ids:  # several end marks; the tokenizer says which is ours
+            settings[key] = ids[0]
     tensors = _read_tensors(directory)
     try:
         config, state = interchange.from_hugging_face(settings, tensors)

@@ -1,6 +1,7 @@
 """Export of tokenizers for transformers' `AutoTokenizer`, and import."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
@@ -8,11 +9,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import Tokenizer, published
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import LISTING, WordPiece
 from pretrain.huggingface import json_files, tokenizer_json
 from pretrain.huggingface.interchange import Interchange
@@ -25,52 +27,71 @@ ROLES = ("bos", "eos", "unk", "pad", "mask")
 def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> None:
     """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
 
-    A text gets the same ids as here, within the family's begin and end marks. A special token or sentinel spelled out
+    A text gets the same ids as here, within the family's begin and end marks; if it has none, a tokenizer.json keeps
+    its own. A special token or sentinel spelled out
     in a text becomes that token, as sentinels do in `Tokenizer.encode_with_sentinels`.
     """
-    model = tokenizer.model
-    sentinels = _sentinels(tokenizer)
-    if isinstance(model, SentencePiece):
-        (directory / MODEL).write_bytes(model.files[MODEL])
+    model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
+    if isinstance(model, SentencePiece) and interchange.model_type == "t5" and not tokenizer.special_tokens:
         from transformers import T5Tokenizer  # takes seconds to import
 
-        if interchange.model_type == "t5" and not tokenizer.special_tokens:
-            # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
-            T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
-            _write_added(tokenizer, directory)
-            return
-        backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
-    elif isinstance(model, ByteLevelBPE):
-        for name, content in model.files.items():
-            (directory / name).write_bytes(content)
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-    elif isinstance(model, WordPiece):
-        (directory / LISTING).write_bytes(model.files[LISTING])
-        backend = model.backend()
-    else:
-        raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
-
-    vocabulary = tokenizer.vocabulary
-    own = [name for _, name in sorted(model.names.items())]
-    names = [*own, *tokenizer.special_tokens, *sentinels]
+        # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
+        (directory / MODEL).write_bytes(model.files[MODEL])
+        T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+        _write_added(tokenizer, directory)
+        return
+    backend, config = _in_transformers(model, directory)
     # tokens that replace words of a text absorb the white space before them, as those words did
     fills = {*sentinels, "<mask>"}
     backend.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False, lstrip=name in fills) for name in names]
+        [
+            AddedToken(name, special=True, normalized=False, lstrip=name in fills)
+            for name in (*_to_add(model), *tokenizer.special_tokens, *sentinels)
+        ]
     )
-    roles = {
-        f"{role}_token": backend.id_to_token(id_) for role in ROLES if (id_ := getattr(vocabulary, role)) is not None
-    }
-    backend.post_processor = _marks(vocabulary, roles, interchange)
-    backend.save(str(directory / TOKENIZER))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    if not isinstance(model, TokenizerJson) or interchange.begins or interchange.ends:
+        roles = {
+            f"{role}_token": backend.id_to_token(id_)
+            for role in ROLES
+            if (id_ := getattr(vocabulary, role)) is not None
+        }
+        backend.post_processor = _marks(vocabulary, roles, interchange)
+        config = {**config, **roles}
     if isinstance(model, WordPiece):
-        config |= {"cls_token": roles["bos_token"], "sep_token": roles["eos_token"]}  # their names in BERT
+        config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
+    backend.save(str(directory / TOKENIZER))
     json_files.write(directory / CONFIG, config)
     if isinstance(model, SentencePiece) and interchange.model_type == "t5":
         _write_added(tokenizer, directory)
+
+
+def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Tokenizer, Json]:
+    """A tokenizer of the library with this model, and its tokenizer_config.json; writes the model's own files."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    match model:
+        case TokenizerJson():
+            return tokenizers.Tokenizer.from_str(model.files[TOKENIZER].decode()), model.config
+        case SentencePiece():
+            from transformers import T5Tokenizer
+
+            (directory / MODEL).write_bytes(model.files[MODEL])
+            return T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer, config
+        case ByteLevelBPE():
+            for name, content in model.files.items():
+                (directory / name).write_bytes(content)
+            backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+            return backend, config
+        case WordPiece():
+            (directory / LISTING).write_bytes(model.files[LISTING])
+            return model.backend(), config
+    raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+
+
+def _to_add(model: TextModel) -> list[str]:
+    """The model's special tokens, unless its tokenizer.json has them."""
+    return [] if isinstance(model, TokenizerJson) else [name for _, name in sorted(model.names.items())]
 
 
 def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
@@ -84,7 +105,7 @@ def _sentinels(tokenizer: Tokenizer) -> list[str]:
 
 
 def read(directory: Path) -> Tokenizer:
-    """Reads the tokenizer in `directory`: sentencepiece like T5's, byte-level BPE like GPT-2's, WordPiece like BERT's.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, WordPiece like BERT's, or any BPE.
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
@@ -92,6 +113,10 @@ def read(directory: Path) -> Tokenizer:
     """
     saved = tokenizer_json.read(directory / TOKENIZER)
     config = json_files.read_if_there(directory / CONFIG)
+    if saved.get("model", {}).get("type") == "BPE" and not (
+        tokenizer_json.is_gpt2s(saved) and not config.get("add_prefix_space")
+    ):
+        return _published(directory)
     added = json_files.read_if_there(directory / ADDED)
     if config.get("add_prefix_space"):
         raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
@@ -123,12 +148,12 @@ def _model(saved: Json, directory: Path) -> TextModel:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
-        return tokenizer_json.byte_level_bpe(saved, path)
+        return tokenizer_json.byte_level_bpe(saved)
     if kind == "WordPiece":
         return tokenizer_json.wordpiece(saved, path)
     if kind:
         raise UserError(
-            f"{path}: a tokenizer of kind {kind}; supported are sentencepiece's Unigram, byte-level BPE and WordPiece"
+            f"{path}: a tokenizer of kind {kind}; supported are BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
         )
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
@@ -144,13 +169,22 @@ def _model(saved: Json, directory: Path) -> TextModel:
 
 def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
     """`names` are those of the ids above the model's own: special tokens, then sentinels with <extra_id_0> last."""
-    sentinels = 0
-    while sentinels < len(names) and names[len(names) - 1 - sentinels] == f"<extra_id_{sentinels}>":
-        sentinels += 1
+    sentinels = _sentinels_at_the_end(names)
     special = names[: len(names) - sentinels]
     if strange := [name for name in special if name.startswith("<extra_id_")]:
         raise UserError(f"{directory}: {strange[0]} is out of place: sentinels come last, ending with <extra_id_0>")
     return Tokenizer(model, special, sentinels)
+
+
+def _published(directory: Path) -> Tokenizer:
+    """A tokenizer that isn't one of those that we can write in another form."""
+    model = published.read(directory)
+    sentinels = _sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
+    return Tokenizer(model.first(model.size - sentinels), (), sentinels)
+
+
+def _sentinels_at_the_end(names: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[1] == f"<extra_id_{pair[0]}>", enumerate(reversed(names))))
 
 
 def _marks(vocabulary: Vocabulary, roles: dict[str, str], interchange: Interchange) -> processors.TemplateProcessing:

@@ -24,7 +24,7 @@ _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
-# Options of BPE in a tokenizer.json besides merging.
+# Options of BPE in a tokenizer.json besides merging, where it is GPT-2's.
 _PLAIN_BPE: Json = {
     "dropout": None,
     "continuing_subword_prefix": None,
@@ -49,27 +49,25 @@ def read(path: Path) -> Json:
     return json.loads(tokenizer.to_str())
 
 
-def byte_level_bpe(saved: Json, path: Path) -> ByteLevelBPE:
-    """The byte-level BPE model in `saved`. Raises UserError if it encodes text differently from ours."""
-    splits = saved["pre_tokenizer"] or {}
-    model, vocabulary = saved["model"], saved["model"]["vocab"]
-    _refuse(
-        path,
-        [
-            (f"{key} is {model[key]!r}", (model[key] or plain) != plain)
-            for key, plain in _PLAIN_BPE.items()
-            if key in model
-        ]
-        + [
-            ("text is normalized first", saved["normalizer"] is not None),
-            (f"the pre_tokenizer is {splits.get('type')}, not ByteLevel", splits.get("type") != "ByteLevel"),
-            ("add_prefix_space is true", bool(splits.get("add_prefix_space"))),
-            ("use_regex is false", splits.get("use_regex") is False),
-            ("its model has no end mark: neither <|endoftext|> nor </s>", not END_MARKS & vocabulary.keys()),
-            ("the ids of its model have gaps", set(vocabulary.values()) != set(range(len(vocabulary)))),
-        ],
+def is_gpt2s(saved: Json) -> bool:
+    """Whether the BPE in `saved` encodes text as GPT-2's does: as `byte_level_bpe` reads it."""
+    splits, model = saved["pre_tokenizer"] or {}, saved["model"]
+    vocabulary = model["vocab"]
+    return (
+        all((model[key] or plain) == plain for key, plain in _PLAIN_BPE.items() if key in model)
+        and saved["normalizer"] is None
+        and splits.get("type") == "ByteLevel"
+        and not splits.get("add_prefix_space")
+        and splits.get("use_regex") is not False
+        and all(token["special"] for token in saved["added_tokens"])
+        and bool(END_MARKS & vocabulary.keys())
+        and set(vocabulary.values()) == set(range(len(vocabulary)))
     )
-    return ByteLevelBPE(vocabulary, [tuple(pair) for pair in model["merges"]])
+
+
+def byte_level_bpe(saved: Json) -> ByteLevelBPE:
+    """The byte-level BPE model in `saved`, which must be GPT-2's."""
+    return ByteLevelBPE(saved["model"]["vocab"], [tuple(pair) for pair in saved["model"]["merges"]])
 
 
 def wordpiece(saved: Json, path: Path) -> WordPiece:

@@ -1,0 +1,236 @@
+"""Tokenizers of the shapes published beside Llama 3, Qwen3, Gemma and Llama 2 give the ids of transformers."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tokenizer import Tokenizer, load, published, save
+from data_pipeline.tokenizer.tokenizer_json import Roles
+from tests.conftest import write_c4, write_corpus_file
+from tests.in_process import run_here
+from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, texts, write
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request, published_tokenizers):
+    """(the kind, our tokenizer of the directory, transformers')"""
+    directory = published_tokenizers / request.param
+    return request.param, published.read(directory), transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def test_ids_are_those_of_transformers(both):
+    _kind, ours, theirs = both
+    assert ours.size == len(theirs)
+    real = texts(30)
+    long = "".join(real) * 3
+    for text in (*ODD, *real, long):
+        assert ours.encode([text])[0] == theirs(text, add_special_tokens=False).input_ids, text[:40]
+    together = [*real, "", *ODD]
+    assert ours.encode(together) == [ours.encode([text])[0] for text in together]
+    assert ours.encode([]) == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text())
+def test_ids_of_any_text_are_those_of_transformers(both, text):
+    _, ours, theirs = both
+    assert ours.encode([text])[0] == theirs(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_a_text_that_spells_a_special_token_stays_text(both, text):
+    """In Llama 2's a merge makes <s>; and transformers finds special tokens in any text unless told otherwise."""
+    kind, ours, theirs = both
+    (ids,) = ours.encode([text])
+    assert not ours.names.keys() & set(ids)
+    assert ours.decode(ids) == text
+    assert ("<s>" in text and kind == "Llama 2") == (ids != _split(theirs, text))
+
+
+def _split(theirs, text):
+    return theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+
+
+def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
+    qwen, gemma = (published.read(published_tokenizers / kind) for kind in ("Qwen3", "Gemma"))
+    assert [gemma.saved["model"]["vocab"][name] for name in ("<table>", "\n\n")] == gemma.encode(["<table>\n\n"])[0]
+    (ids,) = qwen.encode(["<think>a</think>"])
+    assert [ids[0], ids[-1]] == [qwen.size - 2, qwen.size - 1]
+    assert (qwen.vocabulary.text, gemma.vocabulary.text) == ((0, PIECES), (6, PIECES))
+
+
+ROLES = {
+    "Llama 3": Roles(pad=PIECES + 1, eos=PIECES + 1, bos=PIECES),
+    "Qwen3": Roles(pad=PIECES, eos=PIECES + 1),
+    "Gemma": Roles(pad=0, eos=1, bos=2, unk=3, mask=4),
+    "Llama 2": Roles(pad=2, eos=2, bos=1, unk=0),
+}
+
+
+def test_roles_are_those_that_the_files_name(both):
+    kind, ours, _ = both
+    assert ours.roles == ROLES[kind]
+    vocabulary = Tokenizer(ours, ["[R]"], 10).vocabulary
+    assert (vocabulary.eos, vocabulary.special["[R]"]) == (ROLES[kind].eos, ours.size)
+    assert vocabulary.first_sentinel == vocabulary.size - 1 == ours.size + 10
+    unplain = [note for note in ours.notes if "no file names a token for padding" in note]
+    assert bool(unplain) == (kind in ("Llama 3", "Llama 2"))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "note"),
+    [
+        ({"config.json": {"eos_token_id": [PIECES + 1, PIECES + 3]}}, ROLES["Llama 3"], "<|eot_id|>"),
+        ({"generation_config.json": {"pad_token_id": PIECES + 2}}, Roles(PIECES + 2, PIECES + 1, bos=PIECES), None),
+        ({"config.json": {"pad_token_id": -1}}, ROLES["Llama 3"], "no file names a token for padding"),
+        ({"tokenizer_config.json": {}, "config.json": {"eos_token_id": 7}}, Roles(7, 7), "no file names a token for"),
+        (
+            {"special_tokens_map.json": {"eos_token": "<|eot_id|>"}, "tokenizer_config.json": {}},
+            Roles(PIECES + 3, PIECES + 3),
+            None,
+        ),
+    ],
+)
+def test_roles_come_from_the_models_files_too(published_tokenizers, tmp_path, files, expected, note):
+    shutil.copytree(published_tokenizers / "Llama 3", tmp_path, dirs_exist_ok=True)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    found = published.read(tmp_path)
+    assert found.roles == expected
+    assert note is None or any(note in line for line in found.notes)
+
+
+def test_a_file_by_itself_has_roles_by_the_usual_names(published_tokenizers, tmp_path):
+    shutil.copy(published_tokenizers / "Gemma/tokenizer.json", tmp_path)
+    found = published.read(tmp_path / "tokenizer.json")
+    assert found.roles == Roles(pad=0, eos=1, bos=2, unk=3)
+    assert found.encode(ODD) == published.read(published_tokenizers / "Gemma").encode(ODD)
+
+
+def test_what_is_saved_is_what_is_loaded(both, tmp_path):
+    _, ours, _ = both
+    tokenizer = Tokenizer(ours, ["[R]"], 10)
+    save(tokenizer, tmp_path)
+    again = load(tmp_path)
+    assert again.describe() == tokenizer.describe()
+    assert again.encode(ODD) == tokenizer.encode(ODD)
+    assert published.read(tmp_path / "tokenizer").sha256 == ours.sha256  # as a corpus file names it
+    shown = again.decode([*again.encode(["Some text"])[0], again.size - 1, *again.encode([" and more"])[0]])
+    assert shown == "Some text <extra_id_0> and more"
+
+
+def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch):
+    """Llama 3's merges join a full stop and the line break behind it: no cut lies before a break."""
+    _, ours, _ = both
+    long = "".join(texts(5)) + "".join(ODD)
+    (whole,) = ours.encode([long])
+    assert ours._can_be_cut
+    monkeypatch.setattr("data_pipeline.tokenizer.tokenizer_json._PART_CHARACTERS", 50)
+    assert len(list(ours._parts(long))) > len(long) / 120
+    assert ours.encode([long, "", long]) == [whole, [], whole]
+
+
+def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers, tmp_path, monkeypatch):
+    """A space before each text, as the file itself says of Llama 2's, would stand before each part too."""
+    shutil.copy(published_tokenizers / "Llama 2/tokenizer.json", tmp_path)
+    found = published.read(tmp_path)
+    (text,) = texts(1)
+    whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False)
+    monkeypatch.setattr("data_pipeline.tokenizer.tokenizer_json._PART_CHARACTERS", 50)
+    assert found.encode([text]) == [whole.ids]
+
+
+def test_words_start_and_sentences_end(both):
+    _, ours, _ = both
+    (ids,) = ours.encode(["One day. The other"])
+    vocabulary = ours.vocabulary
+    words = sum(bool(vocabulary.word_starts[id_]) for id_ in ids[1:])
+    assert words == 3
+    assert sum(bool(vocabulary.sentence_ends[id_]) for id_ in ids) == 1
+    assert not vocabulary.word_starts[list(ours.names)].any()
+
+
+def test_a_corpus_has_these_ids(published_tokenizers, tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    tokenizer = {"kind": "tokenizer_json", "path": str(published_tokenizers / "Llama 2"), "sentinels": 20}
+    config = write_corpus_file(
+        tmp_path / "corpus.yaml",
+        tokenizer=tokenizer,
+        rows={"packing": "complete_documents", "objective": {"name": "prefix_lm", "length": 4000}},
+    )
+    done = run_here("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    corpus = open_corpus(tmp_path / "corpus")
+    described = corpus.manifest["tokenizer"]
+    assert (described["kind"], described["pieces"], described["eos"]) == ("tokenizer_json", PIECES + 1, 2)
+    assert {path.name for path in (tmp_path / "corpus/tokenizer").iterdir()} == {
+        "tokenizer.json", "tokenizer_config.json", "roles.json"
+    }  # fmt: skip
+    theirs = transformers.AutoTokenizer.from_pretrained(published_tokenizers / "Llama 2")
+    rows = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()
+    expected = sum(len(theirs(row["text"], add_special_tokens=False).input_ids) for row in rows)
+    assert sum(split["tokens"] for split in corpus.manifest["splits"].values()) == expected
+    for command in (["show", tmp_path / "corpus", "-n", "1"], ["verify", tmp_path / "corpus"]):
+        done = run_here("data-pipeline", *command)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "problem"),
+    [
+        ({"model": {"type": "BPE", "vocab": 3}}, FailedError, "tokenizer.json: damaged: "),
+        (
+            {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []},
+            UserError,
+            "tokenizer.json: a tokenizer of kind WordLevel; tokenizer_json reads BPE alone",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(published_tokenizers, tmp_path, change, kind, problem):
+    whole = json.loads((published_tokenizers / "Llama 3/tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change}))
+    with pytest.raises(kind) as error:
+        published.read(tmp_path)
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
+    write("Llama 3", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(UserError, match="no file names an end mark: expected eos_token"):
+        published.read(tmp_path)
+
+
+def test_a_special_token_that_text_can_become_is_refused(tmp_path):
+    """Where whole words are looked up before merging, a word of the vocabulary is found however it was made."""
+    write("Llama 3", tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = next(one for one in saved["model"]["vocab"] if one.isalpha() and one.isascii() and len(one) == 4)
+    saved["added_tokens"].append({**saved["added_tokens"][0], "id": saved["model"]["vocab"][token], "content": token})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=f"becomes the special token {token}; text must stay text"):
+        published.read(tmp_path)
+
+
+def test_wrong_paths_get_one_line(tmp_path):
+    for path, problem in {"nowhere": "expected tokenizer.json", ".": "tokenizer.json: no such file"}.items():
+        with pytest.raises(UserError, match=problem):
+            published.read(tmp_path / path)
+
+
+def test_sentinels_that_the_tokenizer_has_already_are_refused(tmp_path):
+    write("Llama 3", tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_special_tokens(["<extra_id_0>", "<extra_id_1>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"tokenizer\.sentinels: the tokenizer has a token <extra_id_0> already"):
+        Tokenizer(published.read(tmp_path), (), 2)

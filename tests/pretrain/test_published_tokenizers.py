@@ -1,0 +1,161 @@
+"""Directories with published tokenizers are imported, adapted, trained and exported: ids and logits stay."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from data_pipeline.corpus import open_corpus
+from pretrain import cli
+from pretrain.checkpoint.trained import TrainedModel
+from tests.conftest import write_c4, write_corpus_file
+from tests.in_process import run_here
+from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.published_tokenizers import ODD, texts
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+WINDOWS = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+# model: (its tokenizer, its class, rows of the matrix beside the tokenizer's ids, settings)
+MODELS = {
+    "Llama 3": ("Llama 3", "Llama", 0, {"eos_token_id": [701, 703], "bos_token_id": 700}),
+    "Qwen3": ("Qwen3", "Qwen3", 37, {"head_dim": 8, "eos_token_id": 701, "bos_token_id": 700}),
+    "Gemma 2": ("Gemma", "Gemma2", 3, WINDOWS),
+    "Gemma 3": ("Gemma", "Gemma3", -1, WINDOWS),
+    "TinyLlama": ("Llama 2", "Llama", 0, {}),
+}
+STYLES = {"Llama 3": "modern", "Qwen3": "modern", "Gemma 2": "t5gemma", "Gemma 3": "t5gemma2", "TinyLlama": "modern"}
+TEXTS = [*texts(3), *ODD[3:]]
+
+
+def invoke(*arguments):
+    done = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.exception
+    return done
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def saved(request, published_tokenizers, tmp_path_factory):
+    """(the name, the directory that transformers saved, its model, its tokenizer)"""
+    kind, name, spare, settings = MODELS[request.param]
+    directory = tmp_path_factory.mktemp("saved") / name
+    shutil.copytree(published_tokenizers / kind, directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    settings = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **settings}
+    config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    config = config_class(vocab_size=len(tokenizer) + spare, **SIZES, **settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(directory)
+    return request.param, directory, model, tokenizer
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+@torch.no_grad()
+def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(saved, tmp_path):
+    name, directory, model, tokenizer = saved
+    told = invoke("import", directory, tmp_path / "start").output
+    ours = TrainedModel.open(tmp_path / "start")
+    assert (ours.tokenizer.size, ours.model.config.padded_vocab_size) == (
+        min(len(tokenizer), model.config.vocab_size),
+        model.config.vocab_size,
+    )
+    assert ("left out: <image_soft_token>" in told) == (name == "Gemma 3")
+    assert ("no file names a token for padding" in told) == (name in ("Llama 3", "TinyLlama"))
+    assert ("end texts with <|eot_id|> (703) too" in told) == (name == "Llama 3")
+    invoke("export", tmp_path / "start", tmp_path / "exported")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation="eager")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    for text in TEXTS:
+        ids = ids_of(tokenizer, text)
+        assert ours.tokenizer.encode([text]) == [ids] == [ids_of(theirs, text)]
+        assert theirs(text).input_ids == tokenizer(text).input_ids  # with the begin mark, where there is one
+        inputs = torch.tensor([ids[:200]])
+        expected = model(inputs).logits
+        assert expected.std() > 0.1
+        largest = expected.abs().max()
+        assert (ours.model.decode(inputs) - expected).abs().max() < 1e-5 * largest
+        assert (again.eval()(inputs).logits - expected).abs().max() < 1e-5 * largest
+    assert theirs.special_tokens_map == tokenizer.special_tokens_map
+    described = ours.tokenizer.describe()
+    invoke("import", tmp_path / "exported", tmp_path / "again")
+    assert TrainedModel.open(tmp_path / "again").tokenizer.describe() == described
+
+
+def test_an_adapted_model_gets_sentinels_and_its_export_has_them(saved, tmp_path):
+    name, directory, model, tokenizer = saved
+    invoke("adapt", directory, tmp_path / "start", "--style", STYLES[name], "--sentinels", 100)
+    ours = TrainedModel.open(tmp_path / "start")
+    pieces = min(len(tokenizer), model.config.vocab_size)
+    assert ours.tokenizer.vocabulary.sentinel_ids == range(pieces, pieces + 100)
+    assert ours.model.config.padded_vocab_size >= pieces + 100
+    matrix = model.get_input_embeddings().weight
+    assert torch.equal(ours.model.embedding.weight[:pieces], matrix[:pieces])
+    if STYLES[name] == "modern":  # transformers has no such model
+        return
+    invoke("export", tmp_path / "start", tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    ends = [theirs.eos_token_id]  # the family's mark
+    for text in TEXTS:
+        assert theirs(text).input_ids == [*ids_of(tokenizer, text), *ends]
+    blanks = theirs("Thank you <extra_id_0> me to <extra_id_99>").input_ids
+    assert [id_ for id_ in blanks if id_ >= pieces] == [pieces + 99, pieces]
+    assert blanks == ours.tokenizer.encode_with_sentinels("Thank you <extra_id_0> me to <extra_id_99>")
+    described = invoke("import", tmp_path / "exported", tmp_path / "again").output
+    assert f"{pieces + 100:,} ids" in described
+    assert TrainedModel.open(tmp_path / "again").tokenizer.sentinels == 100
+
+
+@pytest.mark.parametrize("saved", ["Gemma 2"], indirect=True)
+def test_an_adapted_model_trains_on_a_corpus_of_the_same_directory(saved, tmp_path):
+    _, directory, _, _ = saved
+    invoke("adapt", directory, tmp_path / "start", "--style", "t5gemma", "--sentinels", 20)
+    write_c4(tmp_path / "c4.json.gz", records=40)
+    tokenizer = {"kind": "tokenizer_json", "path": str(directory / "tokenizer.json"), "sentinels": 20}
+    built = run_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
+    assert built.returncode == 0, built.stderr
+    assert open_corpus(tmp_path / "corpus").tokenizer.sha256 == TrainedModel.open(tmp_path / "start").tokenizer.sha256
+    path = run_file(
+        tmp_path,
+        tmp_path / "corpus",
+        run={"max_steps": 3},
+        extends=[str(tmp_path / "start/model.yaml")],
+        model={},
+        checkpoint={"init_from": str(tmp_path / "start")},
+    )
+    assert train_ranks(path, 1) == [0]
+    assert losses(path)[3] < losses(path)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json: damaged: not valid JSON"),
+        ("tokenizer.json", json.dumps({"model": {"type": "BPE", "vocab": 3}}), "tokenizer.json: damaged: "),
+        ("tokenizer.json", None, "no supported tokenizer: neither spiece.model, nor"),
+    ],
+)
+@pytest.mark.parametrize("saved", ["TinyLlama"], indirect=True)
+def test_what_cannot_be_read_gets_one_line(saved, tmp_path, name, content, problem):
+    shutil.copytree(saved[1], tmp_path / "saved")
+    (tmp_path / "saved" / name).unlink()
+    if content is not None:
+        (tmp_path / "saved" / name).write_text(content)
+    done = CliRunner().invoke(cli.app, ["import", str(tmp_path / "saved"), str(tmp_path / "start")])
+    assert done.exit_code != 0
+    assert problem in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert not (tmp_path / "start").exists()
