@@ -115,16 +115,22 @@ def llama3(directory: Path) -> None:
 
 def qwen3(directory: Path) -> None:
     """NFC first; added tokens above the merges, of which <think> and its like aren't special; no begin mark."""
-    import transformers
-
-    model = json.loads(_of_bytes(_QWEN, normalizers.NFC()).to_str())["model"]
-    merges = [tuple(merge) for merge in model["merges"]]
-    tokenizer = transformers.Qwen2TokenizerFast(
-        vocab=model["vocab"], merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in ("<|im_start|>", "<|im_end|>")])
+    tokenizer = _of_bytes(_QWEN, normalizers.NFC())
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
-    tokenizer.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write(
+        directory / "tokenizer_config.json",
+        add_bos_token=False,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        split_special_tokens=False,
+        tokenizer_class="Qwen2Tokenizer",
+    )
 
 
 def gemma(directory: Path) -> None:

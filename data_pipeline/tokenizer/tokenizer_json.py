@@ -135,7 +135,7 @@ class TokenizerJson(TextModel):
     def files(self) -> Mapping[str, bytes]:
         """The two files of transformers, and the roles, which those leave partly to the files of a model."""
         as_json = {CONFIG: self.config, ROLES: asdict(self.roles)}
-        written = {name: (json.dumps(value, indent=1, ensure_ascii=False) + "\n") for name, value in as_json.items()}
+        written = {name: json.dumps(value, indent=1, sort_keys=True) + "\n" for name, value in as_json.items()}
         return {name: content.encode() for name, content in {MODEL: self._content, **written}.items()}
 
     @cached_property

@@ -80,9 +80,9 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
     _refuse_others(_FIXED, saved, path)
     settings = saved if interchange.remote_code else _as_transformers_reads(saved, path)
     _refuse_others(interchange.fixed, settings, path)
-    for key in ("pad_token_id", "eos_token_id"):
-        if isinstance(ids := settings.get(key), list) and ids:  # several end marks; the tokenizer says which is ours
-            settings[key] = ids[0]
+    for section in (settings, settings.get("encoder"), settings.get("decoder")):
+        if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
+            section["eos_token_id"] = ends[0]  # one of several end marks; the tokenizer says which is ours
     tensors = _read_tensors(directory)
     try:
         config, state = interchange.from_hugging_face(settings, tensors)

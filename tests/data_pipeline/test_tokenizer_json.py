@@ -69,7 +69,7 @@ def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
 
 ROLES = {
     "Llama 3": Roles(pad=PIECES + 1, eos=PIECES + 1, bos=PIECES),
-    "Qwen3": Roles(pad=PIECES, eos=PIECES + 1),
+    "Qwen3": Roles(pad=PIECES, eos=PIECES + 2),
     "Gemma": Roles(pad=0, eos=1, bos=2, unk=3, mask=4),
     "Llama 2": Roles(pad=2, eos=2, bos=1, unk=0),
 }

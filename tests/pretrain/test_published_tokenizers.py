@@ -29,7 +29,7 @@ WINDOWS = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attentio
 # model: (its tokenizer, its class, rows of the matrix beside the tokenizer's ids, settings)
 MODELS = {
     "Llama 3": ("Llama 3", "Llama", 0, {"eos_token_id": [701, 703], "bos_token_id": 700}),
-    "Qwen3": ("Qwen3", "Qwen3", 37, {"head_dim": 8, "eos_token_id": 701, "bos_token_id": 700}),
+    "Qwen3": ("Qwen3", "Qwen3", 37, {"head_dim": 8, "eos_token_id": 702, "bos_token_id": 700}),
     "Gemma 2": ("Gemma", "Gemma2", 3, WINDOWS),
     "Gemma 3": ("Gemma", "Gemma3", -1, WINDOWS),
     "TinyLlama": ("Llama 2", "Llama", 0, {}),
@@ -111,9 +111,9 @@ def test_an_adapted_model_gets_sentinels_and_its_export_has_them(saved, tmp_path
     ends = [theirs.eos_token_id]  # the family's mark
     for text in TEXTS:
         assert theirs(text).input_ids == [*ids_of(tokenizer, text), *ends]
-    blanks = theirs("Thank you <extra_id_0> me to <extra_id_99>").input_ids
-    assert [id_ for id_ in blanks if id_ >= pieces] == [pieces + 99, pieces]
-    assert blanks == ours.tokenizer.encode_with_sentinels("Thank you <extra_id_0> me to <extra_id_99>")
+    blanks = theirs("Thank you <extra_id_0> me to <extra_id_1>").input_ids
+    assert [id_ for id_ in blanks if id_ >= pieces] == [pieces + 99, pieces + 98]
+    assert blanks == ours.tokenizer.encode_with_sentinels("Thank you <extra_id_0> me to <extra_id_1>")
     described = invoke("import", tmp_path / "exported", tmp_path / "again").output
     assert f"{pieces + 100:,} ids" in described
     assert TrainedModel.open(tmp_path / "again").tokenizer.sentinels == 100
