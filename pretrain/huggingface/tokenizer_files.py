@@ -51,9 +51,9 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     )
     if not isinstance(model, TokenizerJson) or interchange.begins or interchange.ends:
         roles = {
-            f"{role}_token": backend.id_to_token(id_)
+            f"{role}_token": token
             for role in ROLES
-            if (id_ := getattr(vocabulary, role)) is not None
+            if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
         backend.post_processor = _marks(vocabulary, roles, interchange)
         config = {**config, **roles}

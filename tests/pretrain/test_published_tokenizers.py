@@ -132,6 +132,8 @@ def test_an_adapted_model_trains_on_a_corpus_of_the_same_directory(saved, tmp_pa
         tmp_path,
         tmp_path / "corpus",
         run={"max_steps": 3},
+        batch={"global_batch_size": 8, "micro_batch_size": 8},
+        evaluation=[],
         extends=[str(tmp_path / "start/model.yaml")],
         model={},
         checkpoint={"init_from": str(tmp_path / "start")},
