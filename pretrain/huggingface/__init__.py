@@ -118,8 +118,8 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     if tokenizer.sentinels or model.size <= rows:
         return tokenizer
     kept = model.first(rows)
-    gone = ", ".join(f"{name} ({id_})" for id_, name in model.names.items() if id_ >= rows)
-    print(f"{path}: left out: {gone}, for which the embedding matrix of {rows} rows has none", file=sys.stderr)
+    gone = [f"{token['content']} ({token['id']})" for token in model.saved["added_tokens"] if token["id"] >= rows]
+    print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
     return Tokenizer(kept, tokenizer.special_tokens)
 
 

@@ -27,9 +27,9 @@ ROLES = ("bos", "eos", "unk", "pad", "mask")
 def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> None:
     """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
 
-    A text gets the same ids as here, within the family's begin and end marks; if it has none, a tokenizer.json keeps
-    its own. A special token or sentinel spelled out
-    in a text becomes that token, as sentinels do in `Tokenizer.encode_with_sentinels`.
+    A text gets the same ids as here, within the family's begin and end marks; if the family has none, a tokenizer.json
+    keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
+    `Tokenizer.encode_with_sentinels`.
     """
     model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
     if isinstance(model, SentencePiece) and interchange.model_type == "t5" and not tokenizer.special_tokens:
@@ -56,7 +56,8 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
         backend.post_processor = _marks(vocabulary, roles, interchange)
-        config = {**config, **roles}
+        marks = {"add_bos_token": interchange.begins, "add_eos_token": interchange.ends}  # transformers 4 heeds them
+        config = {**config, **roles, **{key: value for key, value in marks.items() if key in config}}
     if isinstance(model, WordPiece):
         config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
     backend.save(str(directory / TOKENIZER))
@@ -177,7 +178,7 @@ def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Toke
 
 
 def _published(directory: Path) -> Tokenizer:
-    """A tokenizer that isn't one of those that we can write in another form."""
+    """BPE that isn't GPT-2's; with sentinels, if an export of ours put them there."""
     model = published.read(directory)
     sentinels = _sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
     return Tokenizer(model.first(model.size - sentinels), (), sentinels)
