@@ -369,6 +369,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     [
         (["tokenizer.kind=byte_level_bpe"], "tokenizer.path: kind byte_level_bpe needs the directory of an existing"),
         (["tokenizer.kind=wordpiece"], "tokenizer.path: kind wordpiece needs the directory of an existing"),
+        (["tokenizer.kind=tokenizer_json"], "tokenizer.path: kind tokenizer_json needs the directory of an existing"),
         (["tokenizer.kind=unigram"], "tokenizer.kind"),
         (["tokenizer.dictionary=dict.txt"], "tokenizer.dictionary: only kind byte_level_bpe takes a dictionary"),
         (["tokenizer.special_tokens=[a,b,a]"], "tokenizer.special_tokens: a is listed twice"),
