@@ -82,18 +82,24 @@ def test_a_t5_is_tied_and_scaled_as_in_transformers_there_and_back(tied, scaled,
     assert load_state(tmp_path / "out")[0] == trained.model.config.model_copy(update={"vocab_size": 400})
 
 
-def test_new_models_have_first_logits_of_one_half_however_they_are_tied_and_scaled():
+@pytest.mark.parametrize("std", [1.0, 0.5])
+def test_first_logits_have_the_deviation_asked_for_however_they_are_tied_and_scaled(std):
     sizes = {"vocab_size": 2_000, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4}
     for tied in (True, False):
         for scaled in (True, False):
             torch.manual_seed(0)
             config = T5Config(
-                **sizes, num_encoder_layers=1, num_decoder_layers=1, tie_embeddings=tied, scale_outputs=scaled
+                **sizes,
+                num_encoder_layers=1,
+                num_decoder_layers=1,
+                tie_embeddings=tied,
+                scale_outputs=scaled,
+                init_output_std=std,
             )
             model = build(config).eval()
             ids = torch.randint(2_000, (4, 30))
             with torch.no_grad():
-                assert model.decode(ids, model.encode(ids)).std().item() == pytest.approx(0.5, rel=0.1)
+                assert model.decode(ids, model.encode(ids)).std().item() == pytest.approx(std, rel=0.1)
 
 
 def test_the_matrix_is_found_under_whichever_of_its_names_a_file_has_it(tmp_path):
