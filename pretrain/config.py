@@ -208,6 +208,28 @@ class CheckpointSection(Section):
     weights."""
 
 
+class DistillationSection(Section):
+    """A decoder alone that an encoder-decoder learns prefix LM from, besides the text (Hinton et al. 2015; Zhang et al.
+    2025, T5Gemma).
+
+    At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
+    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an end mark that
+    prefix LM has added to a target, the loss is the cross-entropy alone.
+    """
+
+    teacher: LocalPath
+    """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
+    import`. Its weights stay as they are."""
+    weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at end marks
+    alone."""
+    temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
+    """What the logits of both are divided by. Above 1, unlikely ids count for more."""
+    top_k: PositiveInt | None = None
+    """How many of the teacher's likeliest ids keep their probabilities, which then sum to 1; those of all others become
+    0. null: all ids."""
+
+
 class SpikeSection(Section):
     """A loss that jumps."""
 
@@ -278,6 +300,8 @@ class RunConfig(Section):
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
+    distillation: DistillationSection | None = None
+    """A teacher that the model learns from besides the text. null: none."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()

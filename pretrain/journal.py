@@ -23,6 +23,7 @@ from data_pipeline.loading.stream import changes
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import MlflowSection
+from pretrain.distillation.checks import checkpoint_of
 from pretrain.evaluation.hook import Findings
 from pretrain.metrics.system import SystemMonitor
 from pretrain.run import environment, lock, rank_logs, status, watchdog
@@ -65,6 +66,8 @@ class Journal:
         )
         if self.setup.initial_weights and not self.setup.resume:
             self._print(f"starts from the weights in {self.setup.initial_weights}")
+        if config.distillation:
+            self._print(f"learns from the teacher in {checkpoint_of(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.setup.shares.items())
             self._print(f"a mixture, in rows: {shares}")

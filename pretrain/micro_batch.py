@@ -18,6 +18,7 @@ from pydantic import PositiveInt
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
+from pretrain.models.loss import PARTS
 from pretrain.setup import Setup
 from pretrain.zero.engine import Engine
 from pretrain.zero.internals import fragments, optimizer_state, uncounted
@@ -69,6 +70,7 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         "model": fingerprint(setup.model.model_dump()),
         "settings": fingerprint(settings),
+        **({"distillation": setup.identity["distillation"]} if config.distillation else {}),
     }
 
 
@@ -102,8 +104,8 @@ def _pass(engine: Engine, batch: Batch) -> None:
     deepspeed = engine.deepspeed
     with uncounted(deepspeed):
         deepspeed.set_gradient_accumulation_boundary(True)
-        losses = deepspeed(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
-        loss = torch.stack([values.sum() for values in losses.values()]).sum()
+        losses = engine.training_losses(batch)
+        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
         deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
         deepspeed.step()
 

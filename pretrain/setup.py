@@ -18,6 +18,7 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.origin import Origin
 from pretrain.config import CacheSection, RunConfig
 from pretrain.device_problems import device_problems
+from pretrain.distillation import checks as distillation
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
@@ -150,9 +151,10 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     model, unlike = with_ids_of(config.model, training[0])
     problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
     problems += _hook_problems(config, names, validation)
-    if resume is not None:
+    problems += (of_teacher := distillation.problems(config, model, training))
+    if resume is not None and not of_teacher:
         problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
-    elif config.checkpoint.init_from is not None:
+    elif resume is None and config.checkpoint.init_from is not None:
         problems += _other_than_init(model, Path(config.checkpoint.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
@@ -172,6 +174,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
+        "distillation": distillation.identity(config.distillation),
         "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
         "data": _stream(config, training).identity,
     }

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from data_pipeline.loading.ahead import Ahead
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.stream import StreamState
+from data_pipeline.loading.texts import with_texts
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
@@ -95,6 +97,7 @@ class Training:
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
         from pretrain.checkpoint.tensors import load_weights
+        from pretrain.distillation.teacher import Teacher, forward_flops
         from pretrain.evaluation import record
         from pretrain.evaluation.hook import HeldOut
         from pretrain.evaluation.hooks import Hooks
@@ -109,13 +112,19 @@ class Training:
         model, outline = construct(self.config, setup.model, setup.cut), models.outline(setup.model)
         if setup.initial_weights and not setup.resume:
             load_weights(model, setup.initial_weights, gathered)
-        self.engine = Engine(model, self.config, setup.cut)
+        distillation = self.config.distillation
+        self.teacher = (
+            Teacher.load(distillation, self.config.precision, communication_device()) if distillation else None
+        )
+        self.engine = Engine(model, self.config, setup.cut, self.teacher)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
         device, ranks = self.engine.device, setup.cut.ranks
         products = peak_of_products(self.config, device, outline, setup.lengths, setup.cut.micro_batch)
-        self.meter = ThroughputMeter(outline, peak_flops(self.config, device) * ranks, products and products * ranks)
+        peak = peak_flops(self.config, device) * ranks
+        of_teacher = partial(forward_flops, self.teacher.model) if self.teacher else None
+        self.meter = ThroughputMeter(outline, peak, products and products * ranks, of_teacher)
         journal.announce(outline.num_parameters(), setup.cut)
         self.saver = Saver(self.engine, setup.origin)
         data, tokenizer = self.config.data, setup.training[0].tokenizer
@@ -140,6 +149,8 @@ class Training:
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         pin = self.engine.device.type == "cuda"
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
+        if self.teacher:
+            loaded = ([with_texts(batch) for batch in step] for step in loaded)
         ahead = Ahead(loaded) if any(corpus.remote for corpus in setup.training) else None
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now

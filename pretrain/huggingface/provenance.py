@@ -88,6 +88,7 @@ def provenance(checkpoint: Path) -> Provenance:
         **config.model_dump(mode="json", include=set(_SETTINGS)),
         "model": index.model.model_dump(mode="json"),
         **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
+        **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
     }
     return Provenance(
         name=config.run.name,

@@ -7,6 +7,7 @@ products of the model's own shapes.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -97,10 +98,17 @@ class ThroughputMeter:
     """Times the steps between two logs.
 
     `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
+    `besides`: FLOPs that examples need besides the model's, a teacher's.
     """
 
-    def __init__(self, model: Model, peak: float, products: float | None = None):
-        self._model, self._peak, self._products = model, peak, products
+    def __init__(
+        self,
+        model: Model,
+        peak: float,
+        products: float | None = None,
+        besides: Callable[[Sizes], float] | None = None,
+    ):
+        self._model, self._peak, self._products, self._besides = model, peak, products, besides
         self.restart()
 
     def restart(self) -> None:
@@ -123,7 +131,7 @@ class ThroughputMeter:
         examples = Sizes(*total.tolist())
         seconds = time.perf_counter() - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        flops = self._model.flops(examples) / seconds
+        flops = (self._model.flops(examples) + (self._besides(examples) if self._besides else 0.0)) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,

@@ -10,8 +10,10 @@ from torch import Tensor
 from pretrain.models.config.base import ModelConfig
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
-# the sum of their means over the labels that count. A loss of any other name is averaged over "labels".
+# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". The parts of a
+# loss that a teacher weighs in "labels" are only reported.
 Losses = dict[str, Tensor]
+CROSS_ENTROPY, DISTILLATION_LOSS = PARTS = ("cross_entropy", "distillation_loss")
 IGNORED = -100  # the label of a position without a target: padding, or a row of weight zero
 
 

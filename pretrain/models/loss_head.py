@@ -1,7 +1,7 @@
 """The output matrix and the loss of its logits, without ever holding the logits of all states."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,10 @@ from pretrain.kernels.products import linear
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import Linear, soft_capped
 from pretrain.models.logit_bias import by_kernel
-from pretrain.models.loss import configured_losses, hits_are_noted, places_of_targets
+from pretrain.models.loss import Losses, configured_losses, hits_are_noted, places_of_targets
+
+if TYPE_CHECKING:
+    from pretrain.models.distilled_loss import Taught
 
 _MOST_TARGETS = 7 / 8  # a larger share of the positions isn't picked out on a CPU: the copies would take the gain
 _LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 256 MB in bf16
@@ -36,24 +39,28 @@ class Head(Linear):
         super().__init__(in_features, out_features, std, bias)
         self.softcap, self.multiplier = softcap, multiplier
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         labels: Tensor | None = None,
         config: ModelConfig | None = None,
         target_places: Tensor | None = None,
-    ) -> Tensor:
+        taught: "Taught | None" = None,
+    ) -> Tensor | Losses:
         """Maps (…, d_model) to logits (…, vocabulary); or with `labels` (…) to what `configured_losses` makes of them.
 
         Positions without a target are left out, on a CPU if they are worth it. On a GPU the others go through the
         matrix in chunks, whose logits the backward pass computes again: a third more arithmetic in this product, for no
         memory. `target_places` are the numbers of the labels that count, among all labels; without them the GPU is
-        waited for.
+        waited for. With `taught`, the result is that of `Taught.losses`.
         """
         x = self.scaled(x)
         if labels is None:
             return self._logits(x)
         assert config is not None
+        settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
+        if taught is not None:
+            return taught.losses(x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap)
         if not x.is_cuda or hits_are_noted():
             places = _worth_picking_out(labels)
             if places is None:
@@ -61,11 +68,10 @@ class Head(Linear):
             logits = self._logits(x.flatten(0, -2).index_select(0, places))
             losses = configured_losses(logits, labels.flatten()[places], config, self.training)
             return losses.new_zeros(labels.numel()).index_copy(0, places, losses).view(labels.shape)
-        settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         return chunked_losses(x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return _capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+        return capped(linear(x, self.weight, self.offsets(x)), self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         """States (…, d_model) times the multiplier of the logits."""
@@ -84,7 +90,8 @@ def _worth_picking_out(labels: Tensor) -> Tensor | None:
     return places if len(places) <= _MOST_TARGETS * labels.numel() else None
 
 
-def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits within ± `softcap`; None: as they are."""
     return logits if softcap is None else soft_capped(logits, softcap)
 
 
@@ -124,9 +131,9 @@ class _HeadLosses(torch.autograd.Function):
         ctx.by_kernel = by_kernel(x)
         losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
         normalisers = torch.empty_like(losses)
-        for part in _parts(len(x), len(weight)):
-            logits = _capped(F.linear(x[part], weight, bias), softcap)
-            losses[part], normalisers[part] = _losses(logits, targets[part], z_loss, smoothing, ctx.by_kernel)
+        for part in parts(len(x), len(weight)):
+            logits = capped(F.linear(x[part], weight, bias), softcap)
+            losses[part], normalisers[part] = losses_of(logits, targets[part], z_loss, smoothing, ctx.by_kernel)
         ctx.save_for_backward(x, weight, bias, targets, normalisers)
         ctx.z_loss, ctx.smoothing, ctx.softcap = z_loss, smoothing, softcap
         return losses
@@ -142,11 +149,11 @@ class _HeadLosses(torch.autograd.Function):
         # in fp32: a bf16 sum would lose the share of a chunk
         of_weight = torch.zeros_like(weight, dtype=normalisers.dtype)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
-        for part in _parts(len(x), len(weight)):
-            logits = _capped(F.linear(x[part], weight, bias), ctx.softcap)
+        for part in parts(len(x), len(weight)):
+            logits = capped(F.linear(x[part], weight, bias), ctx.softcap)
             slope = None if ctx.softcap is None else 1 - (logits / ctx.softcap).square_()
             of_these = logits, targets[part], normalisers[part], of_shares[part], gradient[part]
-            _become_gradients(*of_these, ctx.smoothing, ctx.by_kernel)
+            become_gradients(*of_these, ctx.smoothing, ctx.by_kernel)
             if slope is not None:
                 logits *= slope
             of_x[part] = logits @ weight
@@ -157,12 +164,13 @@ class _HeadLosses(torch.autograd.Function):
         return of_x, of_weight.to(weight.dtype), of_offsets, None, None, None, None
 
 
-def _parts(rows: int, vocabulary: int) -> Iterator[slice]:
-    step = max(1, _LOGITS // vocabulary)
+def parts(rows: int, vocabulary: int, logits: int | None = None) -> Iterator[slice]:
+    """Slices of so many rows that their `logits` are held at a time, by default as many as suit a GPU."""
+    step = max(1, (logits or _LOGITS) // vocabulary)
     return (slice(first, first + step) for first in range(0, rows, step))
 
 
-def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, kernel: bool) -> tuple[Tensor, Tensor]:
+def losses_of(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, kernel: bool) -> tuple[Tensor, Tensor]:
     """The losses (n,) of logits (n, vocabulary), and log Z (n,), at least in fp32."""
     if kernel:
         from pretrain.kernels import cross_entropy
@@ -176,7 +184,7 @@ def _losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, ke
     return z_loss * log_z.square() + log_z - expected, log_z
 
 
-def _become_gradients(
+def become_gradients(
     logits: Tensor,
     targets: Tensor,
     log_z: Tensor,

@@ -15,8 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pretrain import models
-from pretrain.models import ModelConfig
+from pretrain.config import DistillationSection
+from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.distilled_loss import Taught
+from pretrain.models.loss import PARTS
 from pretrain.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
@@ -57,12 +60,15 @@ def activations(
     checkpointing: bool,
     on_gpu: bool = True,
     fused_attention: bool = True,
+    distillation: DistillationSection | None = None,
+    teacher: DecoderOnlyConfig | None = None,
 ) -> Activations:
     """The peak of a pass over `rows` in training.
 
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
-    computes attention if its bias is learned.
+    computes attention if its bias is learned. `distillation`, with the model of its teacher: the loss is that of
+    `Taught`.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = models.outline(config).to(dtype)
@@ -74,9 +80,13 @@ def activations(
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(_taken)
+    head = models.outline(teacher).to(dtype).lm_head if teacher else None
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
     with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
-        loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
+        if distillation is not None and teacher is not None:
+            batch["taught"] = _taught(distillation, teacher, head, rows.count * rows.predicted)
+        losses = model(**batch)
+        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
         saved = memory.held
         loss.backward()
     return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
@@ -91,8 +101,15 @@ def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
 
 
-def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
-    batch = {
+def _taught(distillation: DistillationSection, teacher: DecoderOnlyConfig, head: Any, targets: int) -> Taught:
+    assert teacher.vocab_size is not None
+    states = torch.empty(targets, teacher.d_model, dtype=head.weight.dtype, device="meta")
+    shares = torch.empty(targets, device="meta")
+    return Taught(head, states, teacher.vocab_size, shares, distillation.temperature, distillation.top_k)
+
+
+def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Any]:
+    batch: dict[str, Any] = {
         "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
         "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
         "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
+from typing import cast
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.distillation.checks import config_of
+from pretrain.distillation.teacher import forward_flops
 from pretrain.gpus import Gpu
+from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.model import Model, Sizes
 from pretrain.plan.activations import Activations, Rows, activations
-from pretrain.plan.states import Parameters, Setting, States, settings, states
+from pretrain.plan.states import FP32, Parameters, Setting, States, settings, states
 from pretrain.plan.steps import Cluster, Step, Traffic, step, traffic
 from pretrain.setup import cut_rows
 from pretrain.zero.memory import SAFE
@@ -18,7 +22,7 @@ from pretrain.zero.memory import SAFE
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
-HEAD = "head"
+HEAD, TEACHER = "head", "teacher"
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,17 @@ class Planner:
         row = question.rows
         targets = row.targets if self.model.decoder_reads_targets else row.predicted
         self.flops = self.model.flops_by_part(Sizes.of_example(row.inputs, targets))
+        self.teacher = self._teacher()
+        if self.teacher is not None:
+            self.flops[TEACHER] = forward_flops(self.teacher, Sizes.of_example(row.inputs, row.targets))
         self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
         self.zero = config.deepspeed.zero_optimization.model_dump()
+
+    @property
+    def bytes_of_teacher(self) -> int:
+        """On each GPU: a teacher is whole there, and computes in the precision of the run."""
+        width = 2 if self.config.precision == "bf16" else FP32
+        return 0 if self.teacher is None else width * self.teacher.num_parameters()
 
     def options(self, gpus: int) -> list[Option]:
         """Every setting on so many GPUs. Raises UserError if they can't share the run's batches."""
@@ -99,8 +112,11 @@ class Planner:
     def activations(self, rows: int, checkpointing: bool) -> Activations:
         """Of a micro-batch of `rows`; counted for a few sizes, on the line through the nearest two for others."""
         if rows in _PROBES:
-            config = self.config
-            return activations(config.model, replace(self.question.rows, count=rows), config.precision, checkpointing)
+            config, some = self.config, replace(self.question.rows, count=rows)
+            teacher = None if self.teacher is None else self.teacher.config
+            return activations(
+                config.model, some, config.precision, checkpointing, distillation=config.distillation, teacher=teacher
+            )
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]
         low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)
@@ -112,6 +128,7 @@ class Planner:
     def _option(self, setting: Setting, cluster: Cluster, share: int) -> Option:
         config = self.config
         held = states(self.parameters, setting, cluster.gpus, config.precision, self.zero)
+        held = replace(held, weights=held.weights + self.bytes_of_teacher)
         sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
         fitting = [rows for rows in sizes if self._peak(held, rows, setting) <= self.usable]
         rows = max(fitting, default=0)
@@ -127,12 +144,22 @@ class Planner:
         config = self.config
         sent = traffic(self.parameters, option.setting, cluster.gpus, share // option.rows, config.precision, self.zero)
         rows = config.batch.global_batch_size
-        flops = rows * sum(self.flops.values())
+        of_teacher = rows * self.flops.get(TEACHER, 0.0)
+        flops = rows * sum(self.flops.values()) - of_teacher
         of_layers = flops - rows * self.flops[HEAD]
         peak = question.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
-        taken = step(flops, of_layers, sent, cluster, option.setting, peak, question.mfu)
+        taken = step(flops, of_layers, sent, cluster, option.setting, peak, question.mfu, of_teacher)
         hours = self._steps() * taken.seconds / 3600
         return replace(option, traffic=sent, step=taken, hours=hours, cost=hours * cluster.gpus * question.price)
+
+    def _teacher(self) -> DecoderOnly | None:
+        """The run's teacher, on the meta device. Raises UserError if its checkpoint isn't there."""
+        if self.config.distillation is None:
+            return None
+        try:
+            return cast(DecoderOnly, models.outline(config_of(self.config.distillation)))
+        except UserError as error:
+            raise UserError(f"distillation.teacher: {error}") from None
 
     def _steps(self) -> float:
         """The run's steps, as steps of its full batch."""

@@ -23,6 +23,7 @@ def as_json(planner: Planner, gpus: int) -> dict[str, Any]:
     return {
         "run": question.config.run.name,
         "parameters": planner.parameters.count,
+        **({"parameters_of_teacher": planner.teacher.num_parameters()} if planner.teacher else {}),
         "row": {key: value for key, value in asdict(question.rows).items() if key != "count"},
         "flops_per_row": {**planner.flops, "all": sum(planner.flops.values())},
         "gpu": question.gpu_name,
@@ -93,6 +94,12 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
         "memory. Rec: layers recomputed (compute.activation_checkpointing). Acts, logits: at the peak of one row.",
         highlight=False,
     )
+    if planner.teacher is not None:
+        console.print(
+            f"The teacher's {planner.teacher.num_parameters():,} parameters, {_gib(planner.bytes_of_teacher)} GiB, are "
+            "whole on each GPU and among its weights.",
+            highlight=False,
+        )
     console.print(_time(options))
     if any(option.step and option.setting.offload != "none" for option in options):
         console.print("≥: the optimizer's step on the CPU comes on top.")
@@ -115,7 +122,8 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
 
 
 def _arithmetic(planner: Planner) -> Table:
-    table = _table("Arithmetic of a row, forward and backward", ("", "GFLOP", "share"))
+    title = "Arithmetic of a row, forward and backward" + (", the teacher's forward" if planner.teacher else "")
+    table = _table(title, ("", "GFLOP", "share"))
     whole = sum(planner.flops.values())
     for part, flops in planner.flops.items():
         name = "output matrix" if part == HEAD else part

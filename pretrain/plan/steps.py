@@ -173,13 +173,22 @@ class Step:
 
 
 def step(
-    flops: float, of_layers: float, sent: Traffic, cluster: Cluster, setting: Setting, peak: float, mfu: float
+    flops: float,
+    of_layers: float,
+    sent: Traffic,
+    cluster: Cluster,
+    setting: Setting,
+    peak: float,
+    mfu: float,
+    of_teacher: float = 0.0,
 ) -> Step:
-    """A step of `flops` in all, of which the layers, which checkpointing computes again, take `of_layers`.
+    """A step of `flops` of the model, of which the layers, which checkpointing computes again, take `of_layers`.
 
     `peak`: FLOP/s of a GPU by its data sheet. `mfu`: the share of it that a GPU reaches while it computes.
+    `of_teacher`: FLOPs of a teacher's forward pass, which comes before the model's and sends nothing.
     """
     needed = flops / cluster.gpus / peak
+    before = of_teacher / cluster.gpus / peak
     forward = needed * (1 - _BACKWARD) / mfu
     backward = needed * _BACKWARD / mfu
     if setting.checkpointing:
@@ -191,4 +200,5 @@ def step(
     travelling = beside + behind + waited
     hidden = 1 - exposed / travelling if travelling else 0.0
     latency = travelling - sent.bytes / cluster.bandwidth
-    return Step(forward + backward, exposed, latency, hidden, needed / (forward + backward + exposed))
+    compute = before / mfu + forward + backward
+    return Step(compute, exposed, latency, hidden, (before + needed) / (compute + exposed))

@@ -9,8 +9,8 @@ import hashlib
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from data_pipeline.loading.batches import IGNORED, LABELS, Batch
 from data_pipeline.loading.cut import Cut
 from pretrain import optimizers
 from pretrain.config import RunConfig
+from pretrain.models.loss import PARTS, Losses
 from pretrain.models.model import Model
 from pretrain.zero import internals
 from pretrain.zero.config import deepspeed_config
@@ -45,10 +46,17 @@ class Outcome(NamedTuple):
 
 
 class Engine:
-    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients."""
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
-    def __init__(self, model: nn.Module, config: RunConfig, cut: Cut):
+    `teach` makes the arguments of the model's forward pass in training from a micro-batch: a teacher that adds what it
+    knows. None: they are the micro-batch.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: RunConfig, cut: Cut, teach: Callable[[Batch], dict[str, Any]] | None = None
+    ):
         self.config, self.cut = config, cut
+        self._teach = teach
         with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
@@ -92,22 +100,27 @@ class Engine:
         if applied:
             self._sums.update(of_step)
             self._counts.update({name: _count(counted, name) for name in of_step})
-        loss = sum(total / max(_count(counted, name), 1) for name, total in of_step.items())
+        loss = sum(total / max(_count(counted, name), 1) for name, total in of_step.items() if name not in PARTS)
         return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
 
     def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:
         """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
-        losses = {name: values.sum() for name, values in self.deepspeed(**self._to_device(batch)).items()}
-        shares = [total / max(_count(counted, name), 1) for name, total in losses.items()]
+        losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
+        shares = [total / max(_count(counted, name), 1) for name, total in losses.items() if name not in PARTS]
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
         self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
         return {name: total.detach().double() for name, total in losses.items()}
 
+    def training_losses(self, batch: Batch) -> Losses:
+        """The model's losses of a micro-batch in training, with dropout and its teacher."""
+        batch = self._to_device(batch)
+        return self.deepspeed(**(batch if self._teach is None else self._teach(batch)))
+
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The model's losses, fp32, without dropout. All ranks must call this together."""
+        """The model's losses, fp32, without dropout and teacher. All ranks must call this together."""
         self.deepspeed.eval()
         try:
             return self.deepspeed(**self._to_device(batch))
@@ -133,6 +146,7 @@ class Engine:
         train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
         train/NAME_loss: a family's additional loss, as the gradient includes it ("embedding_loss",
         "next_sentence_loss").
+        train/cross_entropy, train/distillation_loss: the parts that a teacher weighs in train/loss.
         train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
         """
         names = sorted(self._sums) or ["labels"]

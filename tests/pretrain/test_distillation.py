@@ -1,0 +1,341 @@
+"""Runs that learn from a teacher: what it says of each target, the loss of a step, resuming, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batches import IGNORED, as_batch
+from data_pipeline.loading.cut import Cut
+from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.packing.examples import balanced
+from data_pipeline.tokenizer import Tokenizer
+from pretrain import models
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.tensors import StoredTensors
+from pretrain.config import DistillationSection, RunConfig
+from pretrain.distillation.teacher import Teacher, forward_flops
+from pretrain.gpus import GPUS
+from pretrain.metrics.log import read_metrics
+from pretrain.models import distilled_loss, parse
+from pretrain.models.model import Sizes
+from pretrain.plan.activations import Rows
+from pretrain.plan.fit import Planner, Question
+from pretrain.setup import prepare
+from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import MODEL, losses, run_file, train_each
+from tests.pretrain.small_runs import run_config
+
+DECODER = {"family": "decoder_only", "d_model": 24, "d_ff": 48, "num_heads": 4, "num_layers": 1, "init_std": 0.3}
+ROTARY = {**DECODER, "positions": "rotary"}
+
+
+def random_teacher(**changes) -> models.Model:
+    torch.manual_seed(1)
+    return models.build(parse({**ROTARY, **changes})).eval()
+
+
+@pytest.fixture(scope="module")
+def put(small_corpus, tmp_path_factory):
+    """put(key=…): the checkpoint of a teacher with random weights and the corpus's tokenizer, or with `tokenizer`."""
+    of_corpus = open_corpus(small_corpus).tokenizer
+
+    def made(tokenizer: Tokenizer = of_corpus, **changes) -> str:
+        out = tmp_path_factory.mktemp("teacher") / "checkpoint"
+        model = random_teacher(**{"vocab_size": tokenizer.size, **changes})
+        save_weights(model.config, model.state_dict(), tokenizer, out)
+        return str(out)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def objective(small_corpus):
+    return {"name": "prefix_lm", "length": open_corpus(small_corpus).manifest["rows"]["raw_length"]}
+
+
+# What the teacher says of each target
+
+
+@pytest.mark.parametrize("form", ["a row each", "packed", "balanced"])
+@pytest.mark.parametrize("positions", [{"positions": "rotary"}, {"positions": "learned", "max_positions": 11}])
+def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
+    """At the token before each target, of the row that was cut, without marks, padding and other examples."""
+    model = random_teacher(vocab_size=VOCABULARY.size, **positions)
+    teacher = Teacher(model, DistillationSection(teacher="t", weight=0.7))
+    lengths, packed = [12, 8, 4, 10, 12], form == "packed"
+    rows, keys = ragged_rows(lengths)
+    examples = PrefixLM(length=8 if packed else 12, packed=packed).apply(rows, keys, VOCABULARY, {})
+    batch = as_batch(balanced(examples, 2) if form == "balanced" else examples, PAD)
+    given = teacher(batch)
+    taught = given.pop("taught")
+    assert given.keys() == batch.keys()
+    log_p, ids = taught.target(slice(None))
+    assert ids is None
+    alone = {}  # by the text so far and its next token; random tokens don't repeat
+    for row, length in zip(rows.values.astype(np.int64), lengths, strict=True):
+        for part in np.split(row[:length], 2 if packed else 1):
+            with torch.no_grad():
+                found = torch.log_softmax(model.decode(torch.from_numpy(part[None, :-1]))[0], dim=-1)
+            alone |= dict(zip(part[1:].tolist(), found, strict=True))
+    labels = batch["labels"][batch["labels"] != IGNORED].tolist()
+    compared = 0
+    for label, share, said in zip(labels, taught.shares.tolist(), log_p, strict=True):
+        assert share == (0 if label == VOCABULARY.eos else pytest.approx(0.7))
+        if share:
+            torch.testing.assert_close(said, alone[label], rtol=0, atol=2e-5)
+            compared += 1
+    assert compared == len(labels) - len(lengths) * (2 if packed else 1)
+
+
+def test_flops_of_the_teacher_are_those_of_its_forward_pass():
+    """Over the texts: an example with 7 inputs and 4 targets, marks included, has a text of 9 tokens, of which 8 are
+    read."""
+    model = random_teacher(vocab_size=100)
+    read = model.flops(Sizes.of_example(8, 0)) / 3
+    assert forward_flops(model, Sizes.of_example(7, 4)) == pytest.approx(read)
+    both = Sizes(*(one + other for one, other in zip(Sizes.of_example(7, 4), Sizes.of_example(5, 3), strict=True)))
+    assert forward_flops(model, both) == pytest.approx(read + model.flops(Sizes.of_example(5, 0)) / 3)
+
+
+# The loss of a step
+
+
+def one_step(teacher: str) -> tuple[float, dict[str, float], float]:
+    """(loss of a step, metrics, its loss without a teacher) of a small T5 in two micro-batches."""
+    from pretrain.zero.engine import Engine
+
+    config = step_config(teacher)
+    torch.manual_seed(0)
+    loaded = Teacher.load(config.distillation, config.precision, torch.device("cpu"))
+    engine = Engine(models.build(config.model), config, Cut(0, 1, 4, 2), loaded)
+    batches = micro_batches()
+    plain = torch.cat([engine.losses(batch)["labels"].flatten() for batch in batches])
+    outcome = engine.step(0, 0, batches)
+    metrics = engine.take_metrics()
+    engine.close()
+    return outcome.loss, metrics, float(plain.sum())
+
+
+def step_config(teacher: str) -> RunConfig:
+    settings = {"teacher": teacher, "weight": 0.7, "temperature": 2.0, "top_k": 9}
+    return run_config(1, {"vocab_size": VOCABULARY.size, "d_model": 16, "d_ff": 16}, distillation=settings)
+
+
+def micro_batches():
+    rows, keys = ragged_rows([12, 8, 4, 10, 12, 6, 12, 9])
+    whole = as_batch(PrefixLM(length=12).apply(rows, keys, VOCABULARY, {}), PAD)
+    return [{name: tensor[part] for name, tensor in whole.items()} for part in (slice(4), slice(4, 8))]
+
+
+def test_the_loss_of_a_step_is_the_weighted_mean_over_its_targets(tmp_path, small_corpus):
+    """Computed here by hand from whole logits; end marks have cross-entropy alone. Evaluation knows no teacher."""
+    model = random_teacher(vocab_size=VOCABULARY.size)
+    save_weights(model.config, model.state_dict(), open_corpus(small_corpus).tokenizer, tmp_path / "teacher")
+    ((loss, metrics, plain),) = on_ranks(1, one_step, str(tmp_path / "teacher"))
+    torch.manual_seed(0)
+    student = models.build(step_config("t").model).eval()
+    own, divergence, total = [], [], []
+    for batch in micro_batches():
+        for row in range(4):
+            labels = batch["labels"][row][batch["labels"][row] != IGNORED]
+            mask = batch.get("encoder_attention_mask", torch.ones_like(batch["encoder_input_ids"]))[row]
+            inputs = batch["encoder_input_ids"][row][mask > 0]
+            with torch.no_grad():
+                starts = torch.cat([labels.new_zeros(1), labels[:-1]])[None]
+                logits = student.decode(starts, student.encode(inputs[None]))[0].double()
+                of_teacher = model.decode(torch.cat([inputs[:-1], labels[:-1]])[None])[0].double()
+            for place, label in enumerate(labels.tolist()):
+                cross_entropy = float(torch.logsumexp(logits[place], 0) - logits[place, label])
+                own.append(cross_entropy)
+                if place + 1 == len(labels):
+                    divergence.append(0.0)
+                    total.append(cross_entropy)
+                    continue
+                values, ids = of_teacher[len(inputs) - 2 + place].topk(9)
+                p, log_q = torch.softmax(values / 2, 0), torch.log_softmax(logits[place] / 2, 0)[ids]
+                divergence.append(4 * float((p * (p.log() - log_q)).sum()))
+                total.append(0.3 * cross_entropy + 0.7 * divergence[-1])
+    means = [sum(one) / len(one) for one in (total, own, divergence)]
+    found = [metrics[f"train/{name}"] for name in ("loss", "cross_entropy", "distillation_loss")]
+    assert found == pytest.approx(means, rel=1e-5)
+    assert loss == pytest.approx(means[0], rel=1e-5)
+    assert plain == pytest.approx(sum(own), rel=1e-5)
+
+
+# Runs
+
+
+def distilled(folder: Path, corpus: Path, objective, teacher: str, stage: int, **changes) -> Path:
+    settings = {
+        "data": {"train": [{"corpus": str(corpus)}], "objective": objective, "lanes": 8, "workers": 0},
+        "distillation": {"teacher": teacher, "weight": 0.6, "temperature": 1.5, "top_k": 50},
+        "run": {"max_steps": 4},
+        "checkpoint": {"every_steps": 2, "keep_last": 4},
+        "evaluation": [],
+    }
+    return run_file(folder, corpus, stage, **{**settings, **changes})
+
+
+def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, objective, put, tmp_path):
+    """One rank at stage 1, with dropout, is the reference of two at each stage; also a run that is cut and resumed, to
+    the bit, and one with examples that share rows, in bf16, whose micro-batch is measured."""
+    teacher, made = put(), {}
+    for name, stage in (("one", 1), ("1", 1), ("2", 2), ("3", 3), ("cut", 3)):
+        made[name] = distilled(tmp_path / name, small_corpus, objective, teacher, stage)
+    packed = {"train": [{"corpus": str(small_corpus)}], "objective": objective, "lanes": 8, "workers": 0, "pack": 2}
+    made["auto"] = distilled(
+        tmp_path / "auto",
+        small_corpus,
+        objective,
+        teacher,
+        2,
+        data=packed,
+        batch={"global_batch_size": 16, "micro_batch_size": "auto"},
+        precision="bf16",
+    )
+    assert train_each(1, [(made["one"], None)]) == [[0]]
+    starts = [(made["1"], None), (made["2"], None), (made["3"], None), (made["cut"], 2), (made["cut"], None)]
+    assert train_each(2, [*starts, (made["auto"], None)]) == [[0, 0, 0, 75, 0, 0]] * 2
+    expected = losses(made["one"])
+    for stage in "123":
+        assert losses(made[stage]) == pytest.approx(expected, rel=1e-5)
+    assert losses(made["cut"]) == losses(made["3"])
+    assert losses(made["auto"]) == pytest.approx(expected, rel=2e-2)
+    rows = [row.metrics for row in read_metrics(made["one"].parent / "run") if "train/loss" in row.metrics]
+    assert all(row["train/distillation_loss"] > 0 < row["train/cross_entropy"] for row in rows)
+    last = tmp_path / "3/run/checkpoints/step-00000004"
+    index = checkpoint_index.read(last)
+    assert index.identity["distillation"]["temperature"] == 1.5
+    assert index.identity["distillation"]["teacher_sha256"]
+    student = models.outline(index.model)
+    assert StoredTensors(last).shapes.keys() == dict(student.named_parameters()).keys()
+    refused_on_resume(made["cut"], put)
+
+
+def refused_on_resume(path: Path, put) -> None:
+    """Another teacher in the same place, other settings, and none: each is another run."""
+    run = json.loads(path.read_text())
+    resume = path.parent / "run/checkpoints/step-00000002"
+
+    def told(distillation) -> list[str]:
+        with pytest.raises(UserError) as refused:
+            prepare(RunConfig.model_validate({**run, "distillation": distillation}), 0, 1, resume)
+        of_another = "the checkpoint of step 2 is of another run: "
+        return [line.removeprefix(of_another) for line in str(refused.value).split("\n")]
+
+    prepare(RunConfig.model_validate(run), 0, 1, resume)
+    (line,) = told({**run["distillation"], "teacher": put(init_std=0.2)})
+    assert line.startswith("distillation.teacher_sha256 is '")
+    assert told({**run["distillation"], "top_k": None}) == ["distillation.top_k is 50 there, None here"]
+    assert len(told(None)) == 4
+
+
+# A plan
+
+
+def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(put, monkeypatch):
+    """In fp32 on a GPU, beside what the run needs without a teacher, and no whole matrix of logits."""
+    monkeypatch.setattr(distilled_loss, "_LOGITS", 8 * 2000)
+    teacher = put(d_model=48)
+    outline = models.outline(checkpoint_index.read(Path(teacher)).model)
+    without, with_teacher = (
+        Planner(
+            Question(
+                run_config(2, {"vocab_size": 2000}, distillation=section),
+                Rows(1, 32, 20, 20),
+                "a100-80gb",
+                GPUS["a100-80gb"],
+                gpus_per_node=8,
+                network=25,
+                mfu=0.5,
+                price=2,
+            )
+        )
+        for section in (None, {"teacher": teacher})
+    )
+    read = outline.flops(Sizes.of_example(49, 0)) / 3
+    assert with_teacher.flops == {**without.flops, "teacher": read}
+    for plain, taught in zip(without.options(2), with_teacher.options(2), strict=True):
+        assert taught.states.weights - plain.states.weights == 4 * outline.num_parameters()
+        assert taught.step.seconds - plain.step.seconds == pytest.approx(8 * read / 2 / 0.5 / 19.5e12, rel=1e-6)
+    assert with_teacher.activations(16, False).logits <= 5 * 4 * 8 * 2000
+    with pytest.raises(UserError, match=r"^distillation\.teacher: none: not a checkpoint"):
+        Planner(replace(without.question, config=run_config(distillation={"teacher": "none"})))
+
+
+# What is refused
+
+
+@pytest.fixture
+def refused(small_corpus, tmp_path):
+    """The lines of the error for a run with this model, objective and teacher; none if there is no error."""
+
+    def lines(teacher: str, objective=None, model=MODEL) -> list[str]:
+        content = {
+            "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
+            "model": model,
+            "data": {"train": [{"corpus": str(small_corpus)}], "objective": objective},
+            "batch": {"global_batch_size": 8},
+            "optimizer": {"learning_rate": 1e-3},
+            "distillation": {"teacher": teacher},
+        }
+        try:
+            prepare(RunConfig.model_validate(content), 0, 1)
+        except UserError as error:
+            return str(error).split("\n")
+        return []
+
+    return lines
+
+
+def test_a_teacher_is_a_decoder_alone_that_is_there(refused, objective, put, tmp_path, small_corpus):
+    assert refused(put(), objective) == []
+    missing = str(tmp_path / "missing")
+    assert refused(missing, objective) == [f"distillation.teacher: {missing}: not a checkpoint: no index.json"]
+    tokenizer = open_corpus(small_corpus).tokenizer
+    config = parse({**MODEL, "vocab_size": tokenizer.size})
+    save_weights(config, models.build(config).state_dict(), tokenizer, tmp_path / "t5")
+    (line,) = refused(str(tmp_path / "t5"), objective)
+    assert line == f"distillation.teacher: {tmp_path}/t5: a model of the family t5; expected a decoder_only model"
+
+
+def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, objective, put, small_corpus, spiece):
+    from data_pipeline.tokenizer.sentencepiece import SentencePiece
+
+    own = open_corpus(small_corpus).tokenizer
+    assert refused(put(Tokenizer(own.model)), objective) == []
+    teacher = put(Tokenizer(own.model, sentinels=7))
+    assert refused(teacher, objective) == [f"distillation.teacher: {teacher}: tokenizer.sentinels is 7 there, 20 here"]
+    teacher = put(Tokenizer(SentencePiece(spiece.read_bytes())))
+    (line,) = refused(teacher, objective)
+    assert line.startswith(f"distillation.teacher: {teacher}: tokenizer.sha256 is '")
+
+
+def test_rows_are_texts_cut_in_two_for_an_encoder_decoder(refused, objective, put, small_corpus):
+    (line,) = refused(put())
+    assert line == (
+        f"distillation: needs rows that are a text cut in two (prefix_lm), but {small_corpus} has span_corruption"
+    )
+    causal = {"name": "causal_lm", "length": objective["length"] - 1}
+    lines = refused(put(), causal, {**ROTARY, "d_model": 32})
+    assert lines[0].startswith("distillation: needs an encoder-decoder (t5, bart, ")
+    assert lines[0].endswith("), but model.family is decoder_only")
+    assert lines[1].endswith("has causal_lm")
+    assert len(lines) == 2
+
+
+def test_a_teacher_reads_all_of_a_text_but_its_last_token(refused, objective, put):
+    length = objective["length"]
+    assert refused(put(positions="learned", max_positions=length - 1), objective) == []
+    teacher = put(positions="learned", max_positions=length - 2)
+    assert refused(teacher, objective) == [
+        f"distillation.teacher: {teacher}: reads {length - 2} tokens at most, but texts of the rows have {length - 1}"
+    ]
