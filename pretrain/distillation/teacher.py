@@ -17,17 +17,22 @@ from pretrain.models.model import Sizes
 
 @dataclass(frozen=True)
 class Teacher:
-    """Tells a student about the targets of micro-batches of prefix LM, in evaluation mode and without gradients."""
+    """Tells a student about the targets of micro-batches of prefix LM, in evaluation mode and without gradients.
+
+    `vocabulary`: the ids of its tokenizer, all of which the student has. Its model may have more rows.
+    """
 
     model: DecoderOnly
+    vocabulary: int
     settings: DistillationSection
 
     @classmethod
     def load(cls, settings: DistillationSection, precision: str, device: torch.device) -> "Teacher":
         """Raises FailedError if the teacher's checkpoint is damaged."""
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        model = TrainedModel.open(checkpoint_of(settings)).model
-        return cls(cast(DecoderOnly, model.to(device, dtype).requires_grad_(False)), settings)
+        trained = TrainedModel.open(checkpoint_of(settings))
+        model = cast(DecoderOnly, trained.model.to(device, dtype).requires_grad_(False))
+        return cls(model, min(trained.tokenizer.size, model.config.padded_vocab_size), settings)
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -35,11 +40,10 @@ class Teacher:
         texts = batch if TEXTS[0] in batch else with_texts(batch)
         ids, places, in_text = (texts[name].to(self.model.embedding.weight.device) for name in TEXTS)
         states = self.model.decoder(self.model.embedding(ids)).flatten(0, 1)
-        assert self.model.config.vocab_size is not None
         taught = Taught(
             self.model.lm_head,
             states.index_select(0, places),
-            self.model.config.vocab_size,
+            self.vocabulary,
             self.settings.weight * in_text.float(),
             self.settings.temperature,
             self.settings.top_k,

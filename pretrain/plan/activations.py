@@ -84,7 +84,8 @@ def activations(
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
     with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
         if distillation is not None and teacher is not None:
-            batch["taught"] = _taught(distillation, teacher, head, rows.count * rows.predicted)
+            ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
+            batch["taught"] = _taught(distillation, head, ids, rows.count * rows.predicted)
         losses = model(**batch)
         loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
         saved = memory.held
@@ -101,11 +102,10 @@ def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
 
 
-def _taught(distillation: DistillationSection, teacher: DecoderOnlyConfig, head: Any, targets: int) -> Taught:
-    assert teacher.vocab_size is not None
-    states = torch.empty(targets, teacher.d_model, dtype=head.weight.dtype, device="meta")
+def _taught(distillation: DistillationSection, head: Any, ids: int, targets: int) -> Taught:
+    states = torch.empty(targets, head.in_features, dtype=head.weight.dtype, device="meta")
     shares = torch.empty(targets, device="meta")
-    return Taught(head, states, teacher.vocab_size, shares, distillation.temperature, distillation.top_k)
+    return Taught(head, states, ids, shares, distillation.temperature, distillation.top_k)
 
 
 def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Any]:
