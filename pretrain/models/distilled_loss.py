@@ -113,7 +113,8 @@ class _DistilledLosses(torch.autograd.Function):
             log_p, ids = taught.target(part)
             log_q = (logits[:, : taught.vocabulary] if ids is None else logits.gather(-1, ids)) - log_z_at_t[part, None]
             divergence[part] = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
-        divergence *= temperature**2 * (shares > 0)
+        divergence *= temperature**2
+        divergence.masked_fill_(shares == 0, 0.0)
         regular = z_loss * log_z.square()
         loss = (1 - shares) * own + shares * divergence + regular
         own += regular

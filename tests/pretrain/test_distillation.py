@@ -24,7 +24,7 @@ from pretrain.distillation.teacher import Teacher, forward_flops
 from pretrain.gpus import GPUS
 from pretrain.metrics.log import read_metrics
 from pretrain.models import distilled_loss, parse
-from pretrain.models.model import Sizes
+from pretrain.models.model import Model, Sizes
 from pretrain.plan.activations import Rows
 from pretrain.plan.fit import Planner, Question
 from pretrain.setup import prepare
@@ -37,7 +37,7 @@ DECODER = {"family": "decoder_only", "d_model": 24, "d_ff": 48, "num_heads": 4, 
 ROTARY = {**DECODER, "positions": "rotary"}
 
 
-def random_teacher(**changes) -> models.Model:
+def random_teacher(**changes) -> Model:
     torch.manual_seed(1)
     return models.build(parse({**ROTARY, **changes})).eval()
 
@@ -313,7 +313,7 @@ def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, 
     assert refused(put(Tokenizer(own.model)), objective) == []
     teacher = put(Tokenizer(own.model, sentinels=7))
     assert refused(teacher, objective) == [f"distillation.teacher: {teacher}: tokenizer.sentinels is 7 there, 20 here"]
-    teacher = put(Tokenizer(SentencePiece(spiece.read_bytes())))
+    teacher = put(Tokenizer(SentencePiece.read(spiece)))
     (line,) = refused(teacher, objective)
     assert line.startswith(f"distillation.teacher: {teacher}: tokenizer.sha256 is '")
 
