@@ -31,9 +31,8 @@ def feed_often(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory):
-    """One database for most tests: creating MLflow's tables takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/new-directory/mlflow.db"
+def uri(tmp_path_factory, empty_mlflow):
+    return empty_mlflow(tmp_path_factory.mktemp("mlflow"))
 
 
 @pytest.fixture
@@ -291,7 +290,7 @@ sys.exit(f"reached for the network: {connections}" if connections else 0)
 
 
 def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_path):
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = f"sqlite:///{tmp_path}/new-directory/mlflow.db"
     processes = [child(TRAIN_BESIDE_OTHERS, tmp_path / str(number), uri) for number in range(2)]
     for process in processes:
         output = process.communicate()
