@@ -8,17 +8,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 import data_pipeline
 from data_pipeline.foundation.locks import lock
+from tests.in_process import run_here
 
 # Two threads mostly wait for each other over a tiny model, on a busy machine for seconds.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in tests/gpu.
 os.environ["DS_ACCELERATOR"] = "cpu"
+# Each of the hundreds of processes that tests start would compile this project's modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
@@ -30,24 +34,36 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 LONGEST = [
     "launch/test_slurm.py",
     "data_pipeline/test_cluster.py",
+    "pretrain/test_plan.py",
     "pretrain/test_layerwise.py",
-    "launch/test_slurm_jobs.py",
     "launch/test_hosts.py",
-    "data_pipeline/test_pipeline.py",
-    "launch/test_supervision.py",
-    "launch/test_slurm_chain.py",
-    "launch/test_shared_files.py",
-    "data_pipeline/test_kills.py",
-    "pretrain/test_outage.py",
-    "pretrain/test_hooks.py",
-    "pretrain/test_soak.py",
-    "pretrain/test_checkpoints.py",
+    "pretrain/test_sharded_construction.py",
     "pretrain/test_training.py",
     "pretrain/test_optimizers.py",
-    "data_pipeline/test_dedup.py",
-    "data_pipeline/test_tokenizer.py",
-    "data_pipeline/test_streams.py",
+    "data_pipeline/test_kills.py",
+    "launch/test_supervision.py",
+    "launch/test_slurm_chain.py",
+    "pretrain/test_kernels.py",
+    "pretrain/test_hooks.py",
+    "pretrain/test_soak.py",
+    "launch/test_slurm_jobs.py",
+    "launch/test_shared_files.py",
+    "pretrain/test_tracking.py",
+    "pretrain/test_checkpoints.py",
+    "pretrain/test_passes.py",
+    "pretrain/test_mlflow_pages.py",
+    "pretrain/test_norms.py",
+    "pretrain/test_text_to_text.py",
+    "pretrain/test_outage.py",
+    "pretrain/test_offload.py",
     "launch/test_doctor.py",
+    "pretrain/test_uncompiled.py",
+    "pretrain/test_stability.py",
+    "data_pipeline/test_streams.py",
+    "pretrain/test_throughput.py",
+    "pretrain/test_micro_batch.py",
+    "pretrain/test_lm_eval.py",
+    "pretrain/test_experiment.py",
 ]
 
 
@@ -60,6 +76,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import tests.pretrain.rank_processes  # noqa: F401  says what the server imports
+
+        # Before a loader of a test does: the server that ranks are forked from would then have none of their imports.
+        forkserver.ensure_running()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -135,7 +156,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def build(config: Path) -> None:
-    done = run("data-pipeline", "build", config)
+    done = run_here("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def modules() -> dict[str, Path]:
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
@@ -41,7 +47,7 @@ def graph() -> dict[str, set[str]]:
     """The modules of this project that each module imports."""
     known = modules()
     return {
-        name: {other for other in imports(ast.parse(path.read_text()), known) if other in known and other != name}
+        name: {other for other in imports(parsed(path), known) if other in known and other != name}
         for name, path in known.items()
     }
 
@@ -82,7 +88,7 @@ def test_private_names_of_deepspeed_stand_in_one_module():
     """ZeRO-3 puts attributes `ds_…` on parameters; and only the module that checks them imports DeepSpeed."""
     found = set()
     for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             match node:
                 case ast.Attribute(attr=name) | ast.Constant(value=str(name)) if re.match(r"ds_[a-z_]+$", name):
                     found.add(module)
@@ -98,8 +104,8 @@ def test_triton_is_imported_by_the_kernels_alone():
     importing = {
         room(module)
         for module, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if re.match(r"(import|from) triton\b", ast.unparse(node))
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Import | ast.ImportFrom) and re.match(r"(import|from) triton\b", ast.unparse(node))
     }
     assert importing == {"pretrain.kernels"}
 

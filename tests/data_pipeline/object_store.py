@@ -156,7 +156,6 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     try:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": store.url}.items():
             patch.setenv(name, value)
-        new_fork_server(patch)
         store.filesystem().mkdir("bucket")
         yield store
     finally:

@@ -28,7 +28,8 @@ from tests.soak_build import at_work, checksums, family
 
 SECOND_NODE = "127.0.0.2"
 # If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+# Ray asks a node for life every 3 s, and counts it as dead when it hasn't answered five times.
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_health_check_period_ms": "1000"}
 
 
 def free_port() -> int:
@@ -132,6 +133,7 @@ def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothi
         started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
         while not (workers := at_work(family(node.pid), shared)):
             assert driver.poll() is None
+            time.sleep(0.05)
         kill_tree(node)
         assert not any(worker.is_running() for worker in workers)
         assert driver.poll() is None
@@ -156,11 +158,12 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     with processes() as started:
-        started.append(first := build(config, "ray.num_cpus=1", "ray.small_bytes=0"))  # it takes some time
+        started.append(first := build(config))
         holder = tmp_path / "corpus/.stages/driver"
         while not (holder.exists() and str(first.pid) in holder.read_text()):
             assert first.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.01)
+        first.send_signal(signal.SIGSTOP)  # it would be finished in a second
         second = run_here("data-pipeline", "build", config)
         assert second.returncode == 1
         (told,) = second.stderr.strip().splitlines()

@@ -25,14 +25,16 @@ from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.stages import documents
 from tests.conftest import run, write_corpus_file
-from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, serving
+from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
 from tests.in_process import run_here
 
 
 @pytest.fixture(scope="module")
 def server():
     with pytest.MonkeyPatch.context() as patch:
-        yield from serving(patch)
+        for store in serving(patch):
+            new_fork_server(patch)
+            yield store
 
 
 @pytest.fixture

@@ -24,15 +24,10 @@ from launch.supervise.rank_processes import kept, with_own_gpus
 from pretrain.run import rank_logs
 from pretrain.run.status import Status
 from pretrain.run.stop_signals import STOP_SIGNALS
+from tests.launch import shell_ranks
+from tests.launch.shell_ranks import LAUNCHER, supervised
 from tests.pretrain.runs import run_file
 
-LAUNCHER = """
-import json, os, subprocess, sys
-words, *ranks = json.loads(sys.argv[1])
-started = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for rank, command in enumerate(ranks)]
-print(words, flush=True)
-sys.exit(max([process.wait() for process in started]))
-"""
 STOPS_ON_REQUEST = """
 until [ -e {run}/stop ]; do sleep 0.05; done
 echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
@@ -46,13 +41,6 @@ def _hang_ups_count() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
-
-
-def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
-    """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
-    commands = [kept(["sh", "-c", script]) for script in ranks]
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
-    return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
 
 
 def statuses(processes: list[psutil.Process]) -> set[str]:
@@ -72,11 +60,7 @@ def ended(pid_file: Path) -> bool:
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
     """A command that calls `supervised` in a process of its own."""
-    code = (
-        "import sys; from pathlib import Path; from tests.launch.test_supervise import supervised;"
-        "sys.exit(supervised(Path(sys.argv[1]), *sys.argv[2:]))"
-    )
-    return [sys.executable, "-c", code, str(run), *ranks]
+    return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
 
 
 TO_KEEPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"

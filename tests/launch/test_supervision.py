@@ -1,6 +1,7 @@
-"""Runs that are signalled, killed, stopped or hang: real ranks. `test_supervise` has stubs for what needs no training.
+"""Runs that are signalled, killed, stopped or hang: real ranks.
 
-Four tests go through DeepSpeed's launcher, whose start takes seconds; all others fork their ranks.
+One test goes through DeepSpeed's launcher, whose ranks take seconds to start, as does tests/pretrain/test_soak.py; all
+others fork their ranks. What a supervisor makes of ranks that crash or hang is in `test_supervise`.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.metrics.log import read_metrics
 from pretrain.run import rank_logs
-from tests.pretrain.forked import Forked, run_forked
+from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
 
@@ -128,10 +129,6 @@ def launched(started: list[Started], path: Path, *overrides: str) -> Started:
     return one
 
 
-def log(folder: Path, attempt: int, rank: int) -> str:
-    return (folder / f"run/logs/attempt-{attempt:04d}/rank-{rank:05d}.log").read_text()
-
-
 def is_whole(folder: Path) -> None:
     """Asserts that the latest checkpoint matches its index and is that of the last logged step."""
     checkpoint = newest(folder / "run")
@@ -177,34 +174,6 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     is_whole(folder)
     attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}
     assert attempts == {step: 1 if step <= stopped else 2 for step in range(1, max(attempts) + 1)}
-
-
-def test_a_crash_in_native_code_ends_the_run_though_the_others_hang(small_corpus, folder, started):
-    """It ends after faults.dead_rank_seconds: all other limits are longer than a test may take."""
-    one = launched(started, endless(folder, small_corpus), "faults.dead_rank_seconds=3")
-    one.named("rank 0").suspend()
-    killed = time.monotonic()
-    one.named("rank 1").send_signal(signal.SIGSEGV)
-    assert one.end() == 1
-    assert time.monotonic() - killed >= 3
-    assert f"rank 1 was killed by SIGSEGV; its log: {folder}/run/logs/attempt-0001/rank-00001.log" in one.stderr
-    assert "Fatal Python error: Segmentation fault" in log(folder, 1, 1)
-    assert "pretrain/train.py" in one.stderr  # from the last lines of its log
-    assert "Fatal Python error" not in one.stdout
-
-
-def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_those_that_wait(small_corpus, folder, started):
-    one = launched(started, endless(folder, small_corpus), "faults.hang_seconds=20", "faults.dead_rank_seconds=3")
-    one.named("rank 1").suspend()
-    assert one.end() == 1
-    assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stdout
-    stacks = one.stdout.partition("all stacks follow")[2]
-    assert "pretrain/train.py" in stacks
-    assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
-    assert "rank 0 ended with exit code 1" in one.stderr
-
-
-# The fourth is tests/pretrain/test_soak.py: nothing outlives a killed supervisor, and the run goes on to the same bits.
 
 
 # ---- ranks and commands that are forked
@@ -310,6 +279,26 @@ def test_a_run_stops_after_its_hours(small_corpus, folder):
     done = run_forked("train", endless(folder, small_corpus), "run.max_hours=0.0002")
     assert done.returncode == 75, done.stderr
     is_whole(folder)
+
+
+def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
+    with Forked("train", endless(folder, small_corpus)) as one:
+        one.until("step 2/")
+        os.kill(one.pid, signal.SIGSEGV)
+        assert one.wait() == -signal.SIGSEGV
+        stack = one.stderr.partition("Fatal Python error: Segmentation fault")[2]
+        assert "pretrain/train.py" in stack
+
+
+def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_corpus, folder):
+    with forked_ranks(2, "train", endless(folder, small_corpus), "faults.hang_seconds=20") as (one, other):
+        one.until("step 2/")
+        os.kill(other.pid, signal.SIGSTOP)
+        assert one.wait() == 1
+        report, _, stacks = one.stderr.partition("all stacks follow")
+        assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
+        assert "pretrain/train.py" in stacks
+        assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
 
 
 def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):

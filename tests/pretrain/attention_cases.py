@@ -4,7 +4,6 @@ Each function takes a device and returns what its name says. On a CPU the proces
 TRITON_INTERPRET=1 (`interpreted` below).
 """
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -43,8 +42,24 @@ def interpreted() -> Iterator[Callable[..., Any]]:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
-            process.submit(os.getpid).result()  # starts the process
+            process.submit(patch_once).result()  # starts the process
         yield lambda function, *arguments: process.submit(function, *arguments).result()
+
+
+def patch_once() -> None:
+    """Lets Triton's interpreter prepare its language once for each function, not in each call, which takes it longer
+    than the call. A launch prepares it again for the kernel itself."""
+    from triton.runtime import interpreter
+
+    prepared = set()
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.fn not in prepared:
+            prepared.add(self.fn)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*arguments, **options)
+
+    interpreter.InterpretedFunction.__call__ = call
 
 
 def errors(case: Case, device: str) -> dict[str, float]:

@@ -3,27 +3,34 @@
 A process of its own, with its own output, signals and exit code, without the seconds that its imports take.
 """
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from pretrain.run.hardware import free_port
 from tests.pretrain.rank_processes import PROCESSES
 
 
 class Forked:
-    """`pretrain ARGUMENTS` in the background, in a session of its own, on `terminal` if one is given."""
+    """`pretrain ARGUMENTS` in the background, in a session of its own, on `terminal` if one is given.
 
-    def __init__(self, *arguments: str | Path, terminal: str | None = None):
+    `variables`: what its environment has besides that of this process.
+    """
+
+    def __init__(self, *arguments: str | Path, terminal: str | None = None, **variables: str):
         self.arguments = [str(argument) for argument in arguments]
         self._files = tempfile.TemporaryDirectory(prefix="forked-")
         self._output = [Path(self._files.name, name) for name in ("stdout", "stderr")]
-        environment = {**os.environ, "COLUMNS": "120"}
+        environment = {**os.environ, "COLUMNS": "120", **variables}
         self._process = PROCESSES.Process(
             target=_main, args=(self.arguments, environment, Path.cwd(), self._output, terminal)
         )
@@ -74,6 +81,17 @@ class Forked:
         self._files.cleanup()
 
 
+@contextlib.contextmanager
+def forked_ranks(ranks: int, *arguments: str | Path) -> Iterator[list[Forked]]:
+    """`pretrain ARGUMENTS` as each of several ranks, without a launcher and a supervisor."""
+    group = {"WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Forked(*arguments, **{name: str(value) for name, value in (group | own).items()}))
+            for own in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
+        ]
+
+
 class ForkedLauncher:
     """`pretrain ARGUMENTS` without a launcher, which behaves like `subprocess.Popen`."""
 
@@ -100,6 +118,7 @@ def _main(
     arguments: list[str], environment: dict[str, str], folder: Path, output: list[Path], terminal: str | None
 ) -> None:
     os.setsid()
+    gc.freeze()  # as in ranks
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have the tests ignore it
     for number, path in enumerate((os.devnull, *output)):
         # the first terminal that the leader of a session opens becomes the session's

@@ -1,6 +1,7 @@
 """Runs a function on several ranks, each a process of its own: over gloo on CPUs, over NCCL with a GPU for each."""
 
 import contextlib
+import gc
 import os
 import pickle
 import traceback
@@ -119,6 +120,7 @@ def _on_rank(
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
+    gc.freeze()  # of what the server has imported there is no garbage to collect, which DeepSpeed does a few times
     from pretrain.zero.ranks import joined
 
     try:

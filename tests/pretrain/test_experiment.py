@@ -319,7 +319,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
 
     def start(run, changes):
         started.append(run.name)
-        if run.name in ("wide-seed-1", "wrong-seed-0", "wrong-seed-1"):
+        if run.name in ("wide-seed-1", "wrong-seed-0"):
             return real(run, changes)
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
         return ForkedLauncher("train", run.file, *run.overrides, *cut)

@@ -15,16 +15,18 @@ from tests.pretrain.attention_cases import Case, interpreted
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
+# Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
+# Most lengths end within a tile.
 GRID = [
-    *(Case(*lengths) for lengths in [(2, 3), (64, 128), (100, 70)]),
-    *(Case(*lengths, causal=True) for lengths in [(33, 33), (100, 70), (70, 100)]),
-    *(Case(100, 100, sight=sight, causal=causal) for sight in ("padding", "packed") for causal in (False, True)),
-    Case(70, 130, bias=False, sight="packed"),
-    Case(70, 130, sight="nothing"),
+    *(Case(*lengths) for lengths in [(2, 3), (64, 128), (70, 40)]),
+    *(Case(*lengths, causal=True) for lengths in [(33, 33), (70, 40), (40, 70)]),
+    *(Case(70, 70, sight=sight, causal=causal) for sight in ("padding", "packed") for causal in (False, True)),
+    Case(40, 100, bias=False, sight="packed"),
+    Case(40, 100, sight="nothing"),
     Case(40, 40, bias=False, causal=True),
     *(Case(40, 40, d_kv=d_kv) for d_kv in (24, 64, 128)),
-    Case(200, 150, d_kv=64, sight="padding", dtype=torch.float16),
-    Case(150, 200, d_kv=80, causal=True, dtype=torch.float16),
+    Case(150, 100, d_kv=64, sight="padding", dtype=torch.float16),
+    Case(100, 150, d_kv=80, causal=True, dtype=torch.float16),
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 

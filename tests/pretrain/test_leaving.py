@@ -1,6 +1,7 @@
 """A rank that fails where leaving the process group waits for the other ranks, as it does under NCCL."""
 
 import json
+import multiprocessing as mp
 import os
 import sys
 import time
@@ -95,7 +96,7 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
     os.environ[rank_logs.REPORTS] = str(opened)
     ranks._waits_for_others = lambda: True
     dist.destroy_process_group = wait_for_ever
-    worker = PROCESSES.Process(target=wait_for_ever, daemon=True)  # as a loader has them
+    worker = mp.get_context("fork").Process(target=wait_for_ever, daemon=True)  # like a loader's, without a server
     worker.start()
     child.write_text(str(worker.pid))
     with ranks.joined(1, 100.0):

@@ -356,6 +356,12 @@ def test_the_best_rate_is_the_vertex_of_a_parabola():
 def test_the_command_ends_with_1_if_a_check_fails(checked, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "STEPS_OF_TRANSFER", 4)
     monkeypatch.setattr(checks, "SEEDS", (0,))
+    measured = {}
+
+    def coordinates(*arguments):
+        return measured.setdefault(arguments[-1], checks.coordinates(*arguments))
+
+    monkeypatch.setattr(command, "coordinates", coordinates)
     code = mup_check(checked, [], "16 32 64", tmp_path / "out")
     content = json.loads((tmp_path / "out/mup-check.json").read_text())
     failed = [verdict["what"] for verdict in content["verdicts"] if verdict["verdict"] == "fails"]
@@ -364,6 +370,7 @@ def test_the_command_ends_with_1_if_a_check_fails(checked, tmp_path, monkeypatch
     assert content["transfer"].keys() == {"16", "32", "64"}
     far = Transfer({16: {0: 1.0, 1: 2.0}, 32: {0: 2.0, 3: 1.0}})
     monkeypatch.setattr(command, "transfer", lambda *_: far)
+    monkeypatch.setattr(command, "coordinates", lambda *arguments: measured[arguments[-1]])
     assert mup_check(checked, [], "16 32 64", tmp_path / "out") == 1
     printed = capsys.readouterr().out
     assert "Best rates differ by 8.00×: fails" in printed

@@ -15,7 +15,7 @@ from pretrain.tracking.store import answers
 from pretrain.tracking.tracker import Tracker, sync
 from tests.pretrain.mlflow_server import Server
 
-STEPS = 40
+STEPS = 20
 MATRIX = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
 
 
@@ -29,10 +29,10 @@ def start(run_dir, uri):
     return Tracker(run_dir, attempt=1, run_name="r", uri=uri, experiment="outage")
 
 
-def take_steps(tracker, first):
-    """STEPS steps; returns the seconds that each waits for the tracker, and the median seconds of their arithmetic."""
+def take_steps(tracker, first, number=STEPS):
+    """Takes steps; returns the seconds that each waits for the tracker, and the median seconds of their arithmetic."""
     waits, work = [], []
-    for step in range(first, first + STEPS):
+    for step in range(first, first + number):
         began = time.perf_counter()
         MATRIX @ MATRIX
         logged = time.perf_counter()
@@ -48,7 +48,8 @@ def usual_wait(folder):
         return statistics.median(take_steps(tracker, 1)[0])
 
 
-def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(tmp_path, caplog):
+def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(tmp_path, empty_mlflow, caplog):
+    empty_mlflow(tmp_path)
     port = free_port()
     server = Server(tmp_path, port)
     try:
@@ -58,8 +59,8 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
             time.sleep(0.05)
         server.kill()
         while not tracker._feeding._failing:
-            more, _ = take_steps(tracker, 1 + len(waits))
-            waits += more
+            waits += take_steps(tracker, 1 + len(waits), 1)[0]
+            time.sleep(0.05)
         without, work = take_steps(tracker, 1 + len(waits))
         server = Server(tmp_path, port)
         waits += without
@@ -83,9 +84,10 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
     assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
 
 
-def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, monkeypatch):
+def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlflow, monkeypatch):
     """What the server lacks takes it longer than a run waits for one that is away."""
     monkeypatch.setattr(tracking, "_SECONDS_FOR_A_RETURN", 0.2)
+    empty_mlflow(tmp_path)
     port = free_port()
     tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
     tracker.log(1, {"train/loss": 1.0})
@@ -123,7 +125,7 @@ def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(tmp_path, monke
     assert time.monotonic() - began < 10
 
 
-def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path):
+def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path, empty_mlflow):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -136,4 +138,4 @@ def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path)
             assert time.monotonic() - began < 3
     assert statistics.median(waits) - usual_wait(tmp_path / "plain") < 0.02 * work
     assert [row.step for row in read_metrics(tmp_path / "run")] == list(range(1, STEPS + 1))
-    assert sync(tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db") == STEPS
+    assert sync(tmp_path / "run", empty_mlflow(tmp_path)) == STEPS

@@ -47,16 +47,27 @@ def constructed(precision: str, changes: dict) -> tuple:
     return whole(model), held, own, outline.num_parameters(), outline.flops(Sizes.of_example(512, 114))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["t5", "t5 v1.1", "t5gemma"])
-def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision):
-    results = on_ranks(2, constructed, precision, FAMILIES[family])
+PRECISIONS = ("fp32", "bf16")
+CONSTRUCTED = ("t5", "t5 v1.1", "t5gemma")
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks() -> dict[tuple[str, str], tuple]:
+    """What `constructed` returns on each rank, by family and precision."""
+    cases = {(family, precision): (precision, FAMILIES[family]) for family in CONSTRUCTED for precision in PRECISIONS}
+    by_rank = on_ranks(2, each, constructed, list(cases.values()))
+    return dict(zip(cases, zip(*by_rank, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", CONSTRUCTED)
+def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision, on_two_ranks):
     config = run_config(3, FAMILIES[family])
     torch.manual_seed(config.run.seed)
     plain = models.build(config.model)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     expected = {name: value.to(dtype) for name, value in plain.named_parameters(remove_duplicate=False)}
-    for values, held, own, num_parameters, flops in results:
+    for values, held, own, num_parameters, flops in on_two_ranks[family, precision]:
         assert values.keys() == expected.keys()
         assert all(torch.equal(values[name], expected[name]) for name in expected)
         assert num_parameters == plain.num_parameters()
@@ -105,17 +116,28 @@ def trained(stage: int, changes: dict, precision: str, zero: dict | None = None)
     return losses, tied, buffers
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_stage_learns_the_same_from_the_same_weights(precision):
-    cases = [(stage, changes, precision) for changes in FAMILIES.values() for stage in (1, 2, 3)]
-    found = on_ranks(2, each, trained, cases)[0]
-    for first in range(0, len(found), 3):
-        losses, tied, buffers = found[first]
-        for other in found[first + 1 : first + 3]:
-            assert other[0] == pytest.approx(losses, abs=1e-5 if precision == "fp32" else 2e-3)
-            assert other[1:] == (tied, buffers)
-    tied = dict(zip(FAMILIES, (one[1] for one in found[::3]), strict=True))
-    assert tied == {"t5": True, "t5 v1.1": False, "bart": True, "t5gemma": False, "t5gemma2": True}
+@pytest.fixture(scope="module")
+def learned() -> dict[tuple, tuple]:
+    """What `trained` returns on rank 0 of two, by family, precision and stage."""
+    cases = {
+        (family, precision, stage): (stage, FAMILIES[family], precision)
+        for family in FAMILIES
+        for precision in PRECISIONS
+        for stage in (1, 2, 3)
+    }
+    return dict(zip(cases, on_ranks(2, each, trained, list(cases.values()))[0], strict=True))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_stage_learns_the_same_from_the_same_weights(precision, learned):
+    within = 1e-5 if precision == "fp32" else 2e-3
+    for family in FAMILIES:
+        losses, tied, buffers = learned[family, precision, 1]
+        assert tied == (family in ("t5", "bart", "t5gemma2"))
+        for stage in (2, 3):
+            others, *same = learned[family, precision, stage]
+            assert others == pytest.approx(losses, abs=within), (family, stage)
+            assert same == [tied, buffers], (family, stage)
 
 
 def test_secondary_shards_change_no_bit():

@@ -18,8 +18,8 @@ from tests.soak_training import soak
 
 
 def test_a_killed_run_comes_to_the_same_bits(small_corpus, tmp_path):
-    """SIGKILL ends the supervisor during a save, then DeepSpeed's launcher. No process may outlive the supervisor."""
-    outcome = soak(tmp_path, small_corpus, change=False, kills=2, seed=328, seconds=120, steps=20)
+    """SIGKILL ends the supervisor during a save. No process may outlive it."""
+    outcome = soak(tmp_path, small_corpus, change=False, kills=1, seed=328, seconds=120, steps=20)
     assert outcome.problems == []
     assert outcome.kills.total() > 0
 

@@ -31,9 +31,8 @@ def feed_often(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory):
-    """One database for most tests: creating MLflow's tables takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/new-directory/mlflow.db"
+def uri(tmp_path_factory, empty_mlflow):
+    return empty_mlflow(tmp_path_factory.mktemp("mlflow"))
 
 
 @pytest.fixture
@@ -253,7 +252,7 @@ tracking._SECONDS_BETWEEN_FEEDS = 0.0
 tracker = tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="killed")
 for step in range(1, 1000000):
     tracker.log(step, {"train/loss": 1 / step, "train/gradient_norm": step})
-    time.sleep(0.0005)
+    time.sleep(0.005)
 """
 
 
@@ -291,8 +290,8 @@ sys.exit(f"reached for the network: {connections}" if connections else 0)
 
 
 def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_path):
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    processes = [child(TRAIN_BESIDE_OTHERS, tmp_path / str(number), uri) for number in range(3)]
+    uri = f"sqlite:///{tmp_path}/new-directory/mlflow.db"
+    processes = [child(TRAIN_BESIDE_OTHERS, tmp_path / str(number), uri) for number in range(2)]
     for process in processes:
         output = process.communicate()
         assert (process.returncode, *output) == (0, "", "")
@@ -300,7 +299,7 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
     client = MlflowClient(tracking_uri=uri)
     assert sorted(experiment.name for experiment in client.search_experiments()) == ["Default", "together"]
-    for number in range(3):
+    for number in range(2):
         assert points(client, tmp_path / str(number), "loss") == [(step, step) for step in range(1, 301)]
 
 

@@ -1,0 +1,32 @@
+"""The supervisor with a launcher and ranks of a few lines of shell.
+
+`python -m tests.launch.shell_ranks RUN SCRIPT…` supervises a rank for each script, without the seconds that PyTorch's
+import takes.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from launch.supervise import supervise
+from launch.supervise.rank_processes import kept
+
+LAUNCHER = """
+import json, os, subprocess, sys
+words, *ranks = json.loads(sys.argv[1])
+started = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for rank, command in enumerate(ranks)]
+print(words, flush=True)
+sys.exit(max([process.wait() for process in started]))
+"""
+
+
+def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
+    """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
+    commands = [kept(["sh", "-c", script]) for script in ranks]
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
+    return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(supervised(Path(sys.argv[1]), *sys.argv[2:]))
