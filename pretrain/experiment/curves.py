@@ -1,6 +1,7 @@
 """A picture of an experiment: the curves of its rows over training."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 2
+_TITLE = 46  # characters of a line, as wide as a panel
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
@@ -58,7 +60,7 @@ def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Ma
             for seed in of_seeds.keys() & baseline.keys()
         }
         _draw(axes, row, pairs)
-    axes.set(title=group.title, xlabel="step", ylabel=f"nats above {group.baseline}")
+    axes.set(title=fill(group.title, _TITLE), xlabel="step", ylabel=f"nats above {group.baseline}")
     if axes.lines[1:]:
         axes.legend(fontsize=7)
 
