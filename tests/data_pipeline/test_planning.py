@@ -116,6 +116,24 @@ def test_tokens_are_counted_as_the_buckets_are_read(small_corpus, count):
     assert sum(read) > 0
 
 
+@pytest.mark.parametrize(
+    ("url", "domain"),
+    [
+        ("https://www.example.org/a", "example.org"),
+        ("http://example.org", "example.org"),
+        ("http://example.org?a", "example.org"),
+        ("HTTP://User@WWW.Example.org:80/a", "example.org"),
+        ("http://[::1]/", "::1"),
+        ("http://[::1/", "unknown"),
+        ("example.org/a", "unknown"),
+    ],
+)
+def test_documents_are_counted_by_domain(url, domain):
+    histograms = Histograms()
+    histograms.add(Document("id", "text", url, "", "en", "source", "train", "", ""))
+    assert histograms.most_common_domains() == {domain: 1}
+
+
 def test_what_a_unit_returns_does_not_grow_with_its_documents():
     histograms = Histograms()
     for number in range(20_000):
