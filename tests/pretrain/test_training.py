@@ -54,8 +54,9 @@ def test_a_run_leaves_what_the_contract_says(reference):
     assert suffixes == {".json", ".safetensors", ".yaml", ".model", ".vocab"}  # no pickle
 
 
-def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(reference):
-    assert abs(losses(reference)[1] - torch.log(torch.tensor(520.0)).item()) < 0.3
+def test_the_first_loss_is_that_of_unit_normal_logits(reference):
+    """Half a nat above that of a uniform guess."""
+    assert abs(losses(reference)[1] - torch.log(torch.tensor(520.0)).item() - 0.5) < 0.3
 
 
 def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_corpus, tmp_path):
