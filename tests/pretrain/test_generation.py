@@ -653,7 +653,7 @@ def test_a_causal_model_goes_on_with_a_text(tokenizer):
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
-    monkeypatch.setattr(cli, "_open", lambda path: trained)
+    monkeypatch.setattr(cli.checkpoints, "_open", lambda path: trained)
     return CliRunner().invoke(cli.app, ["generate", "somewhere", *map(str, arguments)], input=piped)
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
@@ -23,7 +22,7 @@ def trained(
     backend: str = "aot_eager",
 ) -> dict:
     """The loss, gradient norm and number of graphs so far of each step. Each step's rows are `grow` tokens longer than
-    the last's. Rank 0 alone compiles: what the other gives, which is compared with nothing, comes from plain layers."""
+    the last's."""
     from torch._dynamo.utils import counters
 
     from pretrain.zero import layers as layerwise
@@ -33,7 +32,6 @@ def trained(
     torch._dynamo.reset()
     counters.clear()
     layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
-    torch._dynamo.config.disable = dist.get_rank() > 0
     # a small rate: at 1e-2 rounding grows tenfold a step in a model whose embeddings are all one matrix
     config = run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute)
     prepared = setup(config)
@@ -84,7 +82,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict:
-    """The results of each way of computing on rank 0, all on the same two ranks: a rank is slow to start compiling."""
+    """The results of each way of computing, all on the same two ranks: a rank is slow to start compiling."""
     return dict(zip(CASES, on_ranks(2, each, trained, list(CASES.values()))[0], strict=True))
 
 
