@@ -7,7 +7,6 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.interchange import Interchange
 from pretrain.models import ModelConfig
-from pretrain.models.config.base import Widened
 from pretrain.models.config.t5gemma import Gemma
 
 _CLASSIFIER = "next_sentence.classifier.weight"
@@ -22,7 +21,7 @@ def without_mup(
     the standard model multiplies by √m too much are divided by it. If the multipliers are powers of two, every logit is
     the same to the bit; otherwise they differ by rounding. Raises UserError for what the standard model can't express.
     """
-    if not isinstance(config, Widened) or config.mup is None:
+    if config.mup is None:
         return state_dict, config
     norm = interchange.last_norm and interchange.last_norm(config)
     if norm is None:

@@ -35,7 +35,7 @@ def mup_check(path: Path, overrides: Sequence[str], widths: str | None, out: Pat
     `out` gets mup-check.json and mup-check.png.
     """
     config = load(path, overrides, RunConfig)
-    checked = subject(config, max(STEPS, STEPS_OF_TRANSFER), path)
+    checked = subject(config, max(STEPS, STEPS_OF_TRANSFER))
     chosen = sorted(_parsed(widths)) if widths else default_widths(checked.model)
     check_widths(checked, chosen)
     started = time.monotonic()

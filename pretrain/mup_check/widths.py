@@ -15,7 +15,7 @@ from data_pipeline.loading.batches import IGNORED, Batch, TrainingBatches
 from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.config.base import Widened
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.setup import prepare
 
@@ -29,12 +29,12 @@ _LEAST_WIDTH, _MOST_WIDTH = 64, 512  # unless widths are given
 class Subject:
     """What is checked: the model of a run, small in all but its width, and a step's rows at a time."""
 
-    model: Widened
+    model: ModelConfig
     base_width: int
     batches: list[Batch]
     source: str
 
-    def at(self, width: int, mup: bool) -> Widened:
+    def at(self, width: int, mup: bool) -> ModelConfig:
         """The model at `width`, with muP or as published."""
         given = {**self.model.model_dump(exclude_unset=True), "mup": {"base_width": self.base_width} if mup else None}
         share = Fraction(width, self.model.width)
@@ -45,10 +45,9 @@ class Subject:
         return type(self.model).model_validate(given)
 
 
-def subject(config: RunConfig, steps: int, path: Path) -> Subject:
-    """The model of the run file at `path`, and rows for `steps` steps: of its corpus if it is here, else generated."""
-    assert isinstance(config.model, Widened)
-    model: Widened = config.model
+def subject(config: RunConfig, steps: int) -> Subject:
+    """The model of a run, and rows for `steps` steps: of its corpus if it is here, else generated."""
+    model: ModelConfig = config.model
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
@@ -56,7 +55,6 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
         of_corpus, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, Cut(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]
-        assert isinstance(of_corpus, Widened)
         model = of_corpus
     ids = min(_IDS, model.vocab_size or _IDS)
     changes = {
@@ -75,7 +73,7 @@ def subject(config: RunConfig, steps: int, path: Path) -> Subject:
     return Subject(small, base_width, [_folded(batch, ids) for batch in batches], source)
 
 
-def _fewer_layers(model: Widened) -> dict[str, Any]:
+def _fewer_layers(model: ModelConfig) -> dict[str, Any]:
     """The depths of the model's stacks, at most `_LAYERS`, as its section has them."""
     changes: dict[str, Any] = {}
     for stack, section in model.stacks.items():
@@ -85,7 +83,7 @@ def _fewer_layers(model: Widened) -> dict[str, Any]:
     return changes
 
 
-def default_widths(model: Widened) -> list[int]:
+def default_widths(model: ModelConfig) -> list[int]:
     """Doublings of the least width with whole heads: 64 to 512, or three of them beyond."""
     unit = model.width // math.gcd(model.width, *model.in_proportion().values())
     least = unit * -(-_LEAST_WIDTH // unit)
@@ -135,7 +133,7 @@ def _folded(batch: Batch, ids: int) -> Batch:
     }
 
 
-def _generated(model: Widened, ids: int, step: int) -> Batch:
+def _generated(model: ModelConfig, ids: int, step: int) -> Batch:
     """Rows of a chain: frequencies as 1 / rank, and half of the tokens follow from the one before."""
     draws = torch.Generator().manual_seed(step)
     objectives = models.FAMILIES[model.family].objectives

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.models.config.base import Widened
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import RMSNorm
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import RelativePositionBias
@@ -56,7 +56,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         raise UserError("\n".join(found))
     parameters = dict(model.named_parameters())
     of_model = getattr(model, "config", None)
-    widening = of_model.widening if isinstance(of_model, Widened) else 1.0
+    widening = of_model.widening if isinstance(of_model, ModelConfig) else 1.0
     merged: dict[tuple[str, float, float, int], list[tuple[str, Parameter]]] = {}
     for name, kind, rule in _assigned(model, config):
         rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)

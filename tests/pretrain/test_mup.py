@@ -317,7 +317,7 @@ def loaded(path):
     from pretrain.config import RunConfig
 
     run = load(path, [], RunConfig)
-    return subject(run, checks.STEPS, path), run.optimizer
+    return subject(run, checks.STEPS), run.optimizer
 
 
 def test_coordinates_stay_with_mup_and_grow_without(checked):

@@ -11,8 +11,28 @@ TokenId = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+class MupSection(Section):
+    """Maximal update parametrisation, muP (Yang et al. 2021): what is tuned at the base width holds at other widths.
+
+    The model of `base_width` is the standard one, to the bit. A wider one has the same depth, heads of the same width
+    and, in proportion to d_model, more of them and wider feed-forward layers.
+    """
+
+    base_width: Count
+    """The d_model whose learning rates and initial deviations the run file gives."""
+
+
 class ModelConfig(Section):
-    """The settings common to all families."""
+    """The settings common to all families.
+
+    muP changes the width. With m = width / base width:
+
+    - matrices between layers start with a deviation of fan_in^-½ times what it is at the base width;
+    - tables, output matrices, biases and gains start as at the base width;
+    - logits are divided by m.
+
+    `OptimizerConfig.width_exponent` has the learning rates.
+    """
 
     # settings in which a run may differ from the checkpoint it starts from
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
@@ -36,6 +56,9 @@ class ModelConfig(Section):
     """Coefficient of the z-loss, the mean of log² Z of the output's softmax, in training only. 0 turns it off."""
     label_smoothing: Probability = 0.0
     """The share of a target's probability that is spread over all ids, in training only. 0 turns it off."""
+    mup: MupSection | None = None
+    """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
+    family was published, and the rates don't depend on the width."""
 
     def of_the_weights(self) -> dict[str, Any]:
         """The settings that decide the shapes and the meaning of a model's weights."""
@@ -57,32 +80,6 @@ class ModelConfig(Section):
     def decoder_start_id(self) -> int:
         """The id that a decoder reads before the first target."""
         return self.pad_id
-
-
-class MupSection(Section):
-    """Maximal update parametrisation, muP (Yang et al. 2021): what is tuned at the base width holds at other widths.
-
-    The model of `base_width` is the standard one, to the bit. A wider one has the same depth, heads of the same width
-    and, in proportion to d_model, more of them and wider feed-forward layers.
-    """
-
-    base_width: Count
-    """The d_model whose learning rates and initial deviations the run file gives."""
-
-
-class Widened(ModelConfig):
-    """The settings of families whose width muP can change. With m = d_model / base width:
-
-    - matrices between layers start with a deviation of fan_in^-½ times what it is at the base width;
-    - tables, output matrices, biases and gains start as at the base width;
-    - logits are divided by m.
-
-    `OptimizerConfig.width_exponent` has the learning rates.
-    """
-
-    mup: MupSection | None = None
-    """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
-    family was published, and the rates don't depend on the width."""
 
     @property
     def stacks(self) -> dict[str, Any]:
@@ -136,7 +133,7 @@ class Widened(ModelConfig):
         return self
 
 
-class OneWidth(Widened):
+class OneWidth(ModelConfig):
     """The settings of families whose stacks have one width."""
 
     d_model: Count

@@ -4,11 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, Widened
+from pretrain.models.config.base import Count, ModelConfig
 from pretrain.models.config.blocks import Heads, LocalAndGlobal, Norm
 
 
-class DecoderOnlyConfig(LocalAndGlobal, Heads, Widened):
+class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     """A decoder alone, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of Llama,
     Qwen3, Gemma 2 or Gemma 3: docs/models.md lists them."""
 

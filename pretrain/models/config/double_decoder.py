@@ -4,11 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, Widened
+from pretrain.models.config.base import Count, ModelConfig
 from pretrain.models.config.blocks import Heads
 
 
-class DoubleDecoderConfig(Heads, Widened):
+class DoubleDecoderConfig(Heads, ModelConfig):
     """The block-based double decoder: two causal stacks, of which the second reads the first's states of earlier
     blocks."""
 

@@ -1,25 +1,21 @@
 """The config of an encoder-decoder of today's layers."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability, Widened
+from pretrain.models.config.base import Count, ModelConfig, Probability
 from pretrain.models.config.blocks import LocalAndGlobal, Norm
-from pretrain.models.config.t5gemma import StackConfig
+from pretrain.models.config.t5gemma import TwoStacks
 
 
-class ModernConfig(LocalAndGlobal, Widened):
+class ModernConfig(TwoStacks, LocalAndGlobal):
     """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
     padding."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
 
     family: Literal["modern"] = "modern"
-    encoder: StackConfig
-    """The encoder."""
-    decoder: StackConfig
-    """The decoder."""
     sliding_window: Count | None = None
     """Tokens that a layer of the decoder with a window sees: the query's own and those before it. The encoder's see as
     far in both directions. null: no layer has a window."""
@@ -58,10 +54,6 @@ class ModernConfig(LocalAndGlobal, Widened):
     init_std: PositiveFloat = 0.02
     """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
     root of the stack's number of branches."""
-
-    @property
-    def stacks(self) -> dict[str, Any]:
-        return {"encoder": self.encoder, "decoder": self.decoder}
 
     @model_validator(mode="after")
     def _positions_fit(self) -> Self:

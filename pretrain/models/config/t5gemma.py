@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.models.config.base import Count, ModelConfig, Probability, TokenId, Widened
+from pretrain.models.config.base import Count, ModelConfig, Probability, TokenId
 from pretrain.models.config.blocks import Heads, LocalAndGlobal
 
 
@@ -21,7 +21,20 @@ class StackConfig(Heads):
         return self
 
 
-class Gemma(LocalAndGlobal, Widened):
+class TwoStacks(ModelConfig):
+    """An encoder and a decoder with widths of their own."""
+
+    encoder: StackConfig
+    """The encoder."""
+    decoder: StackConfig
+    """The decoder."""
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+
+class Gemma(LocalAndGlobal, ModelConfig):
     """What both versions have in common. The decoder starts from bos, if the tokenizer has one, else from padding."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
@@ -44,24 +57,16 @@ class Gemma(LocalAndGlobal, Widened):
         return self.pad_id if self.bos_id is None else self.bos_id
 
 
-class T5GemmaConfig(Gemma):
+class T5GemmaConfig(TwoStacks, Gemma):
     """T5Gemma (Zhang et al. 2025): two stacks of Gemma 2's layers, which may differ in depth and width."""
 
     family: Literal["t5gemma"] = "t5gemma"
-    encoder: StackConfig
-    """The encoder."""
-    decoder: StackConfig
-    """The decoder."""
     full_attention_every: Count | None = 2
     """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
     attention_softcap: PositiveFloat | None = 50.0
     """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
     output_softcap: PositiveFloat | None = 30.0
     """The output's logits stay within ± this. null: no limit."""
-
-    @property
-    def stacks(self) -> dict[str, Any]:
-        return {"encoder": self.encoder, "decoder": self.decoder}
 
 
 class T5Gemma2Config(StackConfig, Gemma):
