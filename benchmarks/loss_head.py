@@ -56,7 +56,7 @@ def measure(options: Options) -> Iterator[Table]:
         for threads in options.threads[:1] if slow else options.threads:
             for ignored in (0, rows // 3):
                 sides = {name: side(form, rows, ignored, precision, options) for name, form in FORMS.items()}
-                result = compare(sides, options, threads, rounds=3)
+                result = compare(sides, options, threads, rounds=1 if slow else 3)
                 cells = [str(result[name]) for name in FORMS]
                 if options.cuda:
                     cells.append(", ".join(f"{peak_memory(one):.1f}" for one in sides.values()))

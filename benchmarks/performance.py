@@ -25,7 +25,7 @@ CPU: dict[str, list[str]] = {
     "training_step": ["training_step.py", "--seconds", "3"],
     "engine_overhead": ["engine_overhead.py", "--seconds", "3"],
     "optimizers": ["optimizers.py", "--seconds", "2"],
-    "generation": ["generation.py", "--threads", "1"],
+    "generation": ["generation.py", "--threads", "1", "--rounds", "2"],
     "products": ["products.py", "--models", "t5-v1.1-small", "--threads", "1", "--seconds", "3"],
     "attention": ["attention_forms.py", "--seconds", "1"],
     "loss_head": ["loss_head.py", "--seconds", "1"],

@@ -31,7 +31,7 @@ def measure(options: Options) -> Iterator[Table]:
     table = Table("Start-up", ["ranks", "to the first step", "to the end", "when it is finished"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command("data_pipeline", "build", ROOT / "configs/corpora/quickstart.yaml", f"output={folder / 'corpus'}")
+        command("data_pipeline", "build", ROOT / "configs/corpora/reversal.yaml", f"output={folder / 'corpus'}")
         taken: list[tuple[float, float, float]] = []
         for number in range(times):
             path = run_file(folder, number)

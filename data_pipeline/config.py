@@ -112,7 +112,7 @@ class TokenizerConfig(Section):
     """Sentinels, the tokens that stand for masked spans."""
     sample_documents: PositiveInt = 1_000_000
     """The most documents to train on."""
-    sample_bytes: PositiveInt = 100_000_000
+    sample_bytes: PositiveInt = 50_000_000
     """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
     """The share of the sample's characters that get pieces of their own; the rest are unknown."""
