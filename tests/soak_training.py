@@ -213,6 +213,7 @@ def _kill(victim: str, supervisor: subprocess.Popen[bytes], generator: random.Ra
         return False
     marks = {"rank": "-m\0pretrain\0train", "launcher": "-m\0launch.node_launcher"}
     found = [process for process in tree if victim in marks and marks[victim] in _command(process)]
+    found = [process for process in found if not _is_fork(process)]  # not the loader of a rank
     with contextlib.suppress(psutil.NoSuchProcess):
         (generator.choice(found) if found else psutil.Process(supervisor.pid)).send_signal(signal.SIGKILL)
     return True
@@ -222,6 +223,13 @@ def _command(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return "\0".join(process.cmdline())
     return ""
+
+
+def _is_fork(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        return parent is not None and _command(parent) == _command(process)
+    return False
 
 
 def _wait_until_gone(killed: Run, outcome: Outcome, seconds: float = 30.0) -> None:

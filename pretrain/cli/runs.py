@@ -36,7 +36,7 @@ def train(
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
-        server.start()  # it imports PyTorch while this process does
+        server.fork()  # now, before PyTorch has threads
     from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)

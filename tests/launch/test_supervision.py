@@ -93,7 +93,9 @@ class Started:
             if name == "launcher" and "launch.node_launcher" in command:
                 return process
             if name == f"rank {rank}" and "pretrain" in command and keep.__file__ not in command:
-                return process
+                parent = process.parent()  # a rank, if this is the server of its loader or a worker
+                if parent is None or parent.cmdline() != command:
+                    return process
         raise AssertionError(f"no {name}")
 
 

@@ -190,6 +190,7 @@ def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
     cases = [Case(model, name, *run) for name in OPTIMIZERS for model, *run in kinds_of_run[ranks]]
     if ranks == 2:
         cases += [Case("t5", name, 2, offload=True) for name in OPTIMIZERS]
+        cases += [Case("t5 with muP", name, stage) for name in OPTIMIZERS for stage in (1, 2, 3)]
     limits = {"fp32": 1e-5, "bf16": 2**-8}
     found = measure(ranks, cases, 4, device)
     assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}
