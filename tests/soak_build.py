@@ -2,14 +2,17 @@
 
     python -m tests.soak_build [--kills 30] [--seed 0] [--minutes 15]
 
-The shipped samples are first built undisturbed. Then they are built again and again in a fresh directory, while SIGKILL
-hits the driver, a worker at work, the raylet or all processes at once. A build that ends is started again, until it
-completes. Every file of each finished corpus, except the report, which contains times, must have the same sha256.
+The shipped samples are first built undisturbed, with every stage that there is, by one worker. Then they are built
+again and again in a fresh directory by two workers, which merge files too, while SIGKILL hits the driver, a worker at
+work, the raylet or all processes at once. A build that ends is started again, until it completes. Every file of each
+finished corpus, except the report, which contains times, must have the same sha256.
 """
 
 import argparse
 import contextlib
+import gzip
 import hashlib
+import json
 import random
 import shutil
 import signal
@@ -24,9 +27,17 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import SAMPLES, write_c4, write_corpus_file
+from tests.data_pipeline.fasttext_file import write_model
 
 VICTIMS = ("driver", "worker", "raylet", "all")
-_ON_RAY = ("ray.num_cpus=2", "ray.small_bytes=0")
+# `data-pipeline` where even a few files are merged.
+MERGING = """
+from data_pipeline.cli import main
+from data_pipeline.execution import merging
+
+merging.group_sizes = lambda files, readers: [2]
+main()
+"""
 _SECONDS_TO_FINISH = 180.0
 
 
@@ -58,16 +69,29 @@ def write_inputs(folder: Path) -> Path:
         {"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"},
         {"format": "wikipedia", "path": str(SAMPLES / "*.xml.bz2"), "language": "en"},
     ]
-    tokenizer = {"vocab_size": 2000, "sentinels": 20}
-    shards = {"rows_per_block": 256, "blocks_per_shard": 16}  # a dozen shards
-    return write_corpus_file(folder / "corpus.yaml", sources=sources, tokenizer=tokenizer, shards=shards)
+    with gzip.open(folder / "c4-0.json.gz", "rt", encoding="utf-8") as pages:
+        seen = json.loads(next(pages))["text"]  # an item of an evaluation set that a page has
+    (folder / "items.txt").write_text(" ".join(seen.split()))
+    return write_corpus_file(
+        folder / "corpus.yaml",
+        sources=sources,
+        cleaning={
+            "gopher": True,
+            "pii": ["email", "ip", "phone"],
+            "classifier": {"path": str(write_model(folder / "model.bin")), "label": "good", "threshold": 0.5},
+        },
+        dedup={"spans": True, "substrings": True, "minhash": True, "keys_per_bucket": 5000},
+        decontamination={"sets": [{"name": "test", "path": str(folder / "items.txt"), "format": "text"}]},
+        tokenizer={"vocab_size": 2000, "sentinels": 20},
+        shards={"rows_per_block": 256, "blocks_per_shard": 16},  # a dozen shards
+    )
 
 
 def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
     """Builds beside `config` until `kills` kills or `seconds` are reached. `pause`: the longest time between kills."""
     folder, outcome, generator = config.parent, Outcome(), random.Random(seed)
     wanted = folder / "undisturbed"
-    done = _start(config, wanted, folder / "undisturbed.log").wait(_SECONDS_TO_FINISH)
+    done = _start(config, wanted, folder / "undisturbed.log", "-m", "data_pipeline", workers=1).wait(_SECONDS_TO_FINISH)
     if done != 0:
         outcome.problems.append(f"the undisturbed build failed:\n{(folder / 'undisturbed.log').read_text()}")
         return outcome
@@ -129,10 +153,11 @@ def _build(
         driver.wait()
 
 
-def _start(config: Path, corpus: Path, log: Path) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-m", "data_pipeline", "build", str(config), f"output={corpus}", *_ON_RAY]
+def _start(config: Path, corpus: Path, log: Path, *program: str, workers: int = 2) -> subprocess.Popen[bytes]:
+    settings = [f"output={corpus}", f"ray.num_cpus={workers}", "ray.small_bytes=0"]
+    command = [sys.executable, *(program or ("-c", MERGING)), "build", str(config), *settings]
     with log.open("ab") as file:
-        return subprocess.Popen(program, stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
 
 
 def _kill(generator: random.Random, driver: int, corpus: Path, seen: set[psutil.Process]) -> str:

@@ -27,7 +27,7 @@ class Section(BaseModel):
     The docstring below a field says what its key means. It is part of messages and of docs/reference.md.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)

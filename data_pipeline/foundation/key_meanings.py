@@ -1,6 +1,11 @@
 """What a key of a config file means and which values it takes, in words: for messages and for docs/reference.md."""
 
+import ast
+import functools
+import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +26,25 @@ def meaning(section: type[BaseModel], key: str) -> str:
     A field that a class declares again without a docstring keeps the meaning that it has in the parent.
     """
     for parent in section.__mro__:
-        field = parent.model_fields.get(key) if issubclass(parent, BaseModel) else None
-        if field is not None and field.description:
-            return " ".join(field.description.split())
+        if issubclass(parent, BaseModel) and key in parent.model_fields and (found := _docstrings(parent).get(key)):
+            return " ".join(found.split())
     return ""
+
+
+@functools.cache
+def _docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field of the class. Pydantic would read all of them whenever the class is imported."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    except (OSError, TypeError):  # made without source
+        return {}
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: below.value.value
+        for field, below in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
 
 
 def in_brief(meaning: str) -> str:

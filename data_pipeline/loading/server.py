@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, get_context, resource_tracker, util
+from pathlib import Path
 
 from data_pipeline.foundation.blocked_signals import blocked
 
@@ -58,7 +59,7 @@ def _fork(path: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
         return process
     try:
         # as in a new interpreter: no other files, handlers or servers
-        for file in map(int, os.listdir("/dev/fd")):
+        for file in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
             if file > 2 and file not in kept:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(file)

@@ -12,16 +12,7 @@ from data_pipeline import report
 from data_pipeline.execution import merging
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
-from tests.soak_build import checksums, family, raylets
-
-# `data-pipeline` where even a few files are merged.
-MERGING = """
-from data_pipeline.cli import main
-from data_pipeline.execution import merging
-
-merging.group_sizes = lambda files, readers: [2]
-main()
-"""
+from tests.soak_build import MERGING, checksums, family, raylets
 
 
 def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[str]:

@@ -260,12 +260,17 @@ class Stuck:
         return number
 """
 RUN = """
-import signal
+import signal, sys
 import psutil
+from data_pipeline.loading import server
 from data_pipeline.loading.processes import items
 from stuck import Stuck
 
 if __name__ == "__main__":
+    held = open(__file__)
+    print("printed", end=" ")
+    if sys.argv[1] == "forked":
+        server.fork()
     made = items(Stuck(), range(8), workers=2, prefetch=1)
     assert next(made) == 0
     family = psutil.Process().children(recursive=True)
@@ -273,20 +278,26 @@ if __name__ == "__main__":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             process.send_signal(number)
     assert [next(made), next(made), next(made)] == [1, 2, 3]
+    assert not any(file.path == __file__ for process in family for file in process.open_files())
     print(*(process.pid for process in family))
 """
 
 
-def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
+@pytest.mark.parametrize(
+    ("server", "imports"), [("new", 2), ("forked", 1)]
+)  # by the run and a new server, not by each worker
+def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path, server, imports):
     (tmp_path / "stuck.py").write_text(STUCK)
     (tmp_path / "run.py").write_text(RUN)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, tmp_path / "run.py"], capture_output=True, text=True, env=environment)
+    command = [sys.executable, tmp_path / "run.py", server]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    pids = [int(pid) for pid in done.stdout.split()]
+    printed, *pids = done.stdout.split()
+    assert printed == "printed"  # once, though workers were forked while it was in the buffer
     assert len(pids) == 4  # a server that forks, its two children, and the tracker of what they share
-    assert len((tmp_path / "imports").read_text().split()) == 2  # by the run and by the server, not by each worker
-    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert len((tmp_path / "imports").read_text().split()) == imports
+    left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
     psutil.wait_procs(left)  # otherwise the test takes too long
 
 
