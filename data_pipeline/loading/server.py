@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, get_context, resource_tracker, util
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.foundation.blocked_signals import blocked
 
@@ -44,14 +45,14 @@ def fork() -> None:
 def _forked_instead_of_run() -> Iterator[None]:
     """Within the block, multiprocessing makes a server of a fork of this process instead of a new interpreter."""
     run = util.spawnv_passfds
-    util.spawnv_passfds = _fork
+    util.spawnv_passfds = _fork  # type: ignore[assignment]
     try:
         yield
     finally:
         util.spawnv_passfds = run
 
 
-def _fork(path: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
+def _fork(path: bytes, arguments: Sequence[Any], kept: Sequence[int]) -> int:
     """Like `multiprocessing.util.spawnv_passfds`: the process's id. `arguments` end in the program of the server."""
     sys.stdout.flush()
     sys.stderr.flush()  # else each worker would write again what is buffered
@@ -66,7 +67,7 @@ def _fork(path: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)) and number != signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)
-        forkserver._forkserver.__init__()  # type: ignore[attr-defined,misc]
+        forkserver._forkserver.__init__()  # type: ignore[misc]
         resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
         exec(arguments[-1], {})
     except SystemExit:

@@ -75,7 +75,10 @@ CASES = {
     (3, "compiled"): (3, {}, COMPILED),
     **{(stage, "compiled and checkpointed"): (stage, {}, COMPILED | CHECKPOINTED) for stage in STAGES},
     **{(name, "plain"): (3, family(name), {}, 16) for name in OTHER_FAMILIES},
-    **{(name, "compiled and checkpointed"): (3, family(name), COMPILED | CHECKPOINTED, 16) for name in OTHER_FAMILIES},
+    **{
+        (name, "compiled and checkpointed"): (3, family(name), COMPILED | CHECKPOINTED, 16, 0, STEPS, "eager")
+        for name in OTHER_FAMILIES
+    },
     "growing": (3, {}, COMPILED, 8, 1, 6, "eager"),
 }
 
