@@ -4,17 +4,15 @@ Call `ray_environment.prepare` before importing this module.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import socket
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
-import ray.data.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from data_pipeline.execution import ownership
@@ -23,6 +21,13 @@ from data_pipeline.foundation.errors import FailedError
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
+_AHEAD = 4  # inputs for each worker that Ray holds
+_LOST = (
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.ObjectLostError,
+)
 
 
 def start(num_cpus: int | None) -> None:
@@ -41,7 +46,6 @@ def start(num_cpus: int | None) -> None:
         )
     except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
         raise FailedError(f"Ray doesn't start here: {_one_line(error)}; run the command again") from None
-    _settle()
 
 
 def join(address: str, corpus: Path, token: str) -> None:
@@ -53,16 +57,6 @@ def join(address: str, corpus: Path, token: str) -> None:
         return
     _join(address)
     _probe(corpus, token)
-    _settle()
-
-
-def _settle() -> None:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.verbose_progress = False
-    context.max_errored_blocks = -1  # a lost unit doesn't stop the others
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it also raises the errors that it logs
 
 
 def cpus() -> int:
@@ -73,30 +67,34 @@ def cpus() -> int:
 def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
     """Applies `function` to each of `inputs`; yields (name, result) as they finish.
 
-    Each input is a separate row, so that what a worker gets doesn't grow with the number of inputs. If a worker or node
-    is lost, its input is retried elsewhere, up to `RETRIES` times. The last try gets a whole node to itself, which
-    helps if only several units at once fill the memory. After that the input is `Lost`.
+    Several inputs wait for each worker, so that it goes on at once; the others wait here. If a worker or node is lost,
+    its input is retried elsewhere, up to `RETRIES` times. The last try gets a whole node to itself, which helps if only
+    several units at once fill the memory. After that the input is `Lost`.
 
     Raises FailedError, which says that `what` failed, if Ray gives up.
     """
-
-    def perform(batch: dict[str, Any]) -> dict[str, list[str]]:
-        return {"name": list(batch["name"]), "result": [function(str(text)) for text in batch["input"]]}
-
-    rows = [{"name": name, "input": text} for name, text in inputs.items()]
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    with warnings.catch_warnings():
-        # Ray 2.64 will remove arguments like `max_retries`, but 2.60 has no other way to bound retries
-        warnings.simplefilter("ignore")
-        dataset = dataset.map_batches(perform, batch_size=1, num_cpus=1, max_retries=RETRIES)
-    left = dict(inputs)
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(function)
+    waiting = iter(inputs.items())
+    running: dict[ray.ObjectRef, str] = {}
+    lost: dict[str, str] = {}
     try:
-        for row in dataset.iter_rows():
-            del left[row["name"]]
-            yield row["name"], row["result"]
-        yield from _alone(function, left)
-    except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
+        while True:
+            for name, text in itertools.islice(waiting, max(0, _AHEAD * cpus() - len(running))):
+                running[task.remote(text)] = name
+            if not running:
+                break
+            (done,), _ = ray.wait(list(running), num_returns=1)
+            name = running.pop(done)
+            try:
+                yield name, ray.get(done)
+            except _LOST:
+                lost[name] = inputs[name]
+        yield from _alone(function, lost)
+    except ray.exceptions.RayError as error:
         raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; what is finished is kept") from None
+    finally:
+        for left in running:
+            ray.cancel(left)
 
 
 def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | Lost]]:
@@ -115,7 +113,7 @@ def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterato
             node = re.search(r"IP: ([^,\s]+)", str(error))
             where = f" on node {node[1]}" if node else ""
             yield name, Lost(f"out of memory{where} on every try, the last one with the node to itself")
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
+        except _LOST:
             yield name, Lost(f"the worker died on every try, the last one with a node to itself: {CAUSE}")
 
 

@@ -1,4 +1,4 @@
-"""Builds corpora with the real pipeline on Ray Data, as the command does."""
+"""Builds corpora with the real pipeline on Ray, as the command does."""
 
 import bz2
 import gzip
