@@ -94,7 +94,8 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
         raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; what is finished is kept") from None
     finally:
         for left in running:
-            ray.cancel(left)
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.cancel(left)
 
 
 def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | Lost]]:
