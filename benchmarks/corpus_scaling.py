@@ -137,13 +137,19 @@ class Meter(threading.Thread):
                 return
             for member in family:
                 try:
-                    total += member.memory_full_info().pss
+                    total += proportional_set(member.pid)
                     times = member.cpu_times()
                     self._used[member] = times.user + times.system
-                except psutil.Error:
+                except (psutil.Error, OSError):
                     continue
             self.peak = max(self.peak, total)
-            time.sleep(0.5)
+            time.sleep(1)
+
+
+def proportional_set(pid: int) -> int:
+    """PSS of a process, in bytes. psutil reads it mapping by mapping, which took a fifth of a core."""
+    (line,) = (line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    return int(line.split()[1]) * 1024
 
 
 @dataclass
