@@ -252,14 +252,24 @@ def push(
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
+    model: Annotated[
+        Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint of Yan's code.")
+    ],
     out: NewDirectory,
+    tokenizer: Annotated[
+        Path | None, path_option("--tokenizer", "A directory with GPT-2's vocab.json and merges.txt, for Yan's code.")
+    ] = None,
 ) -> None:
-    """Convert a Hugging Face directory into a checkpoint that a run can start from."""
+    """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
     from pretrain.checkpoint.buffers import read_buffers
     from pretrain.huggingface import import_ as make
+    from pretrain.huggingface import import_yan
 
-    config = make(directory, out)
+    if model.is_file() and tokenizer is None:
+        raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
+    if not model.is_file() and tokenizer is not None:
+        raise UserError(f"--tokenizer: {model} is no file; a directory has its own tokenizer")
+    config = import_yan(model, tokenizer, out) if tokenizer else make(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
     for name, values in read_buffers(out).items():
         print(

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import card, directory, roberta, tokenizer_files
+from pretrain.huggingface import card, directory, roberta, tokenizer_files, yan
 from pretrain.huggingface.engines import CTRANSLATE2, TRANSFORMERS
 from pretrain.huggingface.interchange import Exported, Interchange
 from pretrain.huggingface.provenance import Provenance
@@ -85,6 +86,19 @@ def import_(path: Path, out: Path) -> ModelConfig:
     return config
 
 
+def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 from one of Yan's own code. `tokenizer`: a directory with GPT-2's files.
+
+    Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
+    """
+    model = Tokenizer(ByteLevelBPE.read(tokenizer))
+    config, state = yan.read(path, model.vocabulary.eos)
+    if config.vocab_size != model.size:
+        raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")
+    save_weights(config, state, model, out)
+    return config
+
+
 def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
     """The model and tokenizer of the directory `path`, as `import_` writes them.
 
@@ -128,4 +142,14 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = ["Exported", "Interchange", "export", "import_", "interchange_of", "interchanges_of", "load_state", "read"]
+__all__ = [
+    "Exported",
+    "Interchange",
+    "export",
+    "import_",
+    "import_yan",
+    "interchange_of",
+    "interchanges_of",
+    "load_state",
+    "read",
+]

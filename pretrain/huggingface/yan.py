@@ -1,0 +1,153 @@
+"""Checkpoints of the autoregressive encoder-decoder's own code (Yan 2024, github.com/yiphei/yif-AI).
+
+A file of `torch.save` has the weights under "model" and the settings under "model_config"; tokens are GPT-2's.
+"""
+
+import pickle
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.huggingface.interchange import State, check, shapes
+from pretrain.models import AutoregressiveConfig
+
+# The settings' values that are pickled by the names of the author's classes; all are read as their text.
+_MODULES = ("autoregressive_encoder_decoder_transformer.model", "encoder_decoder_transformer.model", "model")
+_CLASSES = ("OrderType", "SubPosEmbedType", "EmbeddingLossType", "DetachType", "EmbeddingLayerNormType")
+
+_ORDER = {"ORIGINAL": "original", "ALT": "alternate", "ALTERNATE": "alternate"}
+_SUBTRACTED = {"NO": "none", "YES_NO_LN": "without_norm", "YES_LN": "with_norm"}
+_KIND = {"MSE": "mse", "CONSINE_SIM": "cosine", "COSINE_SIM": "cosine", "LOG_COSINE_SIM": "log_cosine"}
+_NORM = {"NONE": "none", "INIT": "before_mean", "AVG_CUM_SUM": "after_mean"}
+
+_LAYER = re.compile(r"(encoder|decoder)_transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
+_OF_LAYER = {
+    "encoder": {
+        "multi_attn_head.batch_attn_weights": ["self_attention.q", "self_attention.k", "self_attention.v"],
+        "multi_attn_head.residual_proj": ["self_attention.o"],
+        "feed_forward.linear": ["feed_forward.wi"],
+        "feed_forward.residual_proj": ["feed_forward.wo"],
+        "ln1": ["self_attention_norm"],
+        "ln2": ["feed_forward_norm"],
+    },
+    "decoder": {
+        "decoder_multi_attn_head.batch_attn_weights": ["self_attention.q", "self_attention.k", "self_attention.v"],
+        "decoder_multi_attn_head.residual_proj": ["self_attention.o"],
+        "cross_multi_attn_head.q_weights": ["cross_attention.q"],
+        "cross_multi_attn_head.k_v_weights": ["cross_attention.k", "cross_attention.v"],
+        "cross_multi_attn_head.residual_proj": ["cross_attention.o"],
+        "decoder_feed_forward.linear": ["feed_forward.wi"],
+        "decoder_feed_forward.residual_proj": ["feed_forward.wo"],
+        "decoder_ln1": ["self_attention_norm"],
+        "decoder_cross_ln": ["cross_attention_norm"],
+        "encoder_cross_ln": ["encoder_norm"],
+        "decoder_ln2": ["feed_forward_norm"],
+    },
+}
+_OTHERS = {
+    "token_embedding": "embedding",
+    "output_layer": "lm_head",
+    "positional_embedding": "position_embedding",
+    "ffd_ln": "bridge.norm",
+    "decoder_feed_forward": "bridge.linear",
+    "ln": "final_norm",
+    "post_sub_pos_ln": "subtracted_norm",
+    "encoder_out_ln": "embedding_loss.encoder_norm",
+    "embeddings_ln": "embedding_loss.embedding_norm",
+}
+
+
+def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
+    """The config and fp32 weights of the checkpoint `path` under our names; `end` is the id of GPT-2's end mark.
+
+    Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
+    """
+    saved = _load(path)
+    try:
+        settings, tensors = saved["model_config"], saved["model"]
+        config = _config(settings, end)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
+    except ValidationError as error:
+        lines = [f"{path}: model_config: {one['msg']}" for one in error.errors()]
+        raise UserError("\n".join(lines)) from None
+    state = _renamed(tensors)
+    if config.embedding_loss is None:  # the author's model has a norm for it even so
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
+    try:
+        check(shapes(config), state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config, {name: tensor.float() for name, tensor in state.items()}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]
+    try:
+        with torch.serialization.safe_globals(known):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it names {named[1]}, which would run" if named else "no file of torch.save"
+        raise UserError(f"{path}: can't be read: {why}") from None
+    return saved if isinstance(saved, dict) else {}
+
+
+def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
+    across = settings["cross_attn_config"] or {"use_bias": settings["use_bias"], "n_head": 2 * settings["n_head"]}
+    loss = _text(settings["embedding_loss_type"])
+    return AutoregressiveConfig.model_validate(
+        {
+            "vocab_size": settings["alphabet_size"],
+            "pad_id": end,
+            "eos_id": end,
+            "d_model": settings["n_embed"],
+            "num_heads": settings["n_head"],
+            "num_cross_heads": across["n_head"],
+            "num_encoder_layers": settings["n_layer"],
+            "num_decoder_layers": settings["n_layer"],
+            "max_positions": settings["context_size"],
+            "bias": settings["use_bias"],
+            "cross_attention_bias": across["use_bias"],
+            "order": _ORDER[_text(settings["order_type"])],
+            "bridge_norm": settings["add_ln_before_decoder_ff"],
+            "subtract_positions": _SUBTRACTED[_text(settings["sub_pos_embed_to_decoder"])],
+            "add_positions": settings["add_pos_embed_to_decoder"],
+            "dropout_rate": settings["dropout_rate"],
+            "embedding_loss": None
+            if loss == "NONE"
+            else {
+                "kind": _KIND[loss],
+                "coefficient": settings["embedding_loss_coeff"],
+                "embedding_norm": _NORM[_text(settings["embedding_ln_type"])],
+                "encoder_norm": settings["use_ln_on_encoder_out"],
+                "detach": _text(settings["detach_type"]).lower(),
+            },
+        }
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _renamed(tensors: dict[str, Tensor]) -> State:
+    """Under our names; what the author's code joins is split. Masks, which some versions save, are left out."""
+    found: State = {}
+    for name, tensor in tensors.items():
+        theirs = name.removeprefix("_orig_mod.")
+        if layer := _LAYER.fullmatch(theirs):
+            stack, number, part, kind = layer.groups()
+            ours = _OF_LAYER[stack].get(part, [f"unknown.{part}"])
+            for one, piece in zip(ours, tensor.chunk(len(ours)), strict=True):
+                found[f"{stack}.{number}.{one}.{kind}"] = piece
+        elif not theirs.endswith(".tril"):
+            part, _, kind = theirs.rpartition(".")
+            found[f"{_OTHERS.get(part, part)}.{kind}"] = tensor
+    return found
