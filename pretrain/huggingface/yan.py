@@ -5,7 +5,6 @@ A file of `torch.save` has the weights under "model" and the settings under "mod
 
 import pickle
 import re
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
     across = settings["cross_attn_config"] or {"use_bias": settings["use_bias"], "n_head": 2 * settings["n_head"]}
-    loss = _text(settings["embedding_loss_type"])
+    loss = settings["embedding_loss_type"]
     return AutoregressiveConfig.model_validate(
         {
             "vocab_size": settings["alphabet_size"],
@@ -115,9 +114,9 @@ def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
             "max_positions": settings["context_size"],
             "bias": settings["use_bias"],
             "cross_attention_bias": across["use_bias"],
-            "order": _ORDER[_text(settings["order_type"])],
+            "order": _ORDER[settings["order_type"]],
             "bridge_norm": settings["add_ln_before_decoder_ff"],
-            "subtract_positions": _SUBTRACTED[_text(settings["sub_pos_embed_to_decoder"])],
+            "subtract_positions": _SUBTRACTED[settings["sub_pos_embed_to_decoder"]],
             "add_positions": settings["add_pos_embed_to_decoder"],
             "dropout_rate": settings["dropout_rate"],
             "embedding_loss": None
@@ -125,16 +124,12 @@ def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
             else {
                 "kind": _KIND[loss],
                 "coefficient": settings["embedding_loss_coeff"],
-                "embedding_norm": _NORM[_text(settings["embedding_ln_type"])],
+                "embedding_norm": _NORM[settings["embedding_ln_type"]],
                 "encoder_norm": settings["use_ln_on_encoder_out"],
-                "detach": _text(settings["detach_type"]).lower(),
+                "detach": settings["detach_type"].lower(),
             },
         }
     )
-
-
-def _text(value: Any) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _renamed(tensors: dict[str, Tensor]) -> State:
