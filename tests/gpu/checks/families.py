@@ -10,8 +10,9 @@ from pretrain import models
 from pretrain.models.model import Model
 from tests.gpu.report import Json, Report
 
-STACKS = {"num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
-STACK = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
+WIDTHS = {"d_model": 64, "d_ff": 128, "num_heads": 4}
+STACKS = {**WIDTHS, "num_encoder_layers": 2, "num_decoder_layers": 2}
+STACK = {**WIDTHS, "num_key_value_heads": 2, "num_layers": 2}
 FAMILIES: dict[str, Json] = {
     "t5": {"family": "t5", **STACKS, "d_kv": 16},
     "bart": {"family": "bart", **STACKS, "max_positions": 130, "dropout_rate": 0.0},
@@ -20,8 +21,8 @@ FAMILIES: dict[str, Json] = {
     "t5gemma2": {"family": "t5gemma2", **STACK, "sliding_window": 40, "full_attention_every": 2},
     "autoregressive": {"family": "autoregressive", **STACKS, "max_positions": 130, "dropout_rate": 0.0},
     "double_decoder": {"family": "double_decoder", **STACKS},
-    "decoder_only": {"family": "decoder_only", "num_heads": 4, "num_layers": 3, "max_positions": 130},
-    "encoder_only": {"family": "encoder_only", "num_heads": 4, "num_layers": 3, "max_positions": 130},
+    "decoder_only": {"family": "decoder_only", **WIDTHS, "num_layers": 3, "max_positions": 130},
+    "encoder_only": {"family": "encoder_only", **WIDTHS, "num_layers": 3, "max_positions": 130},
 }
 LIMIT = 1e-5  # relative L2, fp32
 LIMIT_BF16 = 2e-2  # of the mean loss
@@ -61,8 +62,7 @@ def _compare(report: Report, name: str, kind: str, values: Json) -> None:
 
 def _model(values: Json) -> Model:
     torch.manual_seed(0)
-    sizes = {} if "encoder" in values else {"d_model": 64, "d_ff": 128}
-    model = models.build(models.parse({"vocab_size": 200, **sizes, **values}))
+    model = models.build(models.parse({"vocab_size": 200, **values}))
     with torch.no_grad():
         for parameter in model.parameters():  # larger weights, so that attention isn't uniform
             parameter.add_(0.05 * torch.randn(parameter.shape))

@@ -41,7 +41,7 @@ def generation(report: Report) -> None:
 def _tokens(family: str, device: str, changes: dict[str, float]) -> list[list[int]]:
     """The tokens for four prompts of different lengths, from large random weights in fp64, where rounding decides
     nothing."""
-    model = _model(family).to(device)
+    model = random_model(family).to(device)
     generator = torch.Generator().manual_seed(0)
     mask = (torch.arange(12) < torch.tensor([12, 9, 4, 1])[:, None]).long()
     if family in ("decoder_only", "autoregressive", "double_decoder"):
@@ -51,8 +51,8 @@ def _tokens(family: str, device: str, changes: dict[str, float]) -> list[list[in
     return generate(model, ids.to(device), mask.to(device), settings).tolist()
 
 
-def _model(family: str) -> Model:
-    model = models.build(models.parse({"vocab_size": 24, "d_model": 32, "d_ff": 64, **FAMILIES[family]}))
+def random_model(family: str) -> Model:
+    model = models.build(models.parse({"vocab_size": 24, **FAMILIES[family]}))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
