@@ -1,12 +1,15 @@
 """How do the time, memory and files of a build scale with the size of the text and the number of workers?
 
-    python benchmarks/corpus_scaling.py [--formats c4 wet] [--megabytes 1000] [--workers 1 2] [--folder DIR]
+    python benchmarks/corpus_scaling.py [--formats c4 published wet] [--megabytes 1000] [--workers 1 2] [--folder DIR]
 
 Corpora are built from published C4 and from WET, with the default settings: all rules, deduplication of URLs, lines and
-documents, and a tokenizer of 32,000 pieces trained on the default sample. The text is the sample of C4 that ships with
-the package, repeated. In each copy the URLs are others, and so is the first word of each line and every thirteenth one
-after it. So no page or line has a duplicate, and new words occur as often as in a real text of the size (Heaps' law).
-Pages of WET have a menu above the text, and its lines are dropped. Files have about 10 MB of text.
+documents, and a tokenizer of 32,000 pieces trained on the default sample. `published` is C4 as
+configs/corpora/c4-published.yaml takes it, without the rules that it has been through.
+
+The text is the sample of C4 that ships with the package, repeated. In each copy the URLs are others, and so is the
+first word of each line and every thirteenth one after it. So no page or line has a duplicate, and new words occur as
+often as in a real text of the size (Heaps' law). Pages of WET have a menu above the text, and its lines are dropped.
+Files have about 10 MB of text.
 
 Seconds and core-seconds are those of the whole command with all its processes, Ray's own included. Memory is the sum of
 the proportional set sizes (PSS) of all processes.
@@ -33,6 +36,7 @@ from rich.table import Table
 import data_pipeline
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
+CONFIGS = Path(__file__).parent.parent / "configs/corpora"
 FILE_BYTES = 10_000_000
 CHANGED = 13  # of so many words, one is another in each copy
 MENU = "Home\nAbout us\nContact\nSign in | Register\nShopping cart (0)\nPrivacy\nMost read this week\nShare on\n"
@@ -86,7 +90,7 @@ def as_wet(page: dict[str, str]) -> bytes:
     return head.encode() + content + b"\r\n\r\n"
 
 
-FORMATS: dict[str, Callable[[dict[str, str]], bytes]] = {"c4": as_c4, "wet": as_wet}
+FORMATS: dict[str, Callable[[dict[str, str]], bytes]] = {"c4": as_c4, "published": as_c4, "wet": as_wet}
 
 
 def write_text(folder: Path, kind: str, total_bytes: int) -> int:
@@ -164,10 +168,12 @@ class Build:
 
 
 def build(folder: Path, kind: str, output: Path, workers: int) -> Build:
+    source = {"format": "wet"} if kind == "wet" else {"format": "c4", "language": "en"}
     config = {
+        "extends": [str(CONFIGS / "c4-published.yaml")] if kind == "published" else [],
         "name": "scaling",
         "output": str(output),
-        "sources": [{"format": kind, "path": str(folder / "*.gz"), "language": "en" if kind == "c4" else ""}],
+        "sources": [{**source, "path": str(folder / "*.gz")}],
         "ray": {"num_cpus": workers},
     }
     path = output.with_suffix(".yaml")

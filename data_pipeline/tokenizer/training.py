@@ -80,7 +80,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
         for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document["split"] != "train":
                 continue
-            place = -_position(seed, document["id"])
+            place = -place_of(seed, document["id"])
             full = len(heap) == documents or size >= sample_bytes
             if full and place < heap[0][0]:
                 continue
@@ -96,7 +96,8 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     return sample
 
 
-def _position(seed: int, identity: str) -> int:
+def place_of(seed: int, identity: str) -> int:
+    """Where a document comes in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
     digest = hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
