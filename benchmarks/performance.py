@@ -46,6 +46,7 @@ CUDA: dict[str, list[str]] = {
     "generation": ["generation.py", "--threads", "1"],
     "saving": ["saving.py", "--ranks", "1", "--precision", "bf16"],
 }
+QUESTIONS = {"compiled_step": "Is a compiled training step faster than transformers' compiled?"}
 INTRODUCTION = """# Performance
 
 `make bench` measures and writes this page; `python benchmarks/performance.py --device cuda` adds the figures of a GPU.
@@ -113,9 +114,10 @@ def page() -> str:
     for device, title in (("cpu", "CPU"), ("cuda", "GPU")):
         names = CPU if device == "cpu" else CUDA
         found = [RESULTS / device / f"{name}.json" for name in names]
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
+        records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()}
         if records:
-            sections += [f"## On a {title}", machine(records[0]), *map(section, records)]
+            sections += [f"## On a {title}", machine(next(iter(records.values())))]
+            sections += [section(name, record) for name, record in records.items()]
         elif device == "cuda":
             sections.append("## On a GPU\n\nNot measured yet: no GPU was at hand.")
     if (PAGE.parent / "step-profile.svg").exists():
@@ -132,10 +134,11 @@ def machine(record: dict[str, Any]) -> str:
     return f"{found['gpu'] + ', ' if found['gpu'] else ''}{cpu}; {versions}."
 
 
-def section(record: dict[str, Any]) -> str:
+def section(name: str, record: dict[str, Any]) -> str:
     tables = [Table(**table).markdown for table in record["tables"]]
     taken = f"Taken {record['date']} in {record['seconds']} s, at a load of {record['load_before']} before it, by"
-    parts = [f"### {record['question']}", record["notes"], f"{taken} `{record['command']}`.", *tables]
+    asked = QUESTIONS.get(name, record["question"])
+    parts = [f"### {asked}", record["notes"], f"{taken} `{record['command']}`.", *tables]
     return "\n\n".join([*parts, f"What limits it now: {record['limit']}"])
 
 
