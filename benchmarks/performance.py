@@ -94,8 +94,10 @@ def main() -> None:
 def run(device: str, only: list[str] | None) -> Iterator[str]:
     """Runs the benchmarks; yields the names of those that fail or for which no time is left."""
     started = time.perf_counter()
-    for name, (program, *arguments) in (CPU if device == "cpu" else CUDA).items():
-        if name not in only if only else device == "cpu" and name in ASKED_FOR:
+    programs = CPU if device == "cpu" else CUDA
+    wanted = only or [name for name in programs if device != "cpu" or name not in ASKED_FOR]
+    for name, (program, *arguments) in programs.items():
+        if name not in wanted:
             continue
         benchmark, out = ROOT / "benchmarks" / program, RESULTS / device / f"{name}.json"
         left = BUDGET - (time.perf_counter() - started) if device == "cpu" and not only else None

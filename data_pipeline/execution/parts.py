@@ -196,7 +196,7 @@ class RowGroup(NamedTuple):
         return found
 
     def column(self, name: str) -> list[str]:
-        """One column, in a fifth of the time that `rows` takes for it."""
+        """One column of all its documents, without a dict for each."""
         column: list[str] = self.file.read_row_group(self.number, [name])[name].to_numpy().tolist()
         return column
 

@@ -18,7 +18,7 @@ from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import place_of
 
 _MORE = 2  # times the sample: documents aren't equally long, and some are held out
-_LARGE = 4  # times the sample: below, one unit reads all documents about as fast
+_LARGE = 4  # times the sample: below, half of all documents or more would be candidates
 _UNIT_BYTES, _UNITS = 64_000_000, 1000  # text of a unit at least, and units at most, each of which writes a file
 
 

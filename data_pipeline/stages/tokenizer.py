@@ -29,7 +29,7 @@ _NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What to train on: a sample of the documents in the files `parts`. All have `text_bytes` bytes of text."""
+    """What to train on: a sample of the documents in the files `parts`. The whole corpus has `text_bytes` of text."""
 
     config: TokenizerConfig
     seed: int
