@@ -26,7 +26,20 @@ from data_pipeline.sources import OPTIONS
 class SourceConfig(Section):
     """Files of one format."""
 
-    format: Literal["wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "text", "parquet", "pairs"]
+    format: Literal[
+        "wet",
+        "warc",
+        "c4",
+        "wikipedia",
+        "wikiextractor",
+        "jsonl",
+        "json",
+        "csv",
+        "text",
+        "parquet",
+        "arrow",
+        "pairs",
+    ]
     """The format of the files."""
     path: str | list[str]
     """The files: a path, a glob, or a list of them, local or as fsspec URLs."""

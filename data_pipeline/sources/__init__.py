@@ -6,7 +6,7 @@ Every reader raises `DamagedInput` for a file whose first bytes belong to anothe
 from collections.abc import Callable, Iterator
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.sources import c4, jsonl, pairs, parquet, text, wet, wikiextractor
+from data_pipeline.sources import arrow, c4, csv, json_array, jsonl, pairs, parquet, table, text, wet, wikiextractor
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
 from data_pipeline.sources.warc import pages as warc
@@ -30,8 +30,11 @@ _READERS: dict[str, ReadFunction] = {
     "wikipedia": wikipedia.read,
     "wikiextractor": wikiextractor.read,
     "jsonl": jsonl.read,
+    "json": json_array.read,
+    "csv": csv.read,
     "text": text.read,
     "parquet": parquet.read,
+    "arrow": arrow.read,
     "pairs": pairs.read,
 }
 READERS = {declared: _for_its_format(declared, reader) for declared, reader in _READERS.items()}
@@ -43,8 +46,11 @@ OPTIONS: dict[str, type[Section]] = {
     "wikipedia": Section,
     "wikiextractor": wikiextractor.Options,
     "jsonl": jsonl.Options,
+    "json": jsonl.Options,
+    "csv": csv.Options,
     "text": text.Options,
-    "parquet": parquet.Options,
+    "parquet": table.Columns,
+    "arrow": table.Columns,
     "pairs": pairs.Options,
 }
 

@@ -1,7 +1,7 @@
 """JSON Lines: one object per line, with configurable keys."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from data_pipeline.sources.compression.stream import open_stream
@@ -33,14 +33,21 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = Options(**file.options)
+    yield from records(json_lines(file, intake, options), "line", options, intake)
+
+
+def records(
+    objects: Iterable[tuple[int, dict[str, Any]]], unit: str, options: Options, intake: Intake
+) -> Iterator[Record]:
+    """The records of `objects`, each with its number from 1; `unit` is what messages call it."""
     fields = ["url", "title", "language", "timestamp"]
     names = {field: getattr(options, field) for field in fields if getattr(options, field)}
-    for number, record in json_lines(file, intake, options):
+    for number, record in objects:
         try:
             text = string(record, options.text)
             values: dict[str, Any] = {field: string(record, name, required=False) for field, name in names.items()}
         except ValueError as error:
-            intake.damaged(f"line {number}", str(error))
+            intake.damaged(f"{unit} {number}", str(error))
             continue
         if not text.strip():
             intake.counters["empty"] += 1
@@ -57,22 +64,29 @@ def begins_object(file: Input) -> bool:
 def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
     with open_stream(file.path) as stream:
-        for number, line in numbered_lines(stream, options.max_record_bytes):
-            if line is not None and not line.strip():
-                continue
-            intake.counters["read"] += 1
-            if line is None:
-                intake.damaged(f"line {number}", too_long(options))
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                intake.damaged(f"line {number}", f"expected a JSON object: {error}")
-                continue
-            if isinstance(record, dict):
-                yield number, record
-            else:
-                intake.damaged(f"line {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+        yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", intake, options)
+
+
+def parsed(
+    pieces: Iterable[tuple[int, bytes | None]], unit: str, intake: Intake, options: RecordOptions
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and object of every piece of JSON, as `json_lines`; None is a piece that is too long."""
+    for number, piece in pieces:
+        if piece is not None and not piece.strip():
+            continue
+        intake.counters["read"] += 1
+        if piece is None:
+            intake.damaged(f"{unit} {number}", too_long(options))
+            continue
+        try:
+            record = json.loads(piece)
+        except (ValueError, RecursionError) as error:
+            intake.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
+            continue
+        if isinstance(record, dict):
+            yield number, record
+        else:
+            intake.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
 
 
 def string(record: dict[str, Any], name: str, required: bool = True) -> str:

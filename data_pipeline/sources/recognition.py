@@ -31,13 +31,18 @@ class Look:
 
 _BEGINNINGS = (
     (rb"PAR1", Look("a Parquet file", ("parquet",))),
+    (rb"ARROW1\0\0|\xff{4}..\0\0", Look("an Arrow file", ("arrow",))),
+    (rb"\xfd7zXZ\0", Look("an xz archive: decompress it with xz -d")),
+    (rb"PK\x03\x04|7z\xbc\xaf\x27\x1c|Rar!", Look("an archive of files: unpack it")),
+    (rb"%PDF-", Look("a PDF: convert it to text")),
+    (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
     (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
     (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
-    (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("text",))),
-    (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", certain=False)),
+    (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("json", "text"))),
+    (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", ("json",), certain=False)),
 )
 _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
 
@@ -94,4 +99,4 @@ def _objects(lines: list[bytes]) -> Iterator[dict[str, object]]:
 
 def _json_lines(first: dict[str, object], certain: bool) -> Look:
     shown = ", ".join(list(first)[:_KEYS_SHOWN]) + (", …" if len(first) > _KEYS_SHOWN else "")
-    return Look(f"JSON Lines with the keys {shown}", ("jsonl", "c4", "wikiextractor", "pairs"), certain)
+    return Look(f"JSON Lines with the keys {shown}", ("jsonl", "json", "c4", "wikiextractor", "pairs"), certain)

@@ -16,7 +16,7 @@ from data_pipeline.stages.documents import DocumentsResult, plan, write_document
 from tests.conftest import DATA
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
-JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
+JSON_FORMATS = ("jsonl", "json", "c4", "wikiextractor")
 
 # For each kind of file: its content, the formats that read it, and its name in messages.
 FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
@@ -36,7 +36,9 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
     "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
     "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
     "other keys": (b'{"content": "A"}\n' * 2, (), "JSON Lines with the keys content"),
-    "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("text",), "one JSON array, not JSON Lines"),
+    "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("json", "text"), "one JSON array, not JSON Lines"),
+    "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "plain text"),
+    "xz": (b"\xfd7zXZ\0\0\4\xe6", (), "an xz archive: decompress it with xz -d"),
     "HTML": (b"<!DOCTYPE html>\n<p>404</p>\n\t<p>.</p>\n", ("text",), "an HTML page"),
 }
 

@@ -1,0 +1,170 @@
+"""CSV, JSON arrays and Arrow files, as pandas and datasets write them: what is kept, counted or damaged."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.sources import Record
+from data_pipeline.sources.recognition import look_of
+from tests.data_pipeline.reading import read, read_until_damage
+
+AWKWARD = [
+    '"Quoted", with a comma',
+    "two\nlines, one\r\nwith CR",
+    'ø \\" [] {} \\',
+    "] }, {[",
+    "x" * 300_000,
+    "last",
+]
+
+
+def read_bytes(source: str, path: Path, data: bytes, **options):
+    path.write_bytes(data)
+    return read(source, path, **options)
+
+
+# --- CSV
+
+
+def as_csv(rows: list[list[str]], **how) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, **how).writerows(rows)
+    return text.getvalue().encode()
+
+
+@pytest.mark.parametrize("how", [{}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}, {"delimiter": ";"}])
+def test_what_pythons_writer_wrote_is_read_back(tmp_path, how):
+    rows = [["id", "text", "url"], *([str(n), one, f"u{n}"] for n, one in enumerate(AWKWARD))]
+    data = b"\xef\xbb\xbf" + as_csv(rows, **how)
+    path = tmp_path / "a.csv.gz"
+    kept, intake = read_bytes("csv", path, gzip.compress(data), delimiter=how.get("delimiter", ","))
+    assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD)]
+    assert intake.counters == {"read": len(AWKWARD)}
+
+
+def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
+    rows = [b"text,url", b'"a', b'b",u', b"c", b'"d"e,u', b"", b"f\0,u", b" ,u", b"g" * 99 + b",u"]
+    rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
+    kept, intake = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
+    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (6, "h\ufffd"), (8, "j")]
+    assert intake.counters == {"read": 9, "damaged": 5, "empty": 1, "undecodable": 1}
+    assert [position for position, _ in intake.damage] == ["line 4", "line 5", "line 7", "line 9", "line 11"]
+    assert intake.damage[0].reason == "1 fields, but the header has 2"
+
+
+def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
+    data = b'text\na\n"b\n' + b"c\n" * 1000
+    kept, intake = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
+    assert (kept[0].text, intake.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
+    kept, intake = read_bytes("csv", tmp_path / "a", data)
+    assert ([record.text for record in kept], intake.counters["damaged"]) == (["a"], 1)
+
+
+def test_a_column_that_is_not_in_the_header_is_the_users_to_mend(tmp_path):
+    with pytest.raises(UserError, match="no column 'text' for the text; there are body, url"):
+        read_bytes("csv", tmp_path / "a", b"body,url\na,b\n")
+    assert read_bytes("csv", tmp_path / "a", b"body,url\na,b\n", text="body")[0] == [Record(0, "a", "b")]
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize("how", [{}, {"indent": 1}, {"separators": (",", ":"), "ensure_ascii": False}])
+def test_an_array_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path, how, monkeypatch):
+    objects = [{"meta": {"n": [n, {}]}, "text": one, "url": f"u{n}"} for n, one in enumerate(AWKWARD)]
+    data = json.dumps(objects, **how).encode()
+    for size in (1 << 18, 7, 1):
+        monkeypatch.setattr("data_pipeline.sources.json_array._CHUNK", size)
+        if size == 1:
+            data = json.dumps(objects[:4], **how).encode() + b" \n"
+        kept, intake = read_bytes("json", tmp_path / "a", data)
+        assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD[: len(json.loads(data))])]
+        assert intake.counters == {"read": len(kept)}
+
+
+def test_lines_are_json_too(tmp_path):
+    data = b'{"text": "a"}\n\n{"text": "b"}\n'
+    assert read_bytes("json", tmp_path / "a", data) == read_bytes("jsonl", tmp_path / "a", data)
+
+
+def test_bad_elements_are_counted_with_their_number_and_the_next_is_read(tmp_path):
+    elements = [b'{"text": "a"}', b"3", b'{"text": 1}', b'{"text": "\xff"}', b'{"text" "b"}']
+    elements.append(b'{"text": "%s"}' % (b"c" * 99))
+    data = b"[" + b",".join([*elements, b'{"text": " "}', b'{"text": "d"}']) + b"]"
+    kept, intake = read_bytes("json", tmp_path / "a", data, max_record_bytes=50)
+    assert kept == [Record(0, "a"), Record(7, "d")]
+    assert intake.counters == {"read": 8, "damaged": 5, "empty": 1}
+    assert [position for position, _ in intake.damage] == [f"element {number}" for number in range(2, 7)]
+    assert read_bytes("json", tmp_path / "a", b" [ ] ")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [(b"", "the file ends before"), (b', {"text": "c', "the file ends before"), (b"] []", "there is more")],
+)
+def test_an_array_that_does_not_end_well_yields_what_is_whole(tmp_path, end, reason):
+    (tmp_path / "a").write_bytes(b'[{"text": "a"}, {"text": "b"}' + end)
+    kept, _, damage = read_until_damage("json", tmp_path / "a")
+    assert [record.text for record in kept[:1]] == ["a"]
+    assert len(kept) == (1 if end == b"" else 2)
+    assert damage.reason.startswith(reason)
+
+
+# --- Arrow
+
+
+def arrow(path: Path, table: pa.Table, kind=pa.ipc.new_stream, rows: int = 2) -> Path:
+    with pa.OSFile(str(path), "wb") as file, kind(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_arrow_rows_become_records(tmp_path, kind):
+    texts = ["a", None, " ", "b", "c"]
+    table = pa.table({"url": [*"uvwx", None], "text": texts, "n": range(5)})
+    kept, intake = read("arrow", arrow(tmp_path / "a", table, kind))
+    assert kept == [Record(0, "a", "u"), Record(3, "b", "x"), Record(4, "c")]
+    assert intake.counters == {"read": 5, "empty": 2}
+
+
+def test_an_arrow_row_that_is_not_utf8_is_damage(tmp_path):
+    column = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
+    kept, intake = read("arrow", arrow(tmp_path / "a", pa.table({"text": column})))
+    assert ([record.ordinal for record in kept], intake.counters["damaged"]) == ([0, 2], 1)
+
+
+def test_a_stream_that_is_cut_off_anywhere_is_damage(tmp_path):
+    table = pa.table({"text": [f"{number} " * 50 for number in range(6)]})
+    data = arrow(tmp_path / "a", table).read_bytes()
+    for length in range(1, len(data), 5):
+        (tmp_path / "a").write_bytes(data[:length])
+        kept, _, _ = read_until_damage("arrow", tmp_path / "a")
+        assert [record.text for record in kept] == table["text"].to_pylist()[: len(kept)]
+
+
+# --- what no reader reads
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [
+        (b"\xfd7zXZ\0\0\4", "xz -d"),
+        (b"PK\x03\x04\x14", "unpack it"),
+        (b"%PDF-1.7\n", "convert it"),
+        (b"a.txt".ljust(257, b"\0") + b"ustar\x0000", "tar -xf"),
+    ],
+)
+@pytest.mark.parametrize("declared", ["text", "csv", "json"])
+def test_a_file_that_no_reader_reads_is_refused_with_what_to_do(tmp_path, begins, said, declared):
+    (tmp_path / "a").write_bytes(begins + bytes(300))
+    look = look_of(str(tmp_path / "a"))
+    assert look
+    assert not look.formats
+    assert said in read_until_damage(declared, tmp_path / "a")[2].reason
