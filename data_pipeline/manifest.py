@@ -1,5 +1,6 @@
 """The manifest of a built corpus: shards, blocks, counts, checksums and lineage."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def write_settings(config: CorpusConfig, corpus: Path) -> None:
 
     The file is the build's own, below `.stages`: no copy of a corpus needs it. Passwords in URLs are left out.
     """
-    settings = config.model_dump(exclude_unset=True)
+    settings = config.model_dump(mode="json", exclude_unset=True)
     for source, given in zip(settings["sources"], config.sources, strict=True):
         source["path"] = _absolute(given.path)
     for given_set, of in zip(
@@ -106,11 +107,11 @@ def _absolute(path: str | list[str]) -> list[str]:
 
 
 def lineage(config: CorpusConfig) -> dict[str, Any]:
-    """The settings that the documents, the tokenizer and the shards were made with, defaults included.
+    """The settings that the documents, the tokenizer and the shards were made with, defaults included, as in JSON.
 
     It has no paths: the manifest's `inputs` list the files that were read, by name and checksum.
     """
-    return {
+    settings = {
         "sources": [
             {
                 **source.model_dump(include={"name", "format", "language"}),
@@ -127,3 +128,5 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
         "bytes_per_unit": config.bytes_per_unit,
         "characters_per_part": config.characters_per_part,
     }
+    as_json: dict[str, Any] = json.loads(json.dumps(settings))  # keys are text, so that it equals what is read back
+    return as_json

@@ -11,6 +11,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.progress import counted, track
 from data_pipeline.story.finished_build import FinishedBuild
 from data_pipeline.story.stories import Passage, Unit, deduplicated, ordinal_of, rows_of, stories
+from data_pipeline.story.trail import Drop
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
 _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", SPLIT: "in another split"}
@@ -128,33 +129,51 @@ def _changing(
     """The first rule that made the texts of the documents `ids` differ."""
     cleaned_a, cleaned_b = _cleaned(*a, ids), _cleaned(*b, ids)
     in_cleaning = {identity for identity in ids if cleaned_a[identity] != cleaned_b[identity]}
-    passages = []
-    for build, units in (a, b):
-        found = _deduplicated(build, units, ids - in_cleaning)
+    courses = []
+    for (build, units), cleaned in ((a, cleaned_a), (b, cleaned_b)):
+        later = _deduplicated(build, units, ids - in_cleaning)
+        found = {identity: (cleaned[identity][0], passages) for identity, passages in later.items()}
         for unit, ordinals in _by_unit(units, in_cleaning):
-            found |= {story.id: story.passages for story in stories(build, unit, ordinals).values()}
-        passages.append(found)
-    return {identity: _first_difference(*(found[identity] for found in passages)) for identity in ids}
+            found |= {story.id: (story.text, story.passages) for story in stories(build, unit, ordinals).values()}
+        courses.append(found)
+    return {identity: _first_difference(*(found[identity] for found in courses)) for identity in ids}
 
 
-def _first_difference(in_a: list[Passage], in_b: list[Passage]) -> str:
-    """The first drop that only one of two stories has: "line_policy in B"."""
+def _first_difference(a: tuple[str, list[Passage]], b: tuple[str, list[Passage]]) -> str:
+    """What made two texts differ, each given with the steps after it: "line_policy in B", "dedup.lines in A (…)".
+
+    It is the first drop that only one of them has, or the first step that changed one of them without a drop: it took
+    white space or, by `cleaning.web_rules`, citation marks.
+    """
+    (text_a, in_a), (text_b, in_b) = a, b
     for step in dict.fromkeys(passage.step for passage in (*in_a, *in_b)):
-        of_a, of_b = (
-            [drop for passage in passages if passage.step == step for drop in passage.drops]
-            for passages in (in_a, in_b)
-        )
-        for name, own, other in (("A", of_a, of_b), ("B", of_b, of_a)):
-            left = Counter(drop.what for drop in own) - Counter(drop.what for drop in other)
+        before = text_a
+        if text_a != text_b:
+            break
+        of_a, of_b = ([passage for passage in passages if passage.step == step] for passages in (in_a, in_b))
+        text_a, text_b = ("".join(passage.text or "" for passage in of) if of else before for of in (of_a, of_b))
+        drops_a, drops_b = ([drop for passage in of for drop in passage.drops] for of in (of_a, of_b))
+        for name, own, other in (("A", drops_a, drops_b), ("B", drops_b, drops_a)):
+            left = Counter(map(_dropped, own)) - Counter(map(_dropped, other))
             for drop in own:
-                if drop.what in left:
+                if _dropped(drop) in left:
                     return f"{drop.rule} in {name}"
-    return "cleaning.web_rules (citation marks)"  # the only rule that changes a line without a count
+        if text_a != text_b:
+            name, changed = ("A", text_a) if text_a != before else ("B", text_b)
+            if changed.split() != before.split():
+                return f"cleaning.web_rules in {name} (citation marks)"
+            return f"{'cleaning' if step == 'cleaning' else f'dedup.{step}'} in {name} (white space)"
+    return "sources.options (read differently)"
 
 
-def _cleaned(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, str]:
-    """The texts of the documents `ids` after cleaning."""
-    return {row["id"]: row["text"] for unit in units for _, rows in rows_of(build, unit, ids) for row in rows.values()}
+def _dropped(drop: Drop) -> str:
+    return drop.what or drop.rule
+
+
+def _cleaned(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, tuple[str, str]]:
+    """The texts and targets of the documents `ids` after cleaning."""
+    rows = (row for unit in units for _, rows in rows_of(build, unit, ids) for row in rows.values())
+    return {row["id"]: (row["text"], row["target"]) for row in rows}
 
 
 def _deduplicated(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, list[Passage]]:
@@ -171,7 +190,7 @@ def _by_unit(units: list[Unit], ids: set[str]) -> Iterator[tuple[Unit, set[int]]
     """The units of an input that hold the records `ids`, with their ordinals."""
     ordinals = {ordinal_of(identity) for identity in ids}
     first = sorted(units, key=lambda unit: unit.result.range.first_ordinal)
-    for unit, after in zip(first, [*first[1:], None], strict=True):
-        stop = after.result.range.first_ordinal if after else float("inf")
+    stops = [*(after.result.range.first_ordinal for after in first[1:]), float("inf")]
+    for unit, stop in zip(first, stops, strict=False):
         if own := {ordinal for ordinal in ordinals if unit.result.range.first_ordinal <= ordinal < stop}:
             yield unit, own

@@ -53,7 +53,7 @@ def write(path: Path, pages: list[dict[str, str]]) -> None:
 
 @pytest.fixture(scope="module")
 def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
-    """Two corpora of the same pages: by the default rules, and without those for lines and languages."""
+    """Two corpora of the same pages: by the default rules and Gopher's, and without those for lines and languages."""
     folder = tmp_path_factory.mktemp("story")
     (folder / "in").mkdir()
     write(folder / "in/pages.json.gz", PAGES)
@@ -62,7 +62,7 @@ def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
     made = []
     for name, changes in (
-        ("a", {"cleaning": {}, "dedup": {}}),
+        ("a", {"cleaning": {"gopher": {"min_words": 5, "min_stop_words": 0}}, "dedup": {}}),
         ("b", {"cleaning": {"web_rules": False, "language": {"detector": "none"}}, "dedup": {"lines": False}}),
     ):
         output = {"output": str(folder / name), "sources": sources, "tokenizer": tokenizer}
@@ -178,7 +178,7 @@ def test_an_unknown_document_is_one_line(pair, name, message):
 def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair, tmp_path):
     config = pair[0].with_suffix(".yaml")
     other = tmp_path / "other.yaml"
-    other.write_text(config.read_text().replace('"cleaning": {}', '"cleaning": {"min_words_per_line": 3}'))
+    other.write_text(config.read_text().replace('"min_words": 5', '"min_words": 6'))
     with pytest.raises(UserError, match="built with other settings; run data-pipeline build"):
         open_build(other)
     found = open_build(config)
@@ -218,6 +218,47 @@ def test_diff_of_a_corpus_with_itself_is_empty(pair):
         [],
         [],
     )
+
+
+def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
+    """White space and citation marks go uncounted. A document whose input only one corpus has isn't looked for."""
+    (tmp_path / "in").mkdir()
+    pages = ["The first page ends with spaces.  ", "A citation[1] is on the second page.", "The third page."]
+    lines = (json.dumps({"text": page, "title": "A title."}) + "\n" for page in pages)
+    (tmp_path / "in/pages.jsonl").write_text("".join(lines))
+    (tmp_path / "in/one.jsonl").write_text(json.dumps({"text": "Two corpora lack this page."}) + "\n")
+    plain = {"cleaning": {"profile": "none"}, "dedup": {"urls": None, "lines": False, "documents": False}}
+    builds = {}
+    for name, path, changes in (
+        ("plain", "pages.jsonl", {}),
+        ("lines", "pages.jsonl", {"dedup": {**plain["dedup"], "lines": True}}),
+        ("stripped", "pages.jsonl", {"cleaning": {"profile": "none", "min_words_per_line": 1}}),
+        ("web", "pages.jsonl", {"cleaning": {"profile": "none", "web_rules": True}}),
+        ("other key", "pages.jsonl", {}),
+        ("both", "*.jsonl", {}),
+    ):
+        options = {"text": "title"} if name == "other key" else {}
+        sources = [{"format": "jsonl", "name": "in", "path": str(tmp_path / "in" / path), "options": options}]
+        given = {"output": str(tmp_path / name), "sources": sources, **plain, **changes}
+        with without_ray():
+            config = load(write_corpus_file(tmp_path / f"{name}.yaml", **given), [], CorpusConfig)
+            builds[name] = open_build(build(config, until="documents"))
+
+    def found(a: str, b: str) -> dict[str, dict[str, int]]:
+        kinds = differences.summary(builds[a], builds[b], limit=0)
+        return {
+            kind: {rule["rule"]: rule["documents"] for rule in kinds[kind]}
+            for kind in ("only_in_a", "only_in_b", "text_differs")
+            if kinds[kind]
+        }
+
+    assert found("lines", "plain") == {"text_differs": {"dedup.lines in A (white space)": 1}}
+    assert found("plain", "stripped") == {"text_differs": {"cleaning in B (white space)": 1}}
+    marks = {"cleaning in B (white space)": 1, "cleaning.web_rules in B (citation marks)": 1}
+    assert found("plain", "web") == {"text_differs": marks}
+    assert found("other key", "plain") == {"text_differs": {"sources.options (read differently)": 3}}
+    assert found("both", "plain") == {"only_in_a": {"B doesn't have the input": 1}}
+    assert found("plain", "both") == {"only_in_b": {"A doesn't have the input": 1}}
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "complete_documents"])
