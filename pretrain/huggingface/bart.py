@@ -87,8 +87,6 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BartConfig) -> Exp
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[BartConfig, State]:
     _refuse_unlike_stacks(saved)
-    for name in [name for name in tensors if name.startswith(("shared.", "encoder.", "decoder."))]:
-        tensors[f"model.{name}"] = tensors.pop(name)  # files of a BartModel, as facebook/bart-base's
     shared = "model.shared.weight"
     copies = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
     drop_copies(tensors, shared, copies)

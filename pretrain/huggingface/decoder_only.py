@@ -102,12 +102,8 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: DecoderOnlyConfig)
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
     """The dropout rate is that of residual branches."""
-    # The published files are of a GPT2Model: no prefix, and causal masks beside the weights.
-    tensors = {
-        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
-        for name, tensor in tensors.items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))
-    }
+    masks = (".attn.bias", ".attn.masked_bias")  # the published files have causal masks beside the weights
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(masks)}
     drop_copies(tensors, NAMES["embedding.weight"], ["lm_head.weight"])
     eos, pad = saved["eos_token_id"], saved["pad_token_id"]
     config = DecoderOnlyConfig(

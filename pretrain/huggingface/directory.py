@@ -11,7 +11,7 @@ from torch import Tensor
 from data_pipeline.foundation.atomic import new_directory
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import json_files, tokenizer_files
+from pretrain.huggingface import in_transformers, json_files, tokenizer_files
 from pretrain.huggingface.engines import TRANSFORMERS, rewritten
 from pretrain.huggingface.interchange import Interchange, State, check, shapes
 from pretrain.huggingface.json_files import Json
@@ -78,12 +78,20 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
     interchange = by_type[saved["model_type"]]
     _refuse_others(_FIXED, saved, path)
-    settings = saved if interchange.remote_code else _as_transformers_reads(saved, path)
+    theirs = None if interchange.remote_code else in_transformers.config_of(saved, path)
+    settings = {**saved, **theirs.to_dict()} if theirs else saved
     _refuse_others(interchange.fixed, settings, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
             section["eos_token_id"] = ends[0]  # one of several end marks; the tokenizer says which is ours
     tensors = _read_tensors(directory)
+    rejection = None
+    if theirs:
+        try:
+            names = in_transformers.loaded_names(tensors, interchange.class_name, theirs, path)
+            tensors = {names[name]: tensor for name, tensor in tensors.items()}
+        except UserError as error:  # our own checks name keys and tensors, so they go first
+            rejection = error
     try:
         config, state = interchange.from_hugging_face(settings, tensors)
     except KeyError as error:
@@ -93,6 +101,8 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         raise UserError("\n".join(lines)) from None
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
+    if rejection:
+        raise rejection
     if interchange.encoder_decoder:
         generation = directory / GENERATION
         for file, values in ((path, settings), (generation, json_files.read_if_there(generation))):
@@ -104,17 +114,6 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
                     f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {mark}, {ours}"
                 )
     return config, state
-
-
-def _as_transformers_reads(saved: Json, path: Path) -> Json:
-    """All settings of config.json, with transformers' defaults and the settings that it derives from others."""
-    from transformers import CONFIG_MAPPING  # takes seconds to import
-
-    try:
-        read_ = CONFIG_MAPPING[saved["model_type"]].from_dict(saved).to_dict()
-    except Exception as error:  # wrong types and values, by exceptions of several libraries
-        raise UserError(f"{path}: transformers rejects it: {' '.join(str(error).split())}") from None
-    return {**saved, **read_}
 
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:

@@ -85,7 +85,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig)
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
     """The tensors show whether next sentences are predicted. The dropout rate is that of hidden states."""
-    tensors = {_published(name): tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
     drop_copies(tensors, "bert.embeddings.word_embeddings.weight", ["cls.predictions.decoder.weight"])
     drop_copies(tensors, "cls.predictions.bias", ["cls.predictions.decoder.bias"])
     next_sentence = "cls.seq_relationship.weight" in tensors
@@ -121,11 +121,6 @@ def hugging_face_name(name: str) -> str:
         return f"{NAMES[part]}.{kind}"
     _, _, number, part = part.split(".", 3)
     return f"bert.encoder.layer.{number}.{PARTS[part]}.{kind}"
-
-
-def _published(name: str) -> str:
-    """Today's name of a tensor: BERT's published files call the weights and biases of norms gamma and beta."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 BERT = Interchange(
