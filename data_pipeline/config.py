@@ -20,7 +20,7 @@ from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import LocalPath, Section, problems
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
-from data_pipeline.sources import OPTIONS
+from data_pipeline.sources import OPTIONS, text
 
 
 class SourceConfig(Section):
@@ -84,6 +84,11 @@ class SourceConfig(Section):
                 lines = problems(error, OPTIONS[declared])
                 raise ValueError("\n".join(f"format {declared}: {line}" for line in lines)) from None
         return options
+
+    @property
+    def together(self) -> int:
+        """How many consecutive documents of a file follow each other in the rows; 1 if all are shuffled."""
+        return text.Options(**self.options).together if self.format == "text" else 1
 
 
 class SplitConfig(Section):

@@ -94,9 +94,10 @@ def read(corpus: Path) -> Json:
 
 
 def summary(report: Json) -> str:
-    """One line: how many documents were kept, and how many each rule dropped."""
+    """One line: how many files and documents were read, how many were kept, and how many each rule dropped."""
     documents = report["documents"]
-    line = f"documents: {documents['kept']:,} of {documents['read']:,} kept"
+    files = sum(source["inputs"] for source in report["sources"].values())
+    line = f"documents: {counted(files, 'file')} → {counted(documents['read'], 'document')}, {documents['kept']:,} kept"
     dropped = sum(documents["dropped"].values())
     return line + (f", {dropped:,} dropped: {_rules(documents['dropped'])}" if dropped else "")
 
@@ -238,7 +239,7 @@ def _sources(
         kept = [result for result in left if result.parts[0].source == name]
         counts = _sum(result.counts for result in (*own, *later))
         sources[name] = {
-            "inputs": len(own),
+            "inputs": sum(result.range.start == 0 for result in own),
             "bytes": sum(result.bytes for result in own),
             "text_read_bytes": sum(result.text_bytes for result in own),
             "text_bytes": sum(result.text_bytes for result in kept),

@@ -5,6 +5,8 @@ import math
 import re
 from pathlib import Path
 
+from data_pipeline.config import SourceConfig
+from data_pipeline.execution.inputs import list_files
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
@@ -43,11 +45,22 @@ output: {output}
 """
 _OWN = """\
 sources:
-  - {{format: {format}, path: {path}}}   # add `language: en` if all of it is English
+  - {{format: {format}, path: {path}{options}}}   # add `language: en` if all of it is English
 cleaning: {{profile: none}}       # c4, wikipedia: rules for pages as they were crawled or dumped
 split: {{validation_fraction: 0.01}}
 tokenizer: {{vocab_size: 32000}}  # pieces; fewer for less than 100 MB of text
 """
+_DOCUMENTS = ", options: {sample_by: document}"
+_PIECES = ", options: {{sample_by: document, max_document_bytes: {size}}}"
+_OF_TEXT = (
+    "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
+)
+_OF_PIECES = """\
+# max_document_bytes: so few files are cut at blank lines, in order, so that some pieces can be held out
+dedup: {documents: false}       # pieces that repeat each other stay
+"""
+_FEW_FILES, _PIECES_OF_FEW = 500, 1000  # of 500 documents, 1 % held out is none once in 150 times
+_SMALLEST_PIECE = 256
 _SAMPLES = """\
 sources:                        # the text that ships; `launch init NAME --text PATH` takes your own
   - {{format: wikipedia, name: enwiki, language: en, path: "${{samples:}}/enwiki-*-pages-articles*.xml.bz2"}}
@@ -111,7 +124,8 @@ def write_first_files(
         contents[corpus_file] = _CORPUS.format(run=run_file, rows=rows, name=_quoted(name), output=_quoted(directory))
         if text:
             kind = text_format or _format_of(text)
-            contents[corpus_file] += _OWN.format(format=kind, path=_quoted(text))
+            options, meaning = _of_text(text) if kind == "text" else ("", "")
+            contents[corpus_file] += meaning + _OWN.format(format=kind, path=_quoted(text), options=options)
         else:
             contents[corpus_file] += _SAMPLES.format()
         if (longest := config.longest_sequence or math.inf) < _ROW_LENGTH.get(rows, 512):
@@ -123,6 +137,18 @@ def write_first_files(
         with path.open("x") as file:
             file.write(content)
     return (corpus_file if corpus is None else None), run_file
+
+
+def _of_text(path: str) -> tuple[str, str]:
+    """The options of plain text, and comments that say what they mean."""
+    try:
+        files = list_files(SourceConfig(format="text", path=path))
+    except UserError:  # it isn't there yet
+        files = []
+    if not 0 < len(files) < _FEW_FILES:
+        return _DOCUMENTS, _OF_TEXT
+    size = max(_SMALLEST_PIECE, sum(file.bytes for file in files) // _PIECES_OF_FEW)
+    return _PIECES.format(size=size), _OF_TEXT + _OF_PIECES
 
 
 def _quoted(text: str) -> str:

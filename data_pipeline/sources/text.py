@@ -1,24 +1,40 @@
 """Plain text, UTF-8."""
 
+import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
+
+from pydantic import Field
 
 from data_pipeline.sources.compression.stream import open_stream
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
+_TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and pieces of a file that stay together: less than a shard's text
 
 
 class Options(RecordOptions):
     """The `options` of a source of plain text."""
 
-    sample_by: Literal["line", "paragraph", "document"] = "line"
-    """What becomes a document: a line, a paragraph (the lines up to a blank one) or the whole file."""
+    sample_by: Literal["document", "paragraph", "line"] = "document"
+    """What becomes a document: the whole file, a paragraph (the lines up to a blank one) or a line. Documents are
+    shuffled, so the paragraphs of a file stay in order only with `document`."""
+    max_document_bytes: int = Field(8 << 20, ge=4)
+    """With `sample_by: document`, a larger file, in bytes, is cut at blank lines into documents of at most this size.
+    They follow each other in the rows."""
+
+    @property
+    def together(self) -> int:
+        """How many consecutive documents of a file follow each other in the rows."""
+        if self.sample_by != "document":
+            return 1
+        return min(_MOST_TOGETHER, max(1, _TOGETHER // self.max_document_bytes))
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
-    r"""Every line, paragraph or file that isn't blank; the ordinal is its index among those.
+    r"""Every file, paragraph or line that isn't blank; the ordinal is its index among those.
 
     Counts `read`, and `undecodable` (bytes that aren't UTF-8 become U+FFFD). A record with NUL bytes (UTF-16, or
     not text at all) or longer than `max_record_bytes` is damage.
@@ -26,9 +42,9 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         sample_by=paragraph:  b"One,\ntwo.\n\n\nThree.\n"  ->  Record(0, "One,\ntwo."), Record(1, "Three.")
     """
     options = Options(**file.options)
-    samples = {"line": _lines, "paragraph": _paragraphs, "document": _document}[options.sample_by]
+    samples = {"document": _documents, "paragraph": _paragraphs, "line": _lines}[options.sample_by]
     with open_stream(file.path) as stream:
-        for ordinal, (position, sample) in enumerate(samples(stream, options.max_record_bytes)):
+        for ordinal, (position, sample) in enumerate(samples(stream, options)):
             intake.counters["read"] += 1
             if sample is None:
                 intake.damaged(position, too_long(options))
@@ -42,13 +58,14 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 _Samples = Iterator[tuple[str, bytes | None]]
 
 
-def _lines(stream: BinaryIO, limit: int) -> _Samples:
-    for number, line in numbered_lines(stream, limit):
+def _lines(stream: BinaryIO, options: Options) -> _Samples:
+    for number, line in numbered_lines(stream, options.max_record_bytes):
         if line is None or line.strip():
             yield f"line {number}", line
 
 
-def _paragraphs(stream: BinaryIO, limit: int) -> _Samples:
+def _paragraphs(stream: BinaryIO, options: Options) -> _Samples:
+    limit = options.max_record_bytes
     first, size, lines = 0, 0, list[bytes]()
     for number, line in numbered_lines(stream, limit):
         if line is not None and not line.strip():
@@ -66,12 +83,27 @@ def _paragraphs(stream: BinaryIO, limit: int) -> _Samples:
         yield f"line {first}", b"\n".join(lines) if size <= limit + 1 else None
 
 
-def _document(stream: BinaryIO, limit: int) -> _Samples:
-    data = _read_up_to(stream, limit + 1)
-    if len(data) > limit:
-        yield "the whole file", None
-    elif data.strip():
-        yield "the whole file", data
+def _documents(stream: BinaryIO, options: Options) -> _Samples:
+    """The whole file, or its consecutive pieces of at most `max_document_bytes`, which are the file's bytes."""
+    size, start, data = options.max_document_bytes, 0, b""
+    while data := data + _read_up_to(stream, size + 1 - len(data)):
+        end = _end_of_piece(data, size) if len(data) > size else len(data)
+        piece, data = data[:end], data[end:]
+        if piece.strip():
+            position = f"bytes {start} to {start + end - 1}" if start or data else "the whole file"
+            yield position, piece if len(piece) <= options.max_record_bytes else None
+        start += end
+
+
+def _end_of_piece(data: bytes, size: int) -> int:
+    """The largest number of bytes of `data`, up to `size`, before which a piece may end: behind a blank line or, where
+    there is none, behind a line, a word or a character."""
+    blank = max((found.end() + 1 for found in _BLANK_LINE.finditer(data, 0, size)), default=0)
+    if end := blank or data.rfind(b"\n", 0, size) + 1 or data.rfind(b" ", 0, size) + 1:
+        return end
+    while size > 1 and data[size] & 0xC0 == 0x80:  # within a character of UTF-8
+        size -= 1
+    return size
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:

@@ -1,13 +1,14 @@
 """The tokens stage: the documents of each part as token ids, in the order of the global shuffle.
 
-Documents are sorted by a hash of (seed, id). A bucket, which is a range of hashes, is then one slice of every file, and
-the number of files is the number of parts. If that is large, files are merged (`execution.merging`).
+Documents are sorted by a hash of (seed, id), the pieces of one text file by a hash of the file and then in order. A
+bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of parts. If
+that is large, files are merged (`execution.merging`).
 """
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 
-_ENCODE_BATCH = 512
+_ENCODE_BATCH, _ENCODE_CHARACTERS = 512, 8_000_000  # documents that are encoded at once, and their characters
+_ORDER_BITS = 12  # of a hash, for the place in a run of documents that stay together
 
 
 def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
@@ -32,11 +34,12 @@ def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """The part at `part`, and the settings that its tokens depend on."""
+    """The part at `part`, and the settings that its tokens depend on; `together` is that of its source."""
 
     part: str
     output: str
     seed: int
+    together: int
     tokenizer: TokenizerConfig
     end_of_document: bool
     pairs: bool
@@ -53,10 +56,19 @@ class TokensResult(Result):
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
     """One unit for each part."""
     units = []
+    together = {source.name: source.together for source in config.sources}
     for part in parts:
         output = f".stages/tokens/{part.name}.safetensors"
-        spec = TokensSpec(part.path, output, config.seed, config.tokenizer, config.rows.end_of_document, config.pairs)
-        settings = [config.seed, config.tokenizer.layout, config.rows.end_of_document, config.pairs]
+        spec = TokensSpec(
+            part=part.path,
+            output=output,
+            seed=config.seed,
+            together=together[part.source],
+            tokenizer=config.tokenizer,
+            end_of_document=config.rows.end_of_document,
+            pairs=config.pairs,
+        )
+        settings = [spec.seed, spec.together, spec.end_of_document, spec.pairs, config.tokenizer.layout]
         inputs = [settings, part.checksums, trained.checksums]
         units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
@@ -71,12 +83,12 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
     documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
     end = [model.vocabulary.eos] if spec.end_of_document else []
-    while batch := list(islice(documents, _ENCODE_BATCH)):
+    for batch in _batches(documents):
         texts = model.encode([document["text"] for document in batch])
         of_targets = model.encode([document["target"] for document in batch]) if spec.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             tokens[document["split"]].append(np.array([*text, *target, *end], dtype=dtype))
-            hashes[document["split"]].append(shuffle_hash(spec.seed, document["id"]))
+            hashes[document["split"]].append(shuffle_hash(spec.seed, document["id"], spec.together))
             targets[document["split"]].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
@@ -97,10 +109,33 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     )
 
 
-STAGE = Stage("tokens", 2, tokenize, "lower characters_per_part")
+STAGE = Stage("tokens", 3, tokenize, "lower characters_per_part")
 MERGING = Merging("tokens", merge_tokens)
 
 
-def shuffle_hash(seed: int, identity: str) -> int:
-    """The place of the document `identity` in the global shuffle."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/shuffle/{identity}".encode(), digest_size=8).digest(), "little")
+def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:
+    """The place of the document `identity` in the global shuffle.
+
+    Each run of `together` consecutive documents of a file has places that follow each other.
+    """
+    if together == 1:
+        return _hash(f"{seed}/shuffle/{identity}")
+    file, _, ordinal = identity.rpartition("/")
+    run, place = divmod(int(ordinal), together)
+    return _hash(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _batches(documents: Iterable[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
+    batch, characters = list[dict[str, str]](), 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document["text"])
+        if len(batch) == _ENCODE_BATCH or characters >= _ENCODE_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -44,7 +44,8 @@ def place_of(build: FinishedBuild, identity: str, split: str) -> Place | None:
     corpus, config = open_corpus(build.directory), build.config
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]
     shards = corpus.manifest["splits"].get(split, {"shards": []})["shards"]
-    place = tokens.shuffle_hash(config.seed, identity)
+    (together,) = (source.together for source in config.sources if source.name == identity.partition("/")[0])
+    place = tokens.shuffle_hash(config.seed, identity, together)
     count = _tokens_of(build, files, split, place)
     if count is None or not shards:
         return None

@@ -377,7 +377,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     done = run_here("data-pipeline", "clean", config)
     assert done.returncode == 0, done.stderr
     dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
-    assert f"documents: 1 of 4 kept, {dropped}" in done.stdout.splitlines()
+    assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in done.stdout.splitlines()
     assert f"the report is {tmp_path}/corpus/report.md" in done.stdout
     shown = run_here("data-pipeline", "stats", tmp_path / "corpus")
     assert shown.returncode == 0, shown.stderr
@@ -461,3 +461,38 @@ def test_a_damaged_report_is_one_line(tmp_path, content):
     ) as error:
         report.read(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_file_in_order(tmp_path, small_corpus):
+    """Six files, one of which is cut into pieces: every file is one stretch of the rows, none is mixed with another."""
+    (tmp_path / "books").mkdir()
+    tokenizer = open_corpus(small_corpus).tokenizer
+    books = {}
+    for book in range(6):
+        verses = [f"Book {book} verse {n} in the beginning.\n\n" for n in range(300 if book == 3 else 20)]
+        (tmp_path / f"books/{book}.txt").write_text("".join(verses))
+        books[book] = list(itertools.chain.from_iterable(tokenizer.encode(verses)))
+    config = write_corpus_file(
+        tmp_path / "corpus.yaml",
+        sources=[{"format": "text", "path": str(tmp_path / "books"), "options": {"max_document_bytes": 1000}}],
+        split={"validation_fraction": 0},
+        tokenizer=trained(small_corpus),
+    )
+    done = run_here("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    pieces = pq.read_table(tmp_path / "corpus/documents")["id"].to_pylist()
+    assert f"documents: 6 files → {len(pieces)} documents, {len(pieces)} kept" in done.stdout.splitlines()
+    assert len([identity for identity in pieces if "/3.txt/" in identity]) >= 10
+    (shard,) = (tmp_path / "corpus/shards/train").iterdir()
+    samples = list(webdataset.WebDataset(str(shard), shardshuffle=False).decode())
+    rows = np.concatenate([sample["tokens.npy"] for sample in samples]).tolist()
+    for tokens in books.values():
+        start = next(at for at in range(len(rows)) if rows[at : at + 8] == tokens[:8])
+        found = rows[start : start + len(tokens)]
+        assert found == tokens[: len(found)]
+        assert len(found) == len(tokens) or start + len(tokens) < len(rows) + 34  # the last may lose its tail
+    name = f"text/3.txt/{7:09d}"
+    place = json.loads(run_here("data-pipeline", "trace", tmp_path / "corpus", name, "--json").stdout)[0]["place"]
+    text = next(row["text"] for row in pq.read_table(tmp_path / "corpus/documents").to_pylist() if row["id"] == name)
+    first, last = (34 * row for row in place["rows"])
+    assert tokenizer.decode(tokenizer.encode([text])[0]) in tokenizer.decode(rows[first : last + 34])

@@ -14,6 +14,7 @@ from data_pipeline.sources import OPTIONS, READERS, Record
 from tests.data_pipeline.reading import read, read_until_damage
 
 DATA = Path(__file__).parents[1] / "data" / "c4"
+OF_LINES = {"text": {"sample_by": "line"}}
 
 
 def read_bytes(source: str, path: Path, data: bytes, **options):
@@ -33,7 +34,7 @@ def test_a_file_that_is_cut_off_yields_what_precedes_the_cut(tmp_path, source):
     line = b"Input.\tTarget.\n" if source in ("text", "pairs") else b'{"text": "A", "url": "u"}\n'
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(line) * 3 + gzip.compress(line)[:-1])
-    kept, _, damage = read_until_damage(source, path)
+    kept, _, damage = read_until_damage(source, path, **OF_LINES.get(source, {}))
     assert len(kept) >= 3
     assert "ends before its end marker" in damage.reason
 
@@ -42,7 +43,8 @@ def test_a_file_that_is_cut_off_yields_what_precedes_the_cut(tmp_path, source):
 def test_a_line_longer_than_the_cap_is_damage_and_the_next_is_read(tmp_path, source):
     line = b"a\tb" if source in ("text", "pairs") else b'{"text": "a"}'
     long = line.replace(b"a", b"a" * 1_000_000)
-    kept, intake = read_bytes(source, tmp_path / "a", b"\n".join([line, long, line]), max_record_bytes=100)
+    data = b"\n".join([line, long, line])
+    kept, intake = read_bytes(source, tmp_path / "a", data, max_record_bytes=100, **OF_LINES.get(source, {}))
     assert [record.ordinal for record in kept] == [0, 2]
     assert intake.counters == {"read": 3, "damaged": 1}
     assert intake.damage == [("line 2", "longer than max_record_bytes, 100")]
@@ -51,7 +53,8 @@ def test_a_line_longer_than_the_cap_is_damage_and_the_next_is_read(tmp_path, sou
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_the_cap_is_exact(tmp_path, end):
     for length, kept in ((10, 1), (11, 0), (12, 0), (13, 0)):
-        assert len(read_bytes("text", tmp_path / "a", b"x" * length + end, max_record_bytes=10)[0]) == kept
+        found, _ = read_bytes("text", tmp_path / "a", b"x" * length + end, sample_by="line", max_record_bytes=10)
+        assert len(found) == kept
 
 
 # --- C4
@@ -137,6 +140,34 @@ def test_paragraphs_and_documents_have_the_cap_too(tmp_path):
     assert [position for position, _ in intake.damage] == ["line 1", "line 7"]
     kept, intake = read_bytes("text", tmp_path / "a", data, sample_by="document", max_record_bytes=10)
     assert (kept, intake.counters) == ([], {"read": 1, "damaged": 1})
+
+
+def test_a_file_is_one_document_by_default_and_a_large_one_is_cut_at_blank_lines(tmp_path):
+    verses = [f"{number} In the beginning\r\nwas the word {'é' * (number % 7)}.\r\n \r\n" for number in range(300)]
+    data = "".join(verses).encode()
+    assert [record.text for record in read_bytes("text", tmp_path / "a", data)[0]] == [data.decode()]
+    kept, intake = read_bytes("text", tmp_path / "a", data, max_document_bytes=1000)
+    assert "".join(record.text for record in kept) == data.decode()  # nothing is lost, moved or changed
+    assert [record.ordinal for record in kept] == list(range(len(kept)))
+    assert all(record.text.endswith("\r\n \r\n") for record in kept)
+    sizes = [len(record.text.encode()) for record in kept]
+    assert max(sizes) <= 1000
+    assert min(sizes[:-1]) > 1000 - max(len(verse.encode()) for verse in verses)  # no piece ends before it must
+    assert intake.counters == {"read": len(kept)}
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a\nbb\nccc\ndddd\n", ["a\nbb\n", "ccc\n", "dddd\n"]),  # no blank line: behind lines
+        ("a bb ccc dddd", ["a bb ", "ccc ", "dddd"]),  # one line: behind words
+        ("ééééé", ["éé", "éé", "é"]),  # one word of ten bytes: between characters
+        ("aa\n\nb\nc\n\n\n\n\n\n\nd", ["aa\n\n", "b\nc\n\n", "d"]),  # what is blank is no document
+    ],
+)
+def test_where_there_is_no_blank_line_a_piece_ends_behind_a_line_a_word_or_a_character(tmp_path, text, pieces):
+    kept, _ = read_bytes("text", tmp_path / "a", text.encode(), max_document_bytes=5)
+    assert [record.text for record in kept] == pieces
 
 
 def test_what_is_no_utf8_text_is_damage(tmp_path):

@@ -122,7 +122,7 @@ def pairs_corpus(small_corpus, tmp_path_factory) -> Path:
 
 def test_pairs_that_are_empty_or_too_long_are_counted_and_a_source_may_be_held_out_whole(pairs_corpus):
     said = (pairs_corpus.parent / "stdout").read_text()
-    assert "documents: 38 of 39 kept, 1 dropped: empty_target 1" in said
+    assert "documents: 2 files → 39 documents, 38 kept, 1 dropped: empty_target 1" in said
     warning = "warning: train: 1 inputs and 1 targets of 31 pairs are longer than rows.objective allows"
     assert warning in (pairs_corpus.parent / "stderr").read_text()
     assert warning in (pairs_corpus / "report.md").read_text()
