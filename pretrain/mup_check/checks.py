@@ -20,7 +20,13 @@ TRANSFERS, TRANSFERS_BADLY = 2.0, 4.0  # the largest best rate over the smallest
 @dataclass(frozen=True)
 class Coordinates:
     """What one parametrisation does at each width, by kind: root mean squares of activations before training and after
-    some steps, and of the change of weights in the first step. For logits `after` is their change since the start."""
+    some steps, and of the change of weights in the first step. For logits `after` is how far those of the targets have
+    risen above the mean over the vocabulary.
+
+    The root mean square of the change of all logits wouldn't do. The hidden states move along the targets' rows of the
+    output matrix, by as much at every width; the logits of all other ids move by a random sum, which falls as m^-½
+    like the logits at the start, and which outweighs the few targets until the width exceeds the vocabulary.
+    """
 
     start: Mapping[str, Mapping[int, float]]
     after: Mapping[str, Mapping[int, float]]
@@ -52,15 +58,14 @@ def coordinates(subject: Subject, optimizer: OptimizerConfig, widths: Sequence[i
     for width in widths:
         trial = Trial(subject.at(width, mup), optimizer, seed=0)
         first = subject.batches[0]
-        before, logits = trial.activations(first)
+        before, of_targets = trial.activations(first)
         weights = trial.weights()
         for step in range(STEPS):
             trial.step(subject.batches[step])
             if step == 0:
                 changes = trial.changes(weights)
-        ended, moved = trial.activations(first)
-        ended[LOGITS] = float((moved - logits).double().square().mean().sqrt())
-        before[LOGITS] = float(logits.double().square().mean().sqrt())
+        ended, of_targets_then = trial.activations(first)
+        ended[LOGITS] = of_targets_then - of_targets
         for into, found in ((start, before), (after, ended), (change, changes)):
             for kind, value in found.items():
                 into.setdefault(kind, {})[width] = value

@@ -76,7 +76,7 @@ def coordinate_table(
             verdict = of.get(f"{kind}, {name}")
             verdict_word = verdict.verdict if verdict else "falls by design"
             cells = [f"{of_widths[width]:.3g}" for width in widths]
-            title = f"{kind}, change {name}" if kind == LOGITS and name != "start" else f"{kind}, {name}"
+            title = f"targets' logits, rise {name}" if kind == LOGITS and name != "start" else f"{kind}, {name}"
             rows.append([title, *cells, f"{_ratio(of_widths):.2f}", verdict_word, f"{_ratio(others[kind]):.2f}"])
     for verdict in verdicts:
         kind = verdict.what.removeprefix("first change of ").split(",")[0]
@@ -136,7 +136,7 @@ def picture(with_mup: Coordinates, without: Coordinates, moved: Transfer, rate: 
     second.sharey(first)
     _draw(first, with_mup, f"with muP, after {STEPS} steps")
     _draw(second, without, f"without, after {STEPS} steps")
-    first.set_ylabel("root mean square (logits: of the change)")
+    first.set_ylabel("root mean square (logits: rise of the targets')")
     first.legend(fontsize=7)
     for width, losses in moved.losses.items():
         powers = sorted(losses)

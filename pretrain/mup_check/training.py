@@ -63,11 +63,12 @@ class Trial:
         return loss.item()
 
     @torch.no_grad()
-    def activations(self, batch: Batch) -> tuple[dict[str, float], Tensor]:
-        """Root mean squares by kind of module, over all modules of a kind; and the logits (n, vocabulary)."""
-        with _noted(self.model) as (squares, logits):
+    def activations(self, batch: Batch) -> tuple[dict[str, float], float]:
+        """Root mean squares by kind of module and of the logits, over all modules of a kind; and how far the logits of
+        targets stand above the mean over the vocabulary, on average."""
+        with _noted(self.model) as (squares, lifts):
             self.loss(batch)
-        return {kind: (sum(found) / len(found)) ** 0.5 for kind, found in squares.items()}, logits[0]
+        return {kind: (sum(found) / len(found)) ** 0.5 for kind, found in squares.items()}, lifts[0]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
@@ -84,16 +85,21 @@ class Trial:
 
 
 @contextmanager
-def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[Tensor]]]:
-    """Within the block, the mean squares of modules' outputs are noted by kind, and the logits of the output matrix."""
+def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[float]]]:
+    """Within the block, the mean squares of modules' outputs and of the logits are noted by kind, and how far the
+    targets' logits stand above the mean over the vocabulary."""
     squares: dict[str, list[float]] = defaultdict(list)
-    logits: list[Tensor] = []
+    lifts: list[float] = []
 
     def note(kind: str, module: nn.Module, inputs: Any, output: Any) -> None:
         squares[kind].append(float(output.detach().double().square().mean()))
 
     def note_logits(module: Head, inputs: Any) -> None:
-        logits.append(module.scaled(inputs[0].detach().flatten(0, -2)) @ module.weight.t())
+        x, labels = inputs[0].detach().flatten(0, -2), inputs[1].flatten()
+        logits = (module.scaled(x[labels != IGNORED]) @ module.weight.t()).double()
+        of_targets = logits.gather(-1, labels[labels != IGNORED][:, None])
+        squares[LOGITS].append(float(logits.square().mean()))
+        lifts.append(float(of_targets.mean() - logits.mean()))
 
     hooks = [
         module.register_forward_hook(partial(note, kind))
@@ -103,7 +109,7 @@ def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[Tens
     ]
     hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(note_logits))
     try:
-        yield squares, logits
+        yield squares, lifts
     finally:
         for hook in hooks:
             hook.remove()
