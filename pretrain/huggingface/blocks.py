@@ -14,6 +14,7 @@ HEADS = {
     "d_kv": "head_dim",
 }
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+UNUSED_WINDOW = 4096
 
 
 def heads_to_theirs(config: Heads) -> Json:
@@ -36,6 +37,11 @@ def heads_to_ours(saved: Json) -> Json:
 
 def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
     return [GLOBAL if config.sees_all(layer) else LOCAL for layer in range(num_layers)]
+
+
+def windows_to_theirs(config: LocalAndGlobal, num_layers: int) -> Json:
+    """transformers makes the mask of a window even if no layer has one, which takes a number."""
+    return {"layer_types": layer_types(config, num_layers), "sliding_window": config.sliding_window or UNUSED_WINDOW}
 
 
 def windows_to_ours(saved: Json) -> Json:

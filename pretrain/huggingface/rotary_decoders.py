@@ -11,10 +11,10 @@ from pretrain.huggingface.blocks import (
     ACTIVATIONS,
     heads_to_ours,
     heads_to_theirs,
-    layer_types,
     rotations_to_ours,
     rotations_to_theirs,
     windows_to_ours,
+    windows_to_theirs,
 )
 from pretrain.huggingface.interchange import (
     Exported,
@@ -164,13 +164,13 @@ def _from_llama(saved: Json) -> Json:
     return {"rope_base": rotations_to_ours(saved["rope_parameters"]), "biases": saved["attention_bias"]}
 
 
-def _windows(config: DecoderOnlyConfig) -> Json:
-    return {"layer_types": layer_types(config, config.num_layers), "sliding_window": config.sliding_window}
-
-
 def _qwen3(config: DecoderOnlyConfig) -> Json:
     used = {"use_sliding_window": config.sliding_window is not None}
-    return {"rope_parameters": rotations_to_theirs(config.rope_base), **used, **_windows(config)}
+    return {
+        "rope_parameters": rotations_to_theirs(config.rope_base),
+        **used,
+        **windows_to_theirs(config, config.num_layers),
+    }
 
 
 def _from_qwen3(saved: Json) -> Json:
@@ -180,7 +180,7 @@ def _from_qwen3(saved: Json) -> Json:
 def _gemma2(config: DecoderOnlyConfig) -> Json:
     return {
         "rope_parameters": rotations_to_theirs(config.rope_base),
-        **_windows(config),
+        **windows_to_theirs(config, config.num_layers),
         "query_pre_attn_scalar": config.attention_scalar,
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.output_softcap,
@@ -197,7 +197,7 @@ def _gemma3(config: DecoderOnlyConfig) -> Json:
     bases = {"full_attention": config.rope_base, "sliding_attention": config.window_rope_base or config.rope_base}
     return {
         "rope_parameters": {kind: rotations_to_theirs(base) for kind, base in bases.items()},
-        **_windows(config),
+        **windows_to_theirs(config, config.num_layers),
         "query_pre_attn_scalar": config.attention_scalar,
         "final_logit_softcapping": config.output_softcap,
     }

@@ -113,6 +113,7 @@ def _hugging_face_config(config: T5Config) -> Json:
         "is_encoder_decoder": True,
         "vocab_size": config.padded_vocab_size,
         **to_theirs(config, SETTINGS),
+        "decoder_layers": config.num_decoder_layers,  # what transformers 5 sizes a decoder's cache by
         "feed_forward_proj": config.feed_forward,
         "n_positions": POSITIONS,
         # transformers 5 takes the first for the second, and unties where it finds two different matrices
@@ -131,10 +132,11 @@ def _token_ids(config: T5Config) -> dict[str, int]:
 
 def encoder_of(exported: Exported) -> Exported:
     config = {**exported.config, "architectures": ["T5EncoderModel"], "is_encoder_decoder": False, "use_cache": False}
-    of_decoder = ("num_decoder_layers", "decoder_start_token_id", "scale_decoder_outputs", "tie_word_embeddings")
+    of_decoder = {"num_decoder_layers", "decoder_layers", "decoder_start_token_id"}
+    of_outputs = {"scale_decoder_outputs", "tie_word_embeddings"}
     return Exported(
         {name: tensor for name, tensor in exported.tensors.items() if name.startswith((SHARED, "encoder."))},
-        {key: value for key, value in config.items() if key not in of_decoder},
+        {key: value for key, value in config.items() if key not in of_decoder | of_outputs},
     )
 
 

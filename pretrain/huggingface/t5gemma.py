@@ -12,6 +12,7 @@ from pretrain.huggingface.blocks import (
     rotations_to_ours,
     rotations_to_theirs,
     windows_to_ours,
+    windows_to_theirs,
 )
 from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, renamed, to_ours, to_theirs
 from pretrain.huggingface.json_files import Json
@@ -76,8 +77,7 @@ def _stack_to_theirs(config: T5GemmaConfig, name: str) -> Json:
         "query_pre_attn_scalar": stack.attention_scalar,
         "hidden_activation": ACTIVATION,
         "rope_parameters": rotations_to_theirs(config.rope_base),
-        "layer_types": layer_types(config, stack.num_layers),
-        "sliding_window": config.sliding_window,
+        **windows_to_theirs(config, stack.num_layers),
         "final_logit_softcapping": config.output_softcap,
         **to_theirs(config, SHARED),
         **marks_to_theirs(config),

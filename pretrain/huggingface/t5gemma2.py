@@ -12,10 +12,10 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.blocks import (
     HEADS,
     heads_to_theirs,
-    layer_types,
     rotations_to_ours,
     rotations_to_theirs,
     windows_to_ours,
+    windows_to_theirs,
 )
 from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, renamed, to_ours, to_theirs
 from pretrain.huggingface.json_files import Json
@@ -91,8 +91,7 @@ def _stack_to_theirs(config: T5Gemma2Config) -> Json:
         "query_pre_attn_scalar": config.attention_scalar,
         "hidden_activation": ACTIVATION,
         "rope_parameters": {kind: rotations_to_theirs(base) for kind, base in bases.items()},
-        "layer_types": layer_types(config, config.num_layers),
-        "sliding_window": config.sliding_window,
+        **windows_to_theirs(config, config.num_layers),
         **to_theirs(config, SHARED),
         **marks_to_theirs(config),
         "bos_token_id": config.decoder_start_id,  # transformers' decoder starts from it

@@ -58,3 +58,14 @@ def empty_mlflow(tmp_path_factory) -> Callable[[Path], str]:
         return f"sqlite:///{folder}/mlflow.db"
 
     return put
+
+
+@pytest.fixture(scope="module")
+def modules_of_transformers(tmp_path_factory):
+    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
+    from transformers import dynamic_module_utils
+
+    before = dynamic_module_utils.HF_MODULES_CACHE
+    dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
+    yield
+    dynamic_module_utils.HF_MODULES_CACHE = before

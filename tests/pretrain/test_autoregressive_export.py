@@ -18,40 +18,14 @@ from pretrain.huggingface import export, import_, load_state
 from pretrain.models import AutoregressiveConfig, build
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("modules_of_transformers")
 
 BEST = {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}}
-ROTARY = {"positions": "rotary", "max_positions": None}
-VARIANTS = {
-    "best": BEST,
-    "all else": {
-        "order": "alternate",
-        "subtract_positions": "with_norm",
-        "add_positions": True,
-        "bridge_norm": True,
-        "bias": True,
-        "cross_attention_bias": False,
-        "num_cross_heads": 1,
-        "d_ff": 24,
-        "pad_vocab_to_multiple_of": 128,
-    },
-    "rotary": {**ROTARY, "num_cross_heads": 8, "embedding_loss": {"kind": "cosine"}},
-}
 
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_level_bpe):
     return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), [], 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def modules_of_transformers(tmp_path_factory):
-    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
-    from transformers import dynamic_module_utils
-
-    before = dynamic_module_utils.HF_MODULES_CACHE
-    dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
-    yield
-    dynamic_module_utils.HF_MODULES_CACHE = before
 
 
 def exported(tokenizer, out, **changes):
@@ -95,28 +69,6 @@ def greedy(model, ids, mask, steps):
         mask = F.pad(mask, (0, 1), value=1)
         generated.append(tokens)
     return torch.cat(generated, dim=1)
-
-
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_transformers_computes_and_generates_the_same(changes, tokenizer, tmp_path):
-    model, loaded = exported(tokenizer, tmp_path / "out", **changes)
-    assert torch.equal(loaded.lm_head.weight, model.embedding.weight)
-    assert loaded.lm_head.weight is loaded.embedding.weight
-    ids, mask = prompts([12, 5, 1], tokenizer.size)
-    with torch.no_grad():
-        expected = model.decode(ids, attention_mask=mask)
-        found = loaded(input_ids=ids, attention_mask=mask)
-        whole = loaded(input_ids=ids, labels=ids)
-        losses = model(ids[:, :-1], ids[:, 1:])["labels"]
-    assert expected.std() > 0.5  # the comparison is not one of zeros
-    assert (found.logits - expected)[mask.bool()].abs().max() < 1e-4
-    assert whole.loss.item() == pytest.approx(losses.mean().item(), abs=1e-4)
-
-    ours = greedy(model, ids, mask, steps=20)
-    assert len(ours.unique()) > 5
-    for use_cache in (True, False):
-        theirs = loaded.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=20, use_cache=use_cache)
-        assert theirs[:, 12:].tolist() == ours[:, : theirs.size(1) - 12].tolist()
 
 
 def test_beams_are_the_same_with_and_without_a_cache(tokenizer, tmp_path):

@@ -1,7 +1,5 @@
 """The decoder-only and encoder-only models, compared with transformers' GPT-2 and BERT in both directions."""
 
-import json
-
 import pytest
 import torch
 
@@ -173,46 +171,6 @@ def test_logits_losses_and_gradients_are_those_of_bert(kind, tmp_path):
         if theirs.endswith("word_embeddings.weight"):  # transformers ignores the gradient of padding's row as an input
             ours.grad[0] = expected_gradient[0] = 0
         torch.testing.assert_close(ours.grad, expected_gradient, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("biases", [True, False])
-def test_an_exported_decoder_is_a_gpt2(biases, tokenizer, tmp_path):
-    torch.manual_seed(0)
-    marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-    model = randomise(build(decoder(biases=biases, **marks)))
-    usage = export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
-    assert usage == "GPT2LMHeadModel.from_pretrained and AutoTokenizer.from_pretrained load it"
-    inputs, mask = padded_rows()
-    with torch.no_grad():
-        found = loaded(transformers.GPT2LMHeadModel, tmp_path / "out")(input_ids=inputs, attention_mask=mask).logits
-        expected = model.decode(inputs, attention_mask=mask)
-    assert (found - expected)[mask.bool()].abs().max() < 1e-4
-    config, state = load_state(tmp_path / "out")
-    assert config == model.config.model_copy(update={"biases": True})  # zeros, if there were none
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    assert biases == any(state[name].any() for name in state if name.endswith("bias"))
-    text = "Unless required by applicable law, 日本語 too."
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(text).input_ids == tokenizer.encode([text])[0]
-
-
-@pytest.mark.parametrize("changes", [{}, {"next_sentence": False, "num_token_types": 0}], ids=["bert", "roberta"])
-def test_an_exported_encoder_is_a_bert(changes, tokenizer, tmp_path):
-    marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-    model = randomise(build(encoder(**changes, **marks)))
-    export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
-    (name,) = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
-    reference = loaded(getattr(transformers, name), tmp_path / "out")
-    inputs, mask = padded_rows()
-    with torch.no_grad():
-        found = reference(input_ids=inputs, attention_mask=mask)
-        states = model.encode(inputs, mask)
-        logits = found.logits if changes else found.prediction_logits
-        assert (model.masked_lm_logits(states) - logits)[mask.bool()].abs().max() < 1e-4
-        if not changes:
-            assert (model.next_sentence(states) - found.seq_relationship_logits).abs().max() < 1e-4
-    config, state = load_state(tmp_path / "out")
-    assert config == model.config.model_copy(update={"num_token_types": max(model.config.num_token_types, 1)})
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def rewritten(directory, rename):

@@ -1,0 +1,236 @@
+"""Every family's export, run in transformers and imported again, over the settings of the family.
+
+transformers loads and runs what `export` wrote as a user would: with its own choice of attention, with and without
+masks and caches.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import padded
+from pretrain.huggingface import export, read
+from pretrain.models import FAMILIES, build, parse
+from pretrain.models.config.t5gemma import StackConfig
+from pretrain.models.loss import IGNORED
+from tests.pretrain.exported import randomise
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("modules_of_transformers")
+
+HEADS = {"d_model": 32, "d_ff": 48, "num_heads": 4}
+TWO = {**HEADS, "num_encoder_layers": 2, "num_decoder_layers": 2}
+ONE = {**HEADS, "num_layers": 2}
+STACK = {**ONE, "num_key_value_heads": 2}
+WIDER = {**ONE, "d_model": 48, "head_dim": 8, "num_layers": 3, "query_pre_attn_scalar": 24}
+MULTIPLE = {"pad_vocab_to_multiple_of": 128}
+MUP = {"mup": {"base_width": 16}}
+# Texts are longer than these windows.
+ALL_LOCAL = {"sliding_window": 4, "full_attention_every": None}
+NO_WINDOW = {"sliding_window": None, "full_attention_every": None}
+ROTARY = {**ONE, "positions": "rotary", "biases": False, "num_key_value_heads": 2, "activation": "swiglu"}
+RMS = {**ROTARY, "norm": "rms", "layer_norm_epsilon": 1e-6, "rope_base": 5e5}
+GEMMA = {**ROTARY, "norm": "rms_around_one", "norm_after": True, "scale_embedding": True, "activation": "geglu"}
+LOCAL = {"sliding_window": 5, "full_attention_every": 2, "head_dim": 16}
+CAPS = {"output_softcap": 3.0, "query_pre_attn_scalar": 24}
+GEMMA2 = {**GEMMA, **LOCAL, **CAPS, "attention_softcap": 5.0}
+GEMMA3 = {**GEMMA, **LOCAL, **CAPS, "qk_norm": True, "rope_base": 1e6, "window_rope_base": 1e4}
+T5GEMMA = {"encoder": STACK, "decoder": STACK, "sliding_window": 5, "attention_softcap": 5.0, "output_softcap": 3.0}
+T5GEMMA2 = {**STACK, "sliding_window": 5, "full_attention_every": 2}
+AUTOREGRESSIVE = {**TWO, "max_positions": 64}
+BIDIRECTIONAL = {**ONE, "max_positions": 64}
+# the model in transformers, with the settings of ours
+CASES = {
+    "T5 v1.1": ("t5", TWO | {"d_kv": 8}),
+    "T5 v1.0": ("t5", TWO | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE),
+    "T5, tied": (
+        "t5",
+        TWO
+        | {"d_kv": 8, "tie_embeddings": True, "scale_outputs": False, "layer_norm_epsilon": 1e-3}
+        | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_encoder_layers": 3},
+    ),
+    "T5, scaled": ("t5", TWO | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP),
+    "BART": ("bart", TWO | {"max_positions": 64}),
+    "BART, other": (
+        "bart",
+        TWO
+        | {"max_positions": 40, "scale_embedding": True, "activation": "gelu_tanh", "num_decoder_layers": 3}
+        | MULTIPLE,
+    ),
+    "BART, ReLU": ("bart", TWO | {"activation": "relu", "num_encoder_layers": 3} | MUP),
+    "T5Gemma": ("t5gemma", T5GEMMA),
+    "T5Gemma, unequal": ("t5gemma", T5GEMMA | {"encoder": WIDER} | MULTIPLE),
+    "T5Gemma, all local": ("t5gemma", T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5}),
+    "T5Gemma, no window": ("t5gemma", T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
+    "T5Gemma, muP": ("t5gemma", T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3}),
+    "T5Gemma 2": ("t5gemma2", T5GEMMA2),
+    "T5Gemma 2, all local": ("t5gemma2", T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE),
+    "T5Gemma 2, no window": ("t5gemma2", T5GEMMA2 | NO_WINDOW | {"window_rope_base": None, "rope_base": 1e5}),
+    "T5Gemma 2, other": (
+        "t5gemma2",
+        T5GEMMA2 | {"num_key_value_heads": None, "query_pre_attn_scalar": 24, "layer_norm_epsilon": 1e-3} | MUP,
+    ),
+    "GPT-2": ("decoder_only", ONE | {"max_positions": 64}),
+    "GPT-2, no biases": (
+        "decoder_only",
+        ONE | {"max_positions": 64, "biases": False, "activation": "relu"} | MULTIPLE | MUP,
+    ),
+    "GPT-2, GELU": ("decoder_only", ONE | {"max_positions": 40, "activation": "gelu", "layer_norm_epsilon": 1e-3}),
+    "Llama": ("decoder_only", RMS | {"tie_embeddings": False}),
+    "Llama, biases": ("decoder_only", RMS | {"biases": True, "num_key_value_heads": None, "activation": "geglu"} | MUP),
+    "Llama, head_dim": ("decoder_only", RMS | {"head_dim": 16} | MULTIPLE),
+    "Qwen3": ("decoder_only", RMS | {"qk_norm": True}),
+    "Qwen3, windows": ("decoder_only", RMS | LOCAL | {"qk_norm": True, "tie_embeddings": False}),
+    "Qwen3, all local": ("decoder_only", RMS | ALL_LOCAL | {"qk_norm": True, "activation": "geglu"} | MULTIPLE),
+    "Gemma 2": ("decoder_only", GEMMA2),
+    "Gemma 2, all local": ("decoder_only", GEMMA2 | ALL_LOCAL | MULTIPLE),
+    "Gemma 2, no window": ("decoder_only", GEMMA2 | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
+    "Gemma 2, other": (
+        "decoder_only",
+        GEMMA2 | {"tie_embeddings": False, "num_key_value_heads": None, "activation": "swiglu", "rope_base": 1e5} | MUP,
+    ),
+    "Gemma 3": ("decoder_only", GEMMA3),
+    "Gemma 3, all local": ("decoder_only", GEMMA3 | ALL_LOCAL | {"window_rope_base": None} | MULTIPLE),
+    "Gemma 3, no window": ("decoder_only", GEMMA3 | NO_WINDOW | {"window_rope_base": None, "output_softcap": None}),
+    "Gemma 3, other": (
+        "decoder_only",
+        GEMMA3 | {"tie_embeddings": False, "query_pre_attn_scalar": None, "activation": "swiglu"} | MUP,
+    ),
+    "BERT": ("encoder_only", BIDIRECTIONAL),
+    "BERT, other": (
+        "encoder_only",
+        BIDIRECTIONAL | {"activation": "gelu_tanh", "num_token_types": 3, "layer_norm_epsilon": 1e-3} | MULTIPLE,
+    ),
+    "RoBERTa": ("encoder_only", ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP),
+    "Yan 2024": (
+        "autoregressive",
+        AUTOREGRESSIVE | {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}},
+    ),
+    "Yan 2024, other": (
+        "autoregressive",
+        AUTOREGRESSIVE
+        | {"order": "alternate", "subtract_positions": "with_norm", "add_positions": True, "bridge_norm": True}
+        | {"bias": True, "cross_attention_bias": False, "num_cross_heads": 1, "num_decoder_layers": 3}
+        | MULTIPLE,
+    ),
+    "Yan 2024, rotary": (
+        "autoregressive",
+        TWO
+        | {"d_ff": None, "positions": "rotary", "num_encoder_layers": 3, "embedding_loss": {"kind": "cosine"}}
+        | MUP,
+    ),
+}
+# Settings that come back in transformers' terms: it has biases, of zero, and a token type, of zeros.
+COME_BACK: dict[str, dict[str, Any]] = {"GPT-2, no biases": {"biases": True}, "RoBERTa": {"num_token_types": 1}}
+IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
+# Settings that no model of transformers has.
+NOT_THERE = {
+    "t5": {"positions", "max_positions"},
+    "t5gemma": {"window_rope_base"},
+    "decoder_only": {"subtract_positions"},
+}
+PROMPTS, ANSWER = (3, 9, 6), 8
+
+
+def names(settings):
+    """The settings' names, those of a stack among them."""
+    inner = [value for value in settings.values() if isinstance(value, dict)]
+    return settings.keys() | {name for section in inner for name in section}
+
+
+def test_the_cases_have_every_setting_that_transformers_has():
+    for family in sorted({family for family, _ in CASES.values()}):
+        kind = FAMILIES[family].config
+        left_out = {"family", *IDS, *kind.training_only, *kind.initial_only, *NOT_THERE.get(family, ())}
+        stacks = [StackConfig.model_fields] if family == "t5gemma" else []
+        tried = {name for its, settings in CASES.values() if its == family for name in names(settings)}
+        assert set().union(kind.model_fields, *stacks) - left_out <= tried, family
+    assert {family for family, _ in CASES.values()} == {name for name, entry in FAMILIES.items() if entry.interchange}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(spiece):
+    return Tokenizer(SentencePiece.read(spiece), ["<s>", "<mask>"], sentinels=20)
+
+
+def ids(*shape, seed=0):
+    return torch.randint(3, 320, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(way, vocabulary):
+    """Inputs of 24, 15 and 7 tokens, their mask, and labels; answers have an end mark inside, as rows of several
+    documents do."""
+    lengths, places = torch.tensor([24, 15, 7])[:, None], torch.arange(24)
+    mask = (places < lengths).long()
+    inputs = ids(3, 24).masked_fill(mask == 0, vocabulary.pad)
+    if way != "answers":
+        return inputs, mask, inputs.masked_fill(mask == 0, IGNORED)
+    labels = ids(3, 18, seed=1)
+    labels[:, 9] = vocabulary.eos
+    return inputs, mask, labels.masked_fill(torch.arange(18) >= torch.tensor([17, 18, 3])[:, None], IGNORED)
+
+
+def loss_here(model, inputs, mask, labels, **others):
+    """The mean loss of the labels that count, and that of next sentences."""
+    if FAMILIES[model.config.family].generates == "continuations":
+        inputs, labels, mask = inputs[:, :-1], labels[:, 1:], None if mask is None else mask[:, :-1]
+    losses = model(inputs, labels, encoder_attention_mask=mask, **others)
+    of_sentences = losses["next_sentence_labels"].mean() if others else 0.0
+    return (losses["labels"].sum() / (labels != IGNORED).sum() + of_sentences).item()
+
+
+def loaded_by_transformers(out: Path):
+    saved, _ = transformers.PreTrainedConfig.get_config_dict(out)
+    kind = getattr(transformers, saved["architectures"][0], transformers.AutoModelForCausalLM)
+    loaded, report = kind.from_pretrained(out, trust_remote_code=True, output_loading_info=True)
+    assert not any(report[f"{problem}_keys"] for problem in ("missing", "unexpected", "mismatched"))
+    return loaded.eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenizer, tmp_path):
+    (family, settings), vocabulary = CASES[name], tokenizer.vocabulary
+    marks = {"vocab_size": tokenizer.size, "pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
+    if "bos_id" in FAMILIES[family].config.model_fields:
+        marks["bos_id"] = vocabulary.bos
+    model = randomise(build(parse({"family": family, **marks, **settings})), std=0.2)
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    loaded = loaded_by_transformers(tmp_path / "out")
+    config, state, _ = read(tmp_path / "out")
+    assert config == model.config.model_copy(update={"mup": None, **COME_BACK.get(name, {})})
+    again = build(config).eval()
+    again.load_state_dict(state)
+
+    way = FAMILIES[family].generates
+    inputs, mask, labels = batch(way, vocabulary)
+    follows = torch.tensor([1, 0, 1])
+    for rows, given, use_cache in ((slice(None), mask, False), (slice(1), None, True)):
+        told, others = {"labels": labels[rows], **({"use_cache": use_cache} if way else {})}, {}
+        if getattr(config, "next_sentence", False):
+            others["next_sentence_labels"] = follows[rows]
+            told["next_sentence_label"] = 1 - follows[rows]  # transformers': 0 where the second text follows
+        expected = loss_here(model, inputs[rows], given, labels[rows], **others)
+        found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
+        assert found.loss.item() == pytest.approx(expected, rel=1e-5), use_cache
+        assert loss_here(again, inputs[rows], given, labels[rows], **others) == pytest.approx(expected, rel=1e-5)
+
+    if way is None:
+        return
+    settings = {"max_new_tokens": ANSWER}
+    if way == "answers":
+        settings["no_repeat_ngram_size"] = 1  # random weights repeat themselves
+    else:
+        prompts = [ids(length, seed=length).tolist() for length in PROMPTS]
+        inputs, mask = padded(prompts, vocabulary.pad, left=True)
+    ours = generate(model, inputs, mask, GenerationSettings(**settings))
+    assert len(ours.unique()) > 3
+    for use_cache in (False, True):
+        theirs = loaded.generate(inputs, attention_mask=mask, do_sample=False, use_cache=use_cache, **settings)
+        assert theirs[:, -ours.size(1) :].tolist() == ours.tolist(), use_cache
