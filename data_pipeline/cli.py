@@ -31,12 +31,12 @@ Repair = Annotated[
 Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 
 
-@app.callback()
+@app.callback(epilog="Example: data-pipeline build configs/corpora/quickstart.yaml")
 def _commands(version: Version = False) -> None:
     """Build corpora: from raw text to shards."""
 
 
-@app.command("build")
+@app.command("build", epilog="Example: data-pipeline build configs/corpora/quickstart.yaml")
 def build_command(
     config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False
 ) -> None:
@@ -45,27 +45,28 @@ def build_command(
     print(f"{directory} is complete. Next: data-pipeline show {directory}")
 
 
-@app.command()
-def clean(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
+@app.command("clean", hidden=True)  # its former name
+@app.command(epilog="Example: data-pipeline documents configs/corpora/quickstart.yaml cleaning.min_words_per_line=3")
+def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Read and clean only: writes documents/*.parquet."""
     directory = _build(config, overrides, "documents", strict, repair)
     print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
 
 
-@app.command()
+@app.command(epilog="Example: data-pipeline tokenizer configs/corpora/quickstart.yaml tokenizer.vocab_size=2000")
 def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Build up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
     directory = _build(config, overrides, "tokenizer", strict, repair)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
 
-@app.command()
+@app.command(epilog="Example: data-pipeline shard configs/corpora/quickstart.yaml")
 def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Build up to the shards; the same as build."""
     build_command(config, overrides, strict, repair)
 
 
-@app.command("verify")
+@app.command("verify", epilog="Example: data-pipeline verify corpora/quickstart")
 def verify_command(
     location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
 ) -> None:
@@ -88,7 +89,7 @@ def verify_command(
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
 
 
-@app.command("publish")
+@app.command("publish", epilog="Example: data-pipeline publish corpora/quickstart s3://bucket/quickstart")
 def publish_command(
     directory: Directory,
     url: Annotated[str, path_argument("URL", "Where to: s3://bucket/corpus, or another fsspec URL.", paths.url)],
@@ -108,7 +109,7 @@ def publish_command(
     print(f"{url} is complete: {sent}, {present}. Next: data-pipeline verify {url}")
 
 
-@app.command()
+@app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")
 def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show what came in, what each rule dropped and how fast each finished stage was."""
     from rich.console import Console
@@ -123,7 +124,7 @@ def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", 
         Console().print(Markdown(report.as_markdown(found).replace("<br>", " · ")))
 
 
-@app.command()
+@app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
 def show(
     location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
     number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
@@ -144,7 +145,7 @@ def show(
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
 
 
-@app.command("plan")
+@app.command("plan", epilog="Example: data-pipeline plan configs/corpora/wikipedia.yaml --workers 64")
 def plan_command(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -172,7 +173,10 @@ def plan_command(
     print(json.dumps(plan.as_json(forecast), indent=1) if as_json else plan.as_text(forecast))
 
 
-@app.command("trace")
+@app.command(
+    "trace",
+    epilog="Example: data-pipeline trace corpora/quickstart c4/c4-train.00000-of-01024-first1000.json.gz/000000017",
+)
 def trace_command(
     location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.")],
     name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
@@ -189,7 +193,7 @@ def trace_command(
         print("\n\n".join(map(trace.as_text, found)))
 
 
-@app.command("diff")
+@app.command("diff", epilog="Example: data-pipeline diff corpora/quickstart corpora/another --limit 10")
 def diff_command(
     a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.")],
     b: Annotated[Path, path_argument("B", "Another one.")],

@@ -135,8 +135,7 @@ def tell_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
     if errors and not strict:
         sources = sorted({unit.result.source for unit in units} - readable)
         others = [f"and {len(errors) - _ERRORS_SHOWN:,} more inputs"] if len(errors) > _ERRORS_SHOWN else []
-        question = f"nothing could be read from source {', '.join(sources)}: are its path and format right?"
-        errors = [*errors[:_ERRORS_SHOWN], *others, question]
+        errors = [*errors[:_ERRORS_SHOWN], *others, f"nothing could be read from source {', '.join(sources)}"]
     if errors:
         raise FailedError("\n".join(errors))
 

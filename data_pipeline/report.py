@@ -83,7 +83,7 @@ def read(corpus: Path) -> Json:
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; write it with data-pipeline clean, tokenizer or build") from None
+        raise UserError(f"{path}: no such file; write it with data-pipeline documents, tokenizer or build") from None
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from None
     except ValueError:

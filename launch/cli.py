@@ -13,7 +13,7 @@ from data_pipeline.foundation.errors import UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 
-@app.callback()
+@app.callback(epilog="Example: launch local configs/runs/quickstart.yaml --ranks 2")
 def _commands(version: Version = False) -> None:
     """Start and supervise training runs."""
 
@@ -27,7 +27,7 @@ MinNodes = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the files, the corpus and the run.")] = "first",
     model: Annotated[str, typer.Option(metavar="NAME", help="A file of configs/models.")] = "t5-v1.1-small",
@@ -52,7 +52,7 @@ def init(
     print(f"  launch local {run_file}")
 
 
-@app.command()
+@app.command(epilog="Example: launch local configs/runs/quickstart.yaml --ranks 2")
 def local(
     config: RunPath,
     overrides: Overrides = None,
@@ -69,7 +69,7 @@ def local(
     raise typer.Exit(launch_local(config, overrides or [], ranks, stop_at_step, fresh))
 
 
-@app.command()
+@app.command(epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
 def hosts(
     config: RunPath,
     hostfile: Annotated[Path, path_option("--hostfile", "DeepSpeed's format: NAME slots=N in each line.")],
@@ -93,7 +93,10 @@ def hosts(
     raise typer.Exit(launch_hosts(run, hostfile, address, shlex.split(ssh)))
 
 
-@app.command("slurm")
+@app.command(
+    "slurm",
+    epilog="Example: launch slurm configs/runs/t5-v1.1-base-c4.yaml --nodes 4 --cluster configs/clusters/h100.yaml",
+)
 def slurm_command(
     config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file to build.", config_path)],
     overrides: Overrides = None,
@@ -211,7 +214,7 @@ def stage(
     copy(load(config, overrides or [], RunConfig), to)
 
 
-@app.command()
+@app.command(epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")
 def doctor(
     config: Annotated[
         Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")

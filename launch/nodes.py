@@ -40,11 +40,15 @@ class Run:
     fresh: bool = False
     min_nodes: int | None = None
 
-    def checked(self, ranks: int) -> Setup:
-        """The run as it stands; every problem is reported before anything starts."""
+    def checked(self, ranks: int, may_train: bool = False) -> Setup:
+        """The run as it stands; every problem is reported before anything starts.
+
+        That a process trains there is a problem unless it `may_train`.
+        """
         config = load(self.path, self.overrides, RunConfig)
         directory = Path(config.run.directory)
-        lock.check(directory)
+        if not may_train:
+            lock.check(directory)
         setup = prepare(config, 0, ranks, None if self.fresh else newest(directory), ranks_are_here=False)
         if self.fresh and (aside := status.move_aside(directory)):
             print(f"{directory}: moved the existing run to {aside}", flush=True)

@@ -85,7 +85,7 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     """
     if submit and shutil.which("sbatch") is None:
         raise UserError("sbatch is not on the PATH; submit from a login node of the cluster, or leave out --submit")
-    name, directory = _checked(job)
+    name, directory = _checked(job, dry_run)
     script = batch_script(job, name, directory)
     if dry_run:
         print(script, end="")
@@ -108,7 +108,7 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     print(f"  resume: sbatch {shlex.quote(str(path))}")
 
 
-def _checked(job: Job) -> tuple[str, Path]:
+def _checked(job: Job, dry_run: bool) -> tuple[str, Path]:
     """The name of the job and the directory of its script and output."""
     most = job.cluster.gpus_per_node
     if most and job.per_node > most:
@@ -118,7 +118,7 @@ def _checked(job: Job) -> tuple[str, Path]:
     if job.min_nodes and job.min_nodes > job.nodes:
         raise UserError(f"--min-nodes: {job.min_nodes} is more than --nodes {job.nodes}")
     if job.is_run:
-        setup = Run(job.path, job.overrides).checked(job.nodes * job.per_node)
+        setup = Run(job.path, job.overrides).checked(job.nodes * job.per_node, may_train=dry_run)
         return setup.config.run.name, setup.directory.absolute() / "slurm"
     if job.doctor:
         raise UserError(f"--doctor: {job.path} is a corpus file; the doctor examines nodes for a run")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -13,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import key_meanings
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import AnyObjective
 from data_pipeline.sources import OPTIONS
 from pretrain import deepspeed_keys
@@ -59,6 +61,39 @@ def page() -> str:
     ladder = list(_file("Ladder files", LadderFile))
     blocks = [*corpus, *objectives, *run, *experiment, *ladder]
     return "\n\n".join([_INTRODUCTION + "\n" + _contents(blocks), *blocks]) + "\n"
+
+
+def of_key(key: str) -> str:
+    """The part of the page about `key` and the keys below it, for a terminal; places in lists may be left out.
+
+    Raises UserError for a key that no file has, with the nearest ones.
+    """
+    wanted, headings, found, known = _plain(key), [""] * 3, [], []
+    for line in page().splitlines():
+        if heading := re.match(r"(##+) (.*)", line):
+            level = len(heading[1]) - 2
+            headings[level:] = [heading[2].replace("`", ""), *[""] * (2 - level)]
+        elif (cells := line.strip("| ").split(" | ")) and (name := re.fullmatch(r"`([^` ]+)` *", cells[0])):
+            known.append(name[1])
+            if f"{_plain(name[1])}.".startswith(f"{wanted}."):
+                found.append(_shown(name[1], ", ".join(filter(None, headings)), [cell.strip() for cell in cells[1:]]))
+    if not found:
+        near = get_close_matches(key, dict.fromkeys(known), 3, 0.5)
+        advice = f"the nearest are {', '.join(near)}" if near else "pretrain reference shows all"
+        raise UserError(f"{key}: no such key; {advice}")
+    return "\n".join(found)
+
+
+def _plain(key: str) -> str:
+    """`key` without the places in lists: "sources.0.path" -> "sources.path"."""
+    return ".".join(part for part in key.split(".") if not part.isdigit())
+
+
+def _shown(key: str, where: str, cells: list[str]) -> str:
+    """A row of a table as lines; DeepSpeed's tables have no column of values."""
+    *values, default, meaning = (re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).replace("`", "") for cell in cells)
+    lines = [f"{key} ({where})", f"  {meaning}", *(f"  values: {one}" for one in values)]
+    return "\n".join([*lines, *([f"  default: {default.replace('**', '')}"] if default else []), ""])
 
 
 def anchor(heading: str) -> str:

@@ -171,7 +171,8 @@ def _work_off(
     shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
     notes.mkdir(parents=True, exist_ok=True)
     rows = _performed(stage, todo, corpus, there)
-    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), lambda: progress.noted(notes)):
+    noted, said = (lambda: progress.noted(notes)), (lambda: progress.said(notes))
+    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), noted, said):
         if isinstance(row, _Failed):
             errors.append(row)
             if row.of_store:  # every other unit would wait for it too

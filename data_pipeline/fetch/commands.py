@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from data_pipeline.fetch.client import Client
     from data_pipeline.fetch.published import PublishedFile
 
-fetch_app = typer.Typer(no_args_is_help=True, help="Download published files: resumable, checked, polite.")
+fetch_app = typer.Typer(
+    no_args_is_help=True,
+    help="Download published files: resumable, checked, polite.",
+    epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data",
+)
 
 _MOST_FAILURES_LISTED = 20
 
@@ -37,7 +41,7 @@ Recheck = Annotated[bool, typer.Option("--recheck", help="Also read and compare 
 BaseUrl = Annotated[str, typer.Option(help="Where to fetch from: a mirror with the same layout.")]
 
 
-@fetch_app.command()
+@fetch_app.command(epilog="Example: data-pipeline fetch wet CC-MAIN-2019-18 data/wet --files 10")
 def wet(
     crawl: Annotated[str, typer.Argument(metavar="CRAWL", help="The crawl, such as CC-MAIN-2019-18.")],
     output: Output,
@@ -62,7 +66,7 @@ def wet(
     _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, connections, recheck)
 
 
-@fetch_app.command()
+@fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
 def c4(
     output: Output,
     config: Annotated[str, typer.Option(help=f"One of {', '.join(publishers.C4_CONFIGS)}.")] = "en",
@@ -86,7 +90,7 @@ def c4(
     _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, connections, recheck)
 
 
-@fetch_app.command()
+@fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
 def wikipedia(
     wiki: Annotated[str, typer.Argument(metavar="WIKI", help="The wiki, such as enwiki.")],
     date: Annotated[str, typer.Argument(metavar="DATE", help="The date of the dump, such as 20240101.")],

@@ -1,6 +1,6 @@
 """Progress of long work: workers write how far they are, and the driver shows it on stderr.
 
-A terminal gets a bar, anything else a plain line every few seconds.
+A terminal gets a bar, anything else a plain line every few seconds, or every minute while there is nothing new.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 5.0, 0.5
+_SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 5.0, 60.0, 0.5
 _SECONDS_BETWEEN_NOTES = 1.0
 
 
@@ -26,13 +26,15 @@ def counted(number: int, noun: str) -> str:
 class Progress:
     """How far some work is: in bytes if `size`, its total, is known, else in items.
 
-    `under_way` returns the bytes done of unfinished items, or None before any work has begun.
+    `under_way` returns the bytes done of unfinished items, or None before any work has begun. `doing` returns what is
+    done now, which a single item without a size shows in place of 0/1.
     """
 
     what: str
     total: int
     size: int = 0
     under_way: Callable[[], int | None] = lambda: 0
+    doing: Callable[[], str] = str
     clock: Callable[[], float] = time.monotonic
     count: int = 0
     _finished: int = 0
@@ -58,10 +60,15 @@ class Progress:
         self._done = max(self._done, now)
         return self._done
 
+    @property
+    def now(self) -> str:
+        """What the only item does; "" if there are several, or if its size is known."""
+        return self.doing() if self.total == 1 and not self.size else ""
+
     def line(self) -> str:
         """The progress as one line. The estimate of the time left ignores the time before work began (Ray's start)."""
         done, now = self.done(), self.clock()
-        words = [f"{self.what}: {self.count}/{self.total}"]
+        words = [f"{self.what}: {self.now or f'{self.count}/{self.total}'}"]
         if self.size:
             words.append(f"{done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB")
         words.append(f"{now - self._started:.0f} s")
@@ -80,13 +87,14 @@ def track(
     size: Callable[[Item], int] | None = None,
     total_size: int = 0,
     under_way: Callable[[], int | None] = lambda: 0,
+    doing: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
 
     With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `under_way`
-    included, and their rate.
+    included, and their rate. For `doing` see Progress.
     """
-    progress = Progress(what, total, total_size if size else 0, under_way)
+    progress = Progress(what, total, total_size if size else 0, under_way, doing)
     with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
@@ -115,7 +123,10 @@ def _bar(progress: Progress) -> Iterator[None]:
         task = shown.add_task(progress.what, total=progress.size or progress.total)
 
         def show() -> None:
-            shown.update(task, completed=progress.done())
+            now = progress.now
+            shown.update(
+                task, completed=progress.done(), description=f"{progress.what}: {now}" if now else progress.what
+            )
 
         with _every(_SECONDS_BETWEEN_LOOKS, show):
             yield
@@ -124,17 +135,33 @@ def _bar(progress: Progress) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines(progress: Progress) -> Iterator[None]:
-    lines_due = time.monotonic() + _SECONDS_BETWEEN_LINES
+    lines = Lines(lambda: (progress.count, progress.done(), progress.now), time.monotonic())
 
     def show() -> None:
-        nonlocal lines_due
-        progress.done()  # records when work begins
-        if time.monotonic() >= lines_due:
-            lines_due += _SECONDS_BETWEEN_LINES
+        if lines.due(time.monotonic()):
             print(progress.line(), file=sys.stderr, flush=True)
 
     with _every(_SECONDS_BETWEEN_LOOKS, show):
         yield
+
+
+class Lines:
+    """When a line is due: some seconds after the last one, and ever later while `state` stays the same."""
+
+    def __init__(self, state: Callable[[], object], now: float):
+        self._state, self._told, self._last = state, state(), now
+        self._pause = _SECONDS_BETWEEN_LINES
+
+    def due(self, now: float) -> bool:
+        state = self._state()
+        if state != self._told:
+            self._pause = _SECONDS_BETWEEN_LINES
+        if now < self._last + self._pause:
+            return False
+        if state == self._told:
+            self._pause = min(2 * self._pause, _MOST_BETWEEN_LINES)
+        self._told, self._last = state, now
+        return True
 
 
 @contextlib.contextmanager
@@ -156,17 +183,24 @@ def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
 
 
 class _Note:
-    """The file to which a worker writes how many bytes of its unit are done."""
+    """The file to which a worker writes how many bytes of its unit are done, and what it does now."""
 
     def __init__(self, path: Path):
-        self._path, self._done, self._next = path, 0, 0.0
+        self._path, self._done, self._doing, self._next = path, 0, "", 0.0
 
     def add(self, size: int) -> None:
         self._done += size
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
-            with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
-                self._path.write_text(str(self._done))
+            self._write()
+
+    def say(self, doing: str) -> None:
+        self._doing = doing
+        self._write()
+
+    def _write(self) -> None:
+        self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
+        with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
+            self._path.write_text(f"{self._done} {self._doing}")
 
 
 _note: _Note | None = None  # of the unit that this process works on
@@ -192,10 +226,25 @@ def advance(size: int) -> None:
         _note.add(size)
 
 
+def doing(what: str) -> None:
+    """Notes what the unit does now: "training on 38 MB of text". Does nothing outside a `noted_in` block."""
+    if _note is not None:
+        _note.say(what)
+
+
 def noted(folder: Path) -> int | None:
     """The bytes done by all workers that have a file in `folder`; None if there are none."""
-    sizes = []
+    sizes = [done for done, _ in _notes(folder)]
+    return sum(sizes) if sizes else None
+
+
+def said(folder: Path) -> str:
+    """What a worker that has a file in `folder` does now; "" if none says so."""
+    return next((doing for _, doing in _notes(folder) if doing), "")
+
+
+def _notes(folder: Path) -> Iterator[tuple[int, str]]:
     for path in folder.glob("*"):
         with contextlib.suppress(OSError, ValueError):  # removed or being written at this moment
-            sizes.append(int(path.read_text()))
-    return sum(sizes) if sizes else None
+            done, _, doing = path.read_text().partition(" ")
+            yield int(done), doing

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import re
 import signal
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -62,7 +63,9 @@ def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int,
 def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool) -> Iterator[Any]:
     if workers:
         server.start(type(dataset).__module__)
-    with blocked(server.REQUESTS):  # until a worker has installed its handlers
+    # blocked until a worker has installed its handlers
+    with blocked(server.REQUESTS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more workers than cores
         made = iter(
             DataLoader(
                 _Guarded(dataset),

@@ -44,7 +44,7 @@ def records(
     names = {field: getattr(options, field) for field in fields if getattr(options, field)}
     for number, record in objects:
         try:
-            text = string(record, options.text)
+            text = strings(record, {"text": options.text})["text"]
             values: dict[str, Any] = {field: string(record, name, required=False) for field, name in names.items()}
         except ValueError as error:
             intake.damaged(f"{unit} {number}", str(error))
@@ -87,6 +87,34 @@ def parsed(
             yield number, record
         else:
             intake.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+
+
+def strings(record: dict[str, Any], keys: dict[str, str]) -> dict[str, str]:
+    """The strings under `keys`, which options name: {"inputs": "question", "targets": "answer"}.
+
+    Raises ValueError if one isn't there. If `record` has no such key, but enough strings under others, the message has
+    the options for the longest ones, in their order.
+    """
+    try:
+        return {option: string(record, key) for option, key in keys.items()}
+    except ValueError as error:
+        lengths = dict(_lengths(record))
+        longest = sorted(lengths, key=lambda path: -lengths[path])[: len(keys)]
+        has_keys = all(key in record or key.partition(".")[0] in record for key in keys.values())
+        if has_keys or len(longest) < len(keys):
+            raise
+        found = zip(keys, [path for path in lengths if path in longest], strict=True)
+        advice = ", ".join(f"{option}: {path if path.isidentifier() else json.dumps(path)}" for option, path in found)
+        raise ValueError(f"{error}; for other keys set options: {{{advice}}}") from None
+
+
+def _lengths(record: dict[str, Any], before: str = "") -> Iterator[tuple[str, int]]:
+    """The length of each string of `record`, by the name under which `string` finds it."""
+    for key, value in record.items():
+        if isinstance(value, str) and not (before and "." in key):
+            yield f"{before}{key}", len(value)
+        elif isinstance(value, dict):
+            yield from _lengths(value, f"{before}{key}.")
 
 
 def string(record: dict[str, Any], name: str, required: bool = True) -> str:

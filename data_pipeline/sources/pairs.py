@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.jsonl import begins_object, json_lines, string
+from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
 from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
 
@@ -71,10 +71,11 @@ def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
 def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
     for number, pair in json_lines(file, intake, options):
         try:
-            source = string(pair, options.inputs)
             several = isinstance(pair.get(options.targets), list)
             targets = _strings(pair, options.targets) if several else []
-            target = next(iter(targets), "") if several else string(pair, options.targets)
+            keys = {"inputs": options.inputs} | ({} if several else {"targets": options.targets})
+            found = strings(pair, keys)
+            source, target = found["inputs"], next(iter(targets), "") if several else found["targets"]
             choices = _strings(pair, options.choices) if options.choices in pair else []
         except ValueError as error:
             intake.damaged(f"line {number}", str(error))

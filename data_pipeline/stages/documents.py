@@ -211,10 +211,9 @@ def _write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     counts = intake.counters
     found = [*damage, *intake.damage]
     unreadable = bool(found) and counts["read"] <= counts["damaged"]
-    if unreadable and (look := look_of(spec.path)):
+    if unreadable:
         position, reason = found[0]
-        name = look.description if spec.format in look.formats else str(look)
-        found[0] = Damage(position, reason if name in reason else f"{reason}; it looks like {name}")
+        found[0] = Damage(position, f"{reason}{_advice(spec, reason)}")
     return DocumentsResult(
         source=spec.name,
         file=spec.file,
@@ -223,6 +222,15 @@ def _write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
         damage=found,
         **vars(PartsResult.of(counts, parts.written, parts.histograms)),
     )
+
+
+def _advice(spec: DocumentsSpec, reason: str) -> str:
+    """What an unreadable file looks like, unless `reason` says so; else a question."""
+    look = look_of(spec.path)
+    if look is None:
+        return "; are its path and format right?"
+    name = look.description if spec.format in look.formats else str(look)
+    return "" if name in reason else f"; it looks like {name}"
 
 
 def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:

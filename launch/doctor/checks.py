@@ -87,6 +87,7 @@ def _tracking(settings: Settings) -> list[Finding]:
 def _run_file(settings: Settings) -> list[Finding]:
     from data_pipeline.foundation.config_file import load
     from data_pipeline.foundation.errors import UserError
+    from data_pipeline.foundation.progress import counted
     from pretrain.checkpoint.choose import newest
     from pretrain.config import RunConfig
     from pretrain.run import lock
@@ -100,7 +101,8 @@ def _run_file(settings: Settings) -> list[Finding]:
         prepare(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
-    return [Finding("run file", "ok", f"{path}, its corpora and {settings.all_ranks} ranks go together")]
+    ranks = counted(settings.all_ranks, "rank")
+    return [Finding("run file", "ok", f"{path}, its corpora and {ranks} go together")]
 
 
 CHECKS = {

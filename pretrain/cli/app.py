@@ -18,7 +18,7 @@ Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run
 NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
 
 
-@app.callback(help=HELP)
+@app.callback(help=HELP, epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
 def _started_by_a_launcher(
     version: Version = False, local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None
 ) -> None:

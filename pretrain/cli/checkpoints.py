@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.trained import TrainedModel
 
 
-@app.command()
+@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
 def generate(
     checkpoint: Checkpoint,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
@@ -94,7 +94,7 @@ def generate(
         show(written, originals, jsonl, stream, fillings)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
 def evaluate(
     checkpoint: Checkpoint,
     corpora: Annotated[
@@ -143,7 +143,7 @@ def evaluate(
     command.evaluate(checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
 def attention(
     checkpoint: Checkpoint,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; may have <extra_id_0> … .")],
@@ -159,7 +159,7 @@ def attention(
         print(path)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain export runs/quickstart exports/quickstart")
 def export(
     checkpoint: Checkpoint,
     out: NewDirectory,
@@ -210,7 +210,7 @@ def export(
         print(f"  mlflow models serve --env-manager local -m {model}")
 
 
-@app.command()
+@app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")
 def average(
     places: Annotated[
         list[Path],
@@ -235,7 +235,7 @@ def average(
     print(f"Next: pretrain evaluate {out}")
 
 
-@app.command()
+@app.command(epilog="Example: pretrain push exports/quickstart me/quickstart --create")
 def push(
     export: Annotated[Path, path_argument("EXPORT", "A directory that `pretrain export` has written.")],
     repository: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository of a model: owner/name.")],
@@ -250,7 +250,7 @@ def push(
     print(f"{export}: uploaded to {upload(export, repository, endpoint, create)}")
 
 
-@app.command("import")
+@app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
 def import_(
     model: Annotated[
         Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint of Yan's code.")
@@ -278,7 +278,7 @@ def import_(
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 
-@app.command()
+@app.command(epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
 def adapt(
     decoder: Annotated[
         Path, path_argument("DECODER", "A decoder alone: a saved transformers model, a checkpoint or a run.")

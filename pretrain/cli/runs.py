@@ -19,7 +19,7 @@ def _folder(text: str) -> Path:
     return Path(paths.config_folder(text))
 
 
-@app.command()
+@app.command(epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
 def train(
     config: RunPath,
     overrides: Overrides = None,
@@ -44,7 +44,7 @@ def train(
     raise typer.Exit(0 if rank_logs.supervised() else code)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%")
 def experiment(
     directory: Annotated[
         Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", _folder)
@@ -71,7 +71,7 @@ def experiment(
     raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
-@app.command()
+@app.command(epilog="Example: pretrain ladder configs/ladders/t5-quickstart.yaml --next")
 def ladder(
     config: Annotated[
         Path, path_argument("LADDER.yaml", "A ladder file, or configs:NAME for one that ships.", config_path)
@@ -94,7 +94,7 @@ def ladder(
     raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
 
 
-@app.command("mup-check")
+@app.command("mup-check", epilog="Example: pretrain mup-check configs/runs/quickstart.yaml --widths 64,128,256")
 def mup_check(
     config: RunPath,
     overrides: Overrides = None,
@@ -112,7 +112,7 @@ def mup_check(
     raise typer.Exit(run(config, overrides or [], widths, out))
 
 
-@app.command()
+@app.command(epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
 def plan(
     config: RunPath,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],
@@ -157,9 +157,13 @@ def plan(
         report.show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
 
 
-@app.command()
-def reference() -> None:
+@app.command(epilog="Example: pretrain reference optimizer.learning_rate")
+def reference(
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="Only this key, or section: optimizer. Default: all.")
+    ] = None,
+) -> None:
     """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
-    from pretrain.reference import page
+    from pretrain.reference import of_key, page
 
-    print(page(), end="")
+    print(of_key(key) if key else page(), end="")

@@ -10,7 +10,7 @@ from data_pipeline.foundation.command import path_argument, path_option
 from pretrain.cli.app import app
 
 
-@app.command()
+@app.command(epilog="Example: pretrain dashboard runs/quickstart --port 5001")
 def dashboard(
     run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
     uri: Annotated[
@@ -28,7 +28,7 @@ def dashboard(
     serve(run_dir, uri, port, browser, print_only)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain watch runs/quickstart")
 def watch(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
@@ -39,7 +39,7 @@ def watch(
     show(run_dir, once)
 
 
-@app.command()
+@app.command(epilog="Example: pretrain sync runs/quickstart --uri http://mlflow.example.org:5000")
 def sync(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,

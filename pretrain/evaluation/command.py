@@ -205,7 +205,7 @@ def _ranks() -> Iterator[tuple[int, int]]:
 
 
 def _show(findings: Findings, stream: TextIO) -> None:
-    for line in findings.lines:
+    for line in (*findings.lines, *findings.more_lines):
         print(line, file=stream, flush=True)
     for name, value in findings.metrics.items():
         print(f"{name:45} {value:.6g}", file=stream, flush=True)

@@ -41,6 +41,7 @@ class Findings:
     - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
     - `images`: matplotlib figures by name.
     - `lines`: what is printed; a line that begins with "warning: " is a warning.
+    - `more_lines`: what `pretrain evaluate` prints besides, and would be too much for a run's log.
     - `failed`: the hook raised or hung, and found nothing.
     """
 
@@ -48,6 +49,7 @@ class Findings:
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     images: Mapping[str, "Figure"] = field(default_factory=dict)
     lines: Sequence[str] = ()
+    more_lines: Sequence[str] = ()
     failed: bool = False
 
 

@@ -87,7 +87,7 @@ class Hooks:
             budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
             warnings = [f"warning: {settings.hook} was cut after {seconds:.0f} s, {budget}; it covers only a part"]
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
-        return Findings(metrics, lines=[*findings.lines, *warnings])
+        return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
 
     def _earlier(self, step: int, table: str) -> list[dict[str, Any]]:
         """The rows of a table from before `step`, as `record.keep` leaves them."""

@@ -37,8 +37,8 @@ class Samples:
                     {"corpus": name, "given": blanks, "written": whole, "original": original}
                     for (blanks, original), whole in zip(given, written, strict=True)
                 ]
-        lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows[:1]]
-        return Findings(tables={"samples": rows}, lines=lines)
+        lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows]
+        return Findings(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
 
     def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
         settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)

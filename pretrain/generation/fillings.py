@@ -1,5 +1,6 @@
 """The likeliest fillings of each blank, with their probabilities."""
 
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[li
     """For each `<extra_id_k>` of `text`, its `number` likeliest fillings of up to 8 tokens, by a beam search.
 
     A filling's probability is that of its tokens and of an end after them, which is another sentinel or the end mark.
+    Of several ways to write the same words in tokens, only the likeliest is a filling.
     Blanks before it are filled with their likeliest words. Raises UserError for a model that doesn't fill blanks.
     """
     model, tokenizer = trained.model, trained.tokenizer
@@ -42,30 +44,34 @@ def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[li
     for blank in (id_ for id_ in inputs if id_ in sentinels):
         prefix = [*prefix, blank]
         found = _search(model, tokenizer, states, torch.tensor([prefix], device=device), number)
-        blanks.append([Filling(tokenizer.decode(span).strip(), probability) for probability, span in found])
-        prefix = [*prefix, *found[0][1]]
+        blanks.append([Filling(text, probability) for text, (probability, _) in found])
+        prefix = [*prefix, *found[0][1][1]]
     return blanks
 
 
 def _search(
     model: EncoderDecoder, tokenizer: Tokenizer, states: Tensor, prefix: Tensor, number: int
-) -> list[tuple[float, list[int]]]:
-    """(probability, ids) of the `number` likeliest spans after `prefix` (1, length), the likeliest first."""
+) -> list[tuple[str, tuple[float, list[int]]]]:
+    """(text, (probability, ids)) of the `number` likeliest spans after `prefix` (1, length), the likeliest first."""
     vocabulary = tokenizer.vocabulary
     ends = torch.tensor([vocabulary.eos, *vocabulary.sentinel_ids], device=states.device)
     never = torch.tensor([vocabulary.pad], device=states.device)
     tokens = prefix
     running = torch.ones(1, dtype=torch.float64, device=states.device)
-    finished: list[tuple[float, list[int]]] = []
+    finished: list[tuple[str, tuple[float, list[int]]]] = []
     for _ in range(_LONGEST + 1):
         logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1, : model.config.vocab_size]
         shares = logits.double().softmax(dim=-1) * running[:, None]
         ended = shares[:, ends].sum(dim=1).tolist()
         spans = tokens[:, prefix.size(1) :].tolist()
-        finished = sorted([*finished, *zip(ended, spans, strict=True)], reverse=True)[:number]
+        by_text = dict(finished)
+        for span, probability in zip(spans, ended, strict=True):
+            text = tokenizer.decode(span).strip()
+            by_text[text] = max(by_text.get(text, (0.0, [])), (probability, span))
+        finished = sorted(by_text.items(), key=itemgetter(1), reverse=True)[:number]
         shares[:, torch.cat([ends, never])] = 0.0
         running, best = shares.flatten().topk(min(_WIDTH * number, shares.numel()))
-        if len(finished) == number and running[0] <= finished[-1][0]:
+        if len(finished) == number and running[0] <= finished[-1][1][0]:
             break
         rows = best // shares.size(1)
         tokens = torch.cat([tokens[rows], (best % shares.size(1))[:, None]], dim=1)

@@ -48,7 +48,7 @@ def write_pages(path: Path, pages: Iterable[Page]) -> None:
 
 
 class Result:
-    """The content of a corpus directory after `data-pipeline clean`."""
+    """The content of a corpus directory after `data-pipeline documents`."""
 
     def __init__(self, corpus: Path):
         parts = sorted((corpus / "documents").glob("*.parquet"))

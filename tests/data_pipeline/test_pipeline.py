@@ -374,7 +374,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
             record = {"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": f"https://a.org/{number}"}
             out.write(json.dumps(record) + "\n")
     config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})
-    done = run_here("data-pipeline", "clean", config)
+    done = run_here("data-pipeline", "documents", config)
     assert done.returncode == 0, done.stderr
     dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
     assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in done.stdout.splitlines()
@@ -389,7 +389,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     (kept,) = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()
     assert kept["text"] == pages[0].splitlines()[0]
     assert (kept["language"], kept["timestamp"]) == ("en", "2019-04-25T12:57:54Z")
-    none = run_here("data-pipeline", "clean", config, "cleaning.min_words_per_line=100")
+    none = run_here("data-pipeline", "documents", config, "cleaning.min_words_per_line=100")
     assert none.returncode == 1
     (line,) = [line for line in none.stderr.splitlines() if line.startswith("error:")]
     assert "no document is left of 4 read; dropped: too_few_sentences 4;" in line
@@ -413,7 +413,7 @@ def test_a_dump_of_many_streams_is_cut_into_units_and_gives_the_same_documents(t
             sources=[{"format": "wikipedia", "path": str(dump)}],
             bytes_per_unit=size,
         )
-        assert run_here("data-pipeline", "clean", config).returncode == 0
+        assert run_here("data-pipeline", "documents", config).returncode == 0
         files = sorted((tmp_path / f"corpus-{size}/documents").glob("*.parquet"))
         tables.append([row for file in files for row in pq.read_table(file).to_pylist()])
     assert len(files) > 4
@@ -432,7 +432,7 @@ def test_no_corpus_is_a_clear_line(tmp_path):
 def test_stages_run_by_themselves(tmp_path):
     config = make_inputs(tmp_path, records=20, parts=1)
     made = []
-    for stage in ("clean", "tokenizer", "shard"):
+    for stage in ("documents", "tokenizer", "shard"):
         assert run_here("data-pipeline", stage, config).returncode == 0
         made.append([name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()])
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.progress import Progress, advance, counted, noted, noted_in, track
+from data_pipeline.foundation.progress import Lines, Progress, advance, counted, doing, noted, noted_in, said, track
 from data_pipeline.sources.compression.stream import open_stream
 
 
@@ -70,6 +70,33 @@ def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch)
             assert noted(notes) == 1
     assert noted(notes) is None
     advance(5)  # in a process without a unit it counts nowhere
+
+
+def test_a_single_item_says_what_it_does_in_place_of_a_count(tmp_path):
+    clock = Clock()
+    work = Progress("tokenizer", total=1, doing=lambda: said(tmp_path), clock=clock)
+    clock.now = 105
+    assert work.line() == "tokenizer: 0/1, 5 s"
+    with noted_in(tmp_path / "spiece"):
+        doing("reading part 3 of 20")
+        clock.now = 110
+        assert work.line() == "tokenizer: reading part 3 of 20, 10 s"
+        advance(7)
+        doing("training on 38.1 MB of text")
+        assert (work.line(), noted(tmp_path)) == ("tokenizer: training on 38.1 MB of text, 10 s", 7)
+    assert Progress("tokens", total=2, doing=lambda: "writing", clock=clock).line() == "tokens: 0/2, 0 s"
+
+
+def test_lines_without_news_become_rare():
+    """After 5, 15, 35, 75 and 135 s, then each minute; news is told after 5 s again."""
+    state, told = 0, []
+    lines = Lines(lambda: state, now=0.0)
+    for now in range(1, 310):
+        if now == 260:
+            state += 1
+        if lines.due(float(now)):
+            told.append(now)
+    assert told == [5, 15, 35, 75, 135, 195, 255, 260, 265, 275, 295]
 
 
 def test_lines_appear_while_one_item_takes_long(monkeypatch, capsys):

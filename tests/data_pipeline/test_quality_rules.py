@@ -211,7 +211,7 @@ def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(tmp_p
         ({"path": str(tmp_path / "none.bin"), "label": "good"}, "can't be read"),
     ):
         config = settings(tmp_path, "out", {**CLEANING, "classifier": model})
-        done = run_here("data-pipeline", "clean", config)
+        done = run_here("data-pipeline", "documents", config)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: cleaning.classifier.")

@@ -246,6 +246,18 @@ def test_a_worker_that_dies_is_named():
         list(items(Killed(), range(8), workers=1, prefetch=2))
 
 
+class Numbers(torch.utils.data.Dataset):
+    def __getitem__(self, number):
+        return number
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_more_workers_than_cores_are_no_news(monkeypatch):
+    """data.workers may exceed the cores, for rows of a slow store; PyTorch would say so twice, in five lines each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    assert list(items(Numbers(), range(4), workers=2, prefetch=1)) == [0, 1, 2, 3]
+
+
 STUCK = """
 import os, time
 from pathlib import Path

@@ -80,7 +80,38 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
                 tell_damage([done], strict=False)
             first, last = str(failure.value).splitlines()
             assert first.startswith(f"{declared}/a: unreadable at ")
-            assert last == f"nothing could be read from source {declared}: are its path and format right?"
+            assert last == f"nothing could be read from source {declared}"
+
+
+@pytest.mark.parametrize(
+    ("declared", "line", "lacks", "way_out"),
+    [
+        ("jsonl", '{"id": "7", "content": "A text."}', "text", "{text: content}"),
+        ("jsonl", '{"meta": {"a key": "A text."}}', "text", '{text: "meta.a key"}'),
+        ("pairs", '{"question": "Who?", "n": 1, "answer": "I."}', "inputs", "{inputs: question, targets: answer}"),
+        ("pairs", '{"inputs": "Who?", "long answer": "I."}', "targets", '{inputs: inputs, targets: "long answer"}'),
+    ],
+)
+def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, line, lacks, way_out):
+    (tmp_path / "a").write_text(f"{line}\n" * 2)
+    with pytest.raises(FailedError) as failure:
+        tell_damage([read_as(declared, tmp_path / "a")], strict=False)
+    first, last = str(failure.value).splitlines()
+    advice = f'no string under the key "{lacks}"; for other keys set options: {way_out}'
+    assert first.startswith(f"{declared}/a: unreadable at line 1: {advice}; it looks like JSON Lines with the keys ")
+    assert last == f"nothing could be read from source {declared}"
+
+
+@pytest.mark.parametrize("line", ['{"text": null, "id": "7"}', '{"text": "\\ud800", "id": "7"}', '{"id": 7}'])
+def test_of_a_key_that_is_there_and_without_another_string_no_options_are_advised(tmp_path, line):
+    (tmp_path / "a").write_text(f"{line}\n" * 2)
+    assert "options" not in read_as("jsonl", tmp_path / "a").result.damage[0].reason
+
+
+def test_of_what_looks_like_nothing_the_question_is_its_path_and_format(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xff\xfe\xfa" * 9)
+    (damage,) = read_as("wet", tmp_path / "a").result.damage
+    assert damage.reason.endswith("; are its path and format right?")
 
 
 def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):

@@ -14,6 +14,7 @@ from launch import staging
 from launch.cluster import ClusterConfig
 from launch.slurm import Job, batch_script
 from pretrain.config import RunConfig
+from pretrain.run import lock
 from pretrain.run.slurm import rank_environment, tasks_per_node
 from tests.in_process import run_here
 from tests.pretrain.runs import run_file
@@ -44,6 +45,16 @@ def options(script: str) -> set[str]:
     """Those that sbatch heeds, which are above the first command."""
     above = itertools.takewhile(lambda line: line.startswith("#"), script.splitlines())
     return {line.removeprefix("#SBATCH ") for line in above if line.startswith("#SBATCH ")}
+
+
+def test_the_script_can_be_seen_while_the_run_trains(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus)
+    (tmp_path / "run").mkdir()
+    with lock.take(tmp_path / "run"):
+        seen, written = (run_here("launch", "slurm", path, *option) for option in (["--dry-run"], []))
+    assert (seen.returncode, seen.stdout.splitlines()[0]) == (0, "#!/bin/bash")
+    assert (written.returncode, "is already training here" in written.stderr) == (2, True)
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["lock"]
 
 
 def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch.doctor import gpus, places, ranks
-from launch.doctor.checks import Settings, checked
+from launch.doctor.checks import CHECKS, Settings, checked
 from launch.doctor.directory import clock_finding, directory, held
 from launch.doctor.findings import Finding, report
 from tests.launch import slurm_cluster, two_hosts
@@ -73,6 +73,15 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
     (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
     assert sum_over_ranks.found.startswith("2 ranks, ")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_one_rank_is_singular(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus)
+    found = [CHECKS["run_file"].run(Settings(all_ranks=ranks, run_file=(str(path),)))[0].found for ranks in (1, 2)]
+    assert [one.removeprefix(f"{path}, its corpora and ") for one in found] == [
+        "1 rank go together",
+        "2 ranks go together",
+    ]
 
 
 @takes_mounts

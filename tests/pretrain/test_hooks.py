@@ -313,6 +313,8 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     found = json.loads(alone.stdout)
     assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
     assert (tmp_path / "out/samples.json").exists()
+    samples = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: samples, number: 2}")
+    assert samples.stdout.count("sample of small: ") == 2
     first, second = on_ranks(2, _evaluated, tmp_path / "run", [small_corpus], joined=False)
     assert second == ""
     on_two = json.loads(first)
