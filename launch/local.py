@@ -4,13 +4,16 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.progress import counted, in_time
 from launch.supervise import commands, supervise
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
+from pretrain.plan.cpu import seconds_left
 from pretrain.run import lock, status
 from pretrain.run.hardware import count_gpus, free_port
 from pretrain.setup import prepare
+
+_LONG = 7200.0  # s
 
 
 def launch_local(
@@ -33,6 +36,10 @@ def launch_local(
     if setup.finished and setup.resume and is_sound(setup.resume):  # else the ranks resume from an earlier checkpoint
         print(setup.nothing_left)
         return 0
+    if not gpus:
+        left = seconds_left(config, setup.model, setup.lengths, setup.standing.step, ranks)
+        if left > _LONG:
+            print(f"without a GPU, about {in_time(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
     if fresh and (aside := status.move_aside(run)):
         print(f"{run}: moved the existing run to {aside}", flush=True)
     arguments = [str(path), *overrides, *(["--stop-at-step", str(stop_at_step)] if stop_at_step else [])]

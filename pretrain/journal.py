@@ -5,6 +5,7 @@ Only rank 0 writes, except that the first rank of each machine records the machi
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import in_time
 from data_pipeline.foundation.secrets import masked, masked_values
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
@@ -35,6 +37,8 @@ from pretrain.zero.ranks import by_rank_0
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
+
+_LONG = 3600.0  # s
 
 
 class Journal:
@@ -85,8 +89,15 @@ class Journal:
             self._print(
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
                 f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
-                f"{_skipped(metrics)}{left:.0f} s left"
+                f"{_skipped(metrics)}{in_time(left)} left"
             )
+
+    def forecast(self, step: int, seconds: float) -> None:
+        """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
+        left = (self.setup.config.run.max_steps - step) * seconds
+        if left >= _LONG:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
+            self._print(f"a step takes {seconds:.3g} s: {in_time(left)} left, until about {end}")
 
     def found(self, step: int, findings: Findings) -> None:
         """Records the metrics that a hook has found after a step and prints its lines."""

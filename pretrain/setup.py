@@ -130,7 +130,17 @@ class Setup:
             )
             if not taken
         ]
-        return crowded + unseen
+        return crowded + unseen + self._never_warm
+
+    @property
+    def _never_warm(self) -> list[str]:
+        schedule, steps = self.config.schedule, self.config.run.max_steps
+        if schedule.warmup_steps < steps or getattr(schedule, "warmup", "linear") == "constant":
+            return []
+        return [
+            f"schedule.warmup_steps: {schedule.warmup_steps:,}, but the run ends after {steps:,} steps "
+            "(run.max_steps), inside its warm-up; a twentieth of the steps is usual"
+        ]
 
 
 def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:

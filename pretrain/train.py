@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _HANG_WHERE_RANKS_COMPILE = 1800.0
+_SETTLED = 3  # the first step that takes as long as those after it
 
 
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
@@ -152,6 +153,7 @@ class Training:
         if self.teacher:
             loaded = ([with_texts(batch) for batch in step] for step in loaded)
         ahead = Ahead(loaded) if any(corpus.remote for corpus in setup.training) else None
+        last_step = time.monotonic()
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now
         for waited, step_batches in _timed(on_device(ahead or loaded, self.engine.device)):
@@ -175,6 +177,9 @@ class Training:
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
                 return End.REWOUND
             step = self.standing.step
+            if step == start.step + _SETTLED:
+                self.journal.forecast(step, time.monotonic() - last_step)
+            last_step = time.monotonic()
             self.meter.step(waited, step_batches)
             if step % config.tracking.log_every_steps == 0 or last or stopping:
                 counts = {

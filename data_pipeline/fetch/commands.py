@@ -146,7 +146,8 @@ def _fetch(
 ) -> None:
     """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
     from data_pipeline.fetch.many import check_room, fetch_files
-    from data_pipeline.fetch.meter import in_bytes, in_time
+    from data_pipeline.fetch.meter import in_bytes
+    from data_pipeline.foundation.progress import in_time
 
     sizes = [file.size for file in files if file.size is not None]
     print(

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from data_pipeline.foundation.progress import in_time
+
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 30.0
 
@@ -98,10 +100,3 @@ def in_bytes(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
-
-
-def in_time(seconds: float) -> str:
-    minutes = round(max(seconds, 0) / 60)
-    if minutes < 2:
-        return f"{max(seconds, 0):.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -13,9 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from data_pipeline.foundation.progress import counted, in_time
 from launch.doctor.findings import Finding
 
+if TYPE_CHECKING:
+    from pretrain.setup import Setup
+
+_LONG = 2 * 86400.0  # s
 _LAST = 200  # characters of a check's own error
 
 
@@ -87,10 +93,10 @@ def _tracking(settings: Settings) -> list[Finding]:
 def _run_file(settings: Settings) -> list[Finding]:
     from data_pipeline.foundation.config_file import load
     from data_pipeline.foundation.errors import UserError
-    from data_pipeline.foundation.progress import counted
     from pretrain.checkpoint.choose import newest
     from pretrain.config import RunConfig
     from pretrain.run import lock
+    from pretrain.run.hardware import count_gpus
     from pretrain.setup import prepare
 
     path, *overrides = settings.run_file
@@ -98,11 +104,28 @@ def _run_file(settings: Settings) -> list[Finding]:
         config = load(path, overrides, RunConfig)
         directory = Path(config.run.directory)
         lock.check(directory)
-        prepare(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
+        setup = prepare(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
     ranks = counted(settings.all_ranks, "rank")
-    return [Finding("run file", "ok", f"{path}, its corpora and {ranks} go together")]
+    found = [Finding("run file", "ok", f"{path}, its corpora and {ranks} go together")]
+    found += [Finding("run file", "warning", line) for line in setup.warnings]
+    return found if count_gpus() else [*found, _time(setup, settings)]
+
+
+def _time(setup: "Setup", settings: Settings) -> Finding:
+    """How long the run takes on the CPUs of machines like this one."""
+    from pretrain.plan import cpu
+
+    here = settings.ranks_here
+    machines = max(1, settings.all_ranks // here)
+    left = cpu.seconds_left(setup.config, setup.model, setup.lengths, setup.standing.step, here) / machines
+    share = f"{cpu.share(setup.model.width):.0%} of {cpu.product_flops() / 1e9:,.0f} GFLOP/s"
+    found = f"about {in_time(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
+    if left < _LONG:
+        return Finding("time", "ok", found)
+    remedy = "take a smaller model, as launch init chooses one, fewer steps, or GPUs"
+    return Finding("time", "warning", found, "", remedy)
 
 
 CHECKS = {

@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 
+from data_pipeline.foundation.progress import counted
 from launch.doctor.findings import Finding
 from pretrain.gpus import gpu_of_device
-from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus
+from pretrain.plan.cpu import product_flops
+from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
 
 _QUERY = "name,memory.used,memory.total"
 _BUSY = 1024  # MiB
@@ -27,7 +29,9 @@ def gpus(ranks: int | None) -> list[Finding]:
     number = count_gpus()
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
-        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU")]
+        bf16 = "bf16" if cpu_multiplies_bf16() else "no bf16 (precision: fp32)"
+        has = f"{counted(threads_per_rank(1), 'core')}, {product_flops() / 1e9:,.0f} GFLOP/s in fp32 products, {bf16}"
+        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU: {has}")]
     if ranks and ranks > number:
         return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     if shutil.which("nvidia-smi") is None:

@@ -13,6 +13,8 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.cli.app import Overrides, RunPath, app
 
 GPUS_PER_NODE = 8  # of the common servers
+_MFU = 0.31  # nanoT5's on one A100
+_PRICE = 2.0  # dollars for a GPU and an hour
 
 
 def _folder(text: str) -> Path:
@@ -115,14 +117,22 @@ def mup_check(
 @app.command(epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
 def plan(
     config: RunPath,
-    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")],
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="a100-80gb, h100-sxm …; an unknown name lists all.")],
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="a100-80gb, h100-sxm …, or cpu: this machine's. An unknown name lists all."),
+    ],
     overrides: Overrides = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs; not for cpu.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: 8 GPUs a node.")] = None,
     mfu: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of its peak that a GPU reaches while it computes.")
-    ] = 0.31,
-    price: Annotated[float, typer.Option(min=0.0, help="Dollars for a GPU and an hour.")] = 2.0,
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Share of its peak that a GPU reaches while it computes. Default: 0.31; on cpu, by width.",
+        ),
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU and an hour. Default: 2.")] = None,
     network: Annotated[
         float | None, typer.Option(min=0.1, help="GB/s from a GPU to other nodes. Default: typical of the GPU.")
     ] = None,
@@ -133,12 +143,22 @@ def plan(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:
-    """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus."""
+    """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus.
+
+    `--gpu cpu` says it of this machine without GPUs, from a measurement of half a second.
+    """
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
     from pretrain.gpus import gpu_named
+    from pretrain.plan import cpu
 
-    settings, kind = load(config, overrides or [], RunConfig), gpu_named(gpu)
+    settings, on_cpu = load(config, overrides or [], RunConfig), gpu == cpu.NAME
+    if on_cpu and (gpus or nodes or price is not None):
+        raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
+    if gpus is None and not on_cpu:
+        raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
+    kind = cpu.this_cpu() if on_cpu else gpu_named(gpu)
+    gpus = gpus or 1
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
@@ -149,12 +169,15 @@ def plan(
     from pretrain.plan.row import described
 
     settings, row = described(settings, config, inputs, targets)
+    mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
+    price = 0.0 if on_cpu else _PRICE if price is None else price
     question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
     planner = Planner(question)
     if json_:
         print(json.dumps(report.as_json(planner, gpus), indent=1))
-    else:
-        report.show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
+        return
+    show = report.show_cpu if on_cpu else report.show
+    show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
 
 
 @app.command(epilog="Example: pretrain reference optimizer.learning_rate")

@@ -13,6 +13,7 @@ from pretrain.distillation.teacher import forward_flops
 from pretrain.gpus import Gpu
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.model import Model, Sizes
+from pretrain.plan import cpu
 from pretrain.plan.activations import Activations, Rows, activations
 from pretrain.plan.states import FP32, Parameters, Setting, States, settings, states
 from pretrain.plan.steps import Cluster, Step, Traffic, step, traffic
@@ -79,6 +80,10 @@ class Planner:
         self.zero = config.deepspeed.zero_optimization.model_dump()
 
     @property
+    def on_cpu(self) -> bool:
+        return self.question.gpu_name == cpu.NAME
+
+    @property
     def bytes_of_teacher(self) -> int:
         """On each GPU: a teacher is whole there, and computes in the precision of the run."""
         width = 2 if self.config.precision == "bf16" else FP32
@@ -96,7 +101,11 @@ class Planner:
         return min(here, key=lambda option: option.step.seconds if option.step else 0.0, default=None)
 
     def counts(self, asked: int) -> Iterator[int]:
-        """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two."""
+        """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two. There is one
+        CPU."""
+        if self.on_cpu:
+            yield asked
+            return
         for gpus in sorted({asked, *(max(1, int(asked * 2.0**power)) for power in range(-3, 4))}):
             whole_nodes = gpus <= self.question.gpus_per_node or gpus % self.question.gpus_per_node == 0
             if whole_nodes and self._can_share(gpus):
@@ -115,7 +124,14 @@ class Planner:
             config, some = self.config, replace(self.question.rows, count=rows)
             teacher = None if self.teacher is None else self.teacher.config
             return activations(
-                config.model, some, config.precision, checkpointing, distillation=config.distillation, teacher=teacher
+                config.model,
+                some,
+                config.precision,
+                checkpointing,
+                on_gpu=not self.on_cpu,
+                fused_attention=not self.on_cpu,
+                distillation=config.distillation,
+                teacher=teacher,
             )
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]

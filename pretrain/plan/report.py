@@ -121,6 +121,35 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
     )
 
 
+def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
+    """A plan of the one setting that matters on a CPU: nothing is shared with other devices."""
+    question, row = planner.question, planner.question.rows
+    config = question.config
+    console.print(
+        f"{config.run.name}: {planner.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
+        f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
+        f"{row.inputs} inputs and {row.targets} targets",
+        highlight=False,
+    )
+    console.print(
+        f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now beside what else runs. "
+        f"Assumed: training reaches {question.mfu:.0%} of that (--mfu).",
+        highlight=False,
+    )
+    console.print(_arithmetic(planner))
+    option = planner.best(gpus)
+    if option is None or option.step is None:
+        console.print(f"Not even one row fits into the {question.gpu.memory:.1f} GiB that are free.", highlight=False)
+        return
+    console.print(
+        f"A step takes {_figures(option.step.seconds)} s, the run {_days(option)}. Memory: {_gib(option.peak)} GiB "
+        f"with {option.rows} rows in a micro-batch, of {question.gpu.memory:.1f} GiB free.",
+        highlight=False,
+    )
+    if question.days and option.hours > 24 * question.days:
+        console.print(f"That is more than {question.days:g} days: take a smaller model, fewer steps, or GPUs.")
+
+
 def _arithmetic(planner: Planner) -> Table:
     title = "Arithmetic of a row, forward and backward" + (", the teacher's forward" if planner.teacher else "")
     table = _table(title, ("", "GFLOP", "share"))

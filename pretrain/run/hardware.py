@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -75,6 +76,14 @@ def _counted_by_driver() -> int:
     failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
     nvml.nvmlShutdown()
     return 0 if failed else number.value
+
+
+def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
+    if not description.exists():
+        return False
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", description.read_text(), re.MULTILINE)
+    return bool(flags) and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags[0].split())
 
 
 def own_gpu(local_rank: int, visible: int) -> int:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from launch import local
 from launch.doctor import gpus, places, ranks
 from launch.doctor.checks import CHECKS, Settings, checked
 from launch.doctor.directory import clock_finding, directory, held
 from launch.doctor.findings import Finding, report
+from pretrain.run.hardware import count_gpus
 from tests.launch import slurm_cluster, two_hosts
 from tests.launch.slurm_cluster import NODES
 from tests.pretrain.runs import run_file
@@ -70,6 +72,10 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
         *("versions", "GPUs", "memory", "shared memory", "run directory", "file locks", "clock"),
         *("tracking", "run file", "all-reduce"),
     }
+    if not count_gpus():
+        (time,) = (finding for finding in findings if finding.check == "time")
+        assert time.found.startswith("about ")
+        assert "to step 8 without a GPU" in time.found
     (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
     assert sum_over_ranks.found.startswith("2 ranks, ")
     assert sorted(tmp_path.iterdir()) == before
@@ -82,6 +88,19 @@ def test_one_rank_is_singular(small_corpus, tmp_path):
         "1 rank go together",
         "2 ranks go together",
     ]
+
+
+@pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
+def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus, tmp_path, monkeypatch, capsys):
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 2_000_000_000})
+    (run, time) = only("run_file", Settings(run_file=(str(path),), ranks=1))
+    assert (run.level, time.check, time.level) == ("ok", "time", "warning")
+    assert "days to step 2,000,000,000 without a GPU" in time.found
+    monkeypatch.setattr(local, "supervise", lambda *given: 0)
+    assert local.launch_local(path, [], 1, None) == 0
+    assert "days to step 2,000,000,000; Ctrl-C saves" in capsys.readouterr().out
+    assert local.launch_local(path, ["run.max_steps=8"], 1, None) == 0
+    assert capsys.readouterr().out == ""
 
 
 @takes_mounts

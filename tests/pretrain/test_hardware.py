@@ -10,7 +10,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from launch.supervise import commands
 from pretrain.run import hardware
-from pretrain.run.hardware import count_gpus, device_type, local_ranks, own_gpu
+from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_ranks, own_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +112,20 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
     for name, number in (("LOCAL_WORLD_SIZE", 3), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(name, str(number))
         assert local_ranks() == number
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni", False),
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("Features\t: fp asimd", False),
+        ("", False),
+    ],
+)
+def test_a_cpu_has_bf16_if_it_has_instructions_for_its_products(line, expected, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: bf16 in its name\n{line}\nbogomips\t: 1\n")
+    assert cpu_multiplies_bf16(tmp_path / "cpuinfo") == expected
+    assert not cpu_multiplies_bf16(tmp_path / "absent")

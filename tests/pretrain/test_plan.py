@@ -21,11 +21,13 @@ from pretrain.config import RunConfig
 from pretrain.gpus import GPUS, gpu_of_device
 from pretrain.models import attention, loss_head
 from pretrain.models.model import Sizes
+from pretrain.plan import cpu
 from pretrain.plan.activations import Rows, activations
 from pretrain.plan.fit import Planner, Question
 from pretrain.plan.live_memory import LiveMemory
 from pretrain.plan.states import Parameters, Setting, States, states
 from pretrain.plan.steps import Cluster, Collectives, Traffic, step, traffic
+from pretrain.run.hardware import threads_per_rank
 from pretrain.zero.layers import layers, recomputed
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config, setup
@@ -450,6 +452,32 @@ def run_plan(*arguments: object) -> None:
     app(["plan", *map(str, arguments)], standalone_mode=False)
 
 
+def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
+    """Rows times FLOPs over the share of 100 GFLOP/s that a width of 128 reaches; half the rows after half the steps,
+    and the rows of the ramp-up."""
+    monkeypatch.setattr(cpu, "product_flops", lambda: 100e9)
+    monkeypatch.setattr(cpu, "available", lambda: 64 * 2**30)
+    asked = [RUNS / "quickstart.yaml", "run.max_steps=100_000", "model.vocab_size=1100", "run.cpu_threads=null"]
+    options = ["--gpu", "cpu", "--inputs", 128, "--targets", 32]
+    run_plan(*asked, *options, "--json")
+    found = json.loads(capsys.readouterr().out)
+    share = 0.75 * 128 / (128 + 160)
+    hours = 100_000 * 32 * found["flops_per_row"]["all"] / (share * 100e9) / 3600
+    assert found["cheapest"]["hours"] == pytest.approx(hours)
+    assert list(found["gpu_counts"]) == ["1"]
+    run_plan(*asked, *options)
+    assert f"the run {hours:.1f} hours" in " ".join(capsys.readouterr().out.split())
+    config = load(asked[0], asked[1:], RunConfig)
+    left = [cpu.seconds_left(config, config.model, (128, 32), step) / 3600 for step in (0, 50_000)]
+    assert left == pytest.approx([hours, hours / 2], rel=0.05)
+    config = load(asked[0], [*asked[1:], "batch.ramp_up=[{until_step: 50_000, global_batch_size: 16}]"], RunConfig)
+    assert cpu.seconds_left(config, config.model, (128, 32)) == pytest.approx(3600 * 0.75 * hours, rel=0.05)
+
+
+def test_a_measured_cpu_computes_faster_than_a_tenth_and_slower_than_a_hundred_of_its_kind():
+    assert 1e9 < cpu.product_flops() / threads_per_rank(1) < 1e12
+
+
 def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
     asked = (BASE, "--gpus", 8, "--gpu", "a100-80gb", "--inputs", 512, "--targets", 114)
     run_plan(*asked)
@@ -471,6 +499,8 @@ ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
     ("changes", "message"),
     [
         ({"--gpu": "a100"}, "--gpu: 'a100' isn't known; choose a100-40gb, a100-40gb-pcie, a100-80gb, "),
+        ({"--gpus": None}, "--gpus: missing; give the number of GPUs, or --gpu cpu"),
+        ({"--gpu": "cpu"}, "--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price"),
         ({"--nodes": 3}, "--gpus: 8 can't be divided evenly among 3 nodes"),
         (
             {"--gpus": 48},

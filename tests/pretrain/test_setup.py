@@ -126,6 +126,22 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
 
 
+@pytest.mark.parametrize(
+    ("schedule", "warned"),
+    [
+        ({"warmup_steps": 20}, True),
+        ({"warmup_steps": 19}, False),
+        ({"name": "inverse_square_root", "warmup": "linear", "warmup_steps": 100}, True),
+        ({"name": "inverse_square_root", "warmup": "constant", "warmup_steps": 100}, False),  # its rate doesn't rise
+    ],
+)
+def test_a_run_that_ends_inside_its_warm_up_is_warned_of(prepared, tmp_path, schedule, warned):
+    run = {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 20}
+    found = prepared(VANILLA, sections={"run": run, "schedule": schedule}).warnings
+    assert [line.partition(":")[0] for line in found] == ["schedule.warmup_steps"] * warned
+    assert all("the run ends after 20 steps (run.max_steps), inside its warm-up" in line for line in found)
+
+
 def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, corpus_built_with_noise):
     """Of 8 rows, a weight of 1e-7 has none; it isn't refused, since a longer run has its rows."""
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]

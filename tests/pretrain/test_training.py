@@ -6,7 +6,9 @@ import math
 import os
 import shutil
 import signal
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mlflow import MlflowClient
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.cut import Cut
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
@@ -24,6 +27,7 @@ from pretrain.config import RunConfig
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import write
 from pretrain.huggingface import export
+from pretrain.journal import Journal
 from pretrain.metrics.log import read_metrics
 from pretrain.setup import prepare
 from tests.pretrain.forked import Forked, run_forked
@@ -306,3 +310,14 @@ def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference
     assert "extra: " in extra
     assert "encoder.layers.0.feed_forward.wi_0.weight" in extra
     assert "encoder.layers.0.feed_forward.wo.weight (32, 64) for (32, 96)" in misshapen
+
+
+def test_a_long_run_says_early_when_it_will_end(capsys):
+    """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
+    journal = Journal.__new__(Journal)
+    journal.setup = SimpleNamespace(config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), cut=Cut(0, 1, 1, 1))
+    journal.forecast(3, 78.0)
+    end = datetime.now() + timedelta(seconds=9_997 * 78)
+    assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d}" in capsys.readouterr().out
+    journal.forecast(9_990, 78.0)  # 13 minutes
+    assert capsys.readouterr().out == ""
