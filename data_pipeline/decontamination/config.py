@@ -41,7 +41,7 @@ class EvaluationSet(Section):
 
 class DecontaminationConfig(Section):
     """Drops each document that contains an item of an evaluation set: a run of its words, whatever their case and the
-    punctuation between them."""
+    punctuation between them. In scripts without spaces, as many letters count as the words have on average."""
 
     sets: list[EvaluationSet] = []
     """The evaluation sets. [] turns decontamination off."""

@@ -2,9 +2,10 @@
 
 An item is in a document if one of its texts is: if any 13 successive words of it are also successive words of the
 document, as for GPT-3 (Brown et al. 2020, appendix C). A text of 8 to 12 words must be there as a whole: GPT-3's n goes
-from 13 down to 8 too, by the lengths of a set's items. Words consist of letters and digits, in lower case. GPT-3's
-authors cut out the match and its surroundings; here, the whole document is dropped, as for Dolma (Soldaini et al.
-2024).
+from 13 down to 8 too, by the lengths of a set's items. Words consist of letters with their marks and of digits, in
+lower case and NFKC. Where a script has no spaces, as many letters count as 13 words have on average (`text/words.py`).
+GPT-3's authors cut out the match and its surroundings; here, the whole document is dropped, as for Dolma (Soldaini et
+al. 2024).
 
 Words are hashed 100 kB at a time. A table with a byte for each range of hashes, small enough for a cache, tells that
 nearly no run of 13 words, or of the first 8 of a shorter text, is in any set. The others are looked up by hashes of 128
@@ -34,11 +35,11 @@ class Match:
 
 
 class Ngrams:
-    """The n-grams of numbered items.
+    """The n-grams of numbered items: all runs of 13 words of long texts, and shorter texts as a whole.
 
     `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only those whose
-    head, their first words, is likely to be in a text are looked up. `lengths`: for each number of words of a head, the
-    numbers of words of the n-grams that begin with it; `heads`: for each, the hashes of the heads.
+    head, their first words, is likely to be in a text are looked up. `heads`: for each number of words of a head, the
+    hashes of the heads; `more`: for each, how many words n-grams have behind their heads.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class Ngrams:
         second: np.ndarray,
         items: np.ndarray,
         heads: dict[int, np.ndarray],
-        lengths: dict[int, list[int]],
+        more: dict[int, list[int]],
     ):
-        self._first, self._second, self._items, self._heads, self._lengths = first, second, items, heads, lengths
+        self._first, self._second, self._items, self._heads, self._more = first, second, items, heads, more
         self._likely = {head: _Likely(hashes) for head, hashes in heads.items()}
 
     @classmethod
@@ -57,26 +58,30 @@ class Ngrams:
         """The n-grams of the texts of numbered items; an item may have several texts."""
         tables = [np.zeros((0, 3), dtype=np.uint64)]
         heads: dict[int, list[np.ndarray]] = {}
-        lengths: dict[int, set[int]] = {}
-        for words in batches(texts, normalised(), config.ngram - 1):
-            for length in np.unique(np.minimum(words.count, config.ngram)).tolist():
-                if length < config.shortest:
-                    continue
-                head = length if length == config.ngram else config.shortest
-                runs = words.first[words.count == length]
-                if length == config.ngram:
-                    runs = words.within(np.arange(len(words.starts)), length)
-                hashes = (words.some_runs(runs, length, seed) for seed in (0, 1))
-                tables.append(np.stack([*hashes, words.places[runs]], axis=1))
-                heads.setdefault(head, []).append(words.some_runs(runs, head, 0))
-                lengths.setdefault(head, set()).add(length)
+        more: dict[int, set[int]] = {}
+        for words in batches(texts, normalised(), config.ngram):
+            behind, behind_head = words.stops(config.ngram), words.stops(config.shortest)
+            long = np.flatnonzero(words.within(np.arange(len(behind)), behind))
+            whole = [at for at, piece in enumerate(words.pieces) if words.count[at] and not piece.word]
+            short, ends = words.first[whole], (words.first + words.count)[whole]
+            enough = (behind[short] > ends) & (behind_head[short] <= ends)
+            for head, runs, stops in (
+                (config.ngram, long, behind[long]),
+                (config.shortest, short[enough], ends[enough]),
+            ):
+                if len(runs):
+                    hashes = (words.hashes(runs, stops, seed) for seed in (0, 1))
+                    tables.append(np.stack([*hashes, words.places[runs]], axis=1))
+                    stops_of_heads = words.stops(head)[runs]
+                    heads.setdefault(head, []).append(words.hashes(runs, stops_of_heads, 0))
+                    more.setdefault(head, set()).update((stops - stops_of_heads).tolist())
         table = np.concatenate(tables)
         table[:, 2] >>= np.uint64(32)  # of a place, the number of the text
         table = table[np.lexsort(table.T[::-1])]
         table = table[np.append(True, (table[1:] != table[:-1]).any(axis=1))[: len(table)]]
         first, second, items = (np.ascontiguousarray(column) for column in table.T)
         distinct = {head: np.unique(np.concatenate(heads[head])) for head in sorted(heads)}
-        return cls(first, second, items.astype(np.uint32), distinct, {head: sorted(lengths[head]) for head in distinct})
+        return cls(first, second, items.astype(np.uint32), distinct, {head: sorted(more[head]) for head in distinct})
 
     @property
     def known(self) -> np.ndarray:
@@ -85,44 +90,46 @@ class Ngrams:
 
     def matches(self, texts: Iterable[tuple[int, str]]) -> Iterator[Match]:
         """Every run of words of numbered texts that is an n-gram of items."""
-        longest = max((length for lengths in self._lengths.values() for length in lengths), default=1)
-        for words in batches(texts, normalised(), longest - 1):
-            for head, lengths in self._lengths.items():
-                likely = self._likely[head].among(words.runs(head, 0))
-                for length in lengths:
-                    yield from self._matches(words, words.within(likely, length), length)
+        for words in batches(texts, normalised(), max(self._heads, default=1)):
+            for head, more in self._more.items():
+                runs = self._likely[head].among(words.runs(head, 0))
+                stops = words.stops(head)[runs]
+                for number in more:
+                    inside = words.within(runs, stops + number)
+                    yield from self._matches(words, runs[inside], stops[inside] + number)
 
-    def _matches(self, words: Words, runs: np.ndarray, length: int) -> Iterator[Match]:
-        """The runs of `length` words, of those that begin with the words `runs`, that are n-grams of items."""
-        hashes = words.some_runs(runs, length, 0)
-        starts = np.searchsorted(self._first, hashes)
-        equal = np.flatnonzero(self._first.take(starts, mode="clip") == hashes)
+    def _matches(self, words: Words, runs: np.ndarray, stops: np.ndarray) -> Iterator[Match]:
+        """Of the runs from the words `runs` to those before `stops`, those that are n-grams of items."""
+        hashes = words.hashes(runs, stops, 0)
+        found = np.searchsorted(self._first, hashes)
+        equal = np.flatnonzero(self._first.take(found, mode="clip") == hashes)
         if not len(equal):
             return
-        runs, starts = runs[equal], starts[equal]
-        stops = np.searchsorted(self._first, hashes[equal], "right")
-        seconds = words.some_runs(runs, length, 1)
-        for run, second, start, stop in zip(runs.tolist(), seconds, starts.tolist(), stops.tolist(), strict=True):
-            if items := self._items[start:stop][self._second[start:stop] == second].tolist():
-                text = words.text[words.starts[run] : words.ends[run + length - 1]]
+        runs, stops, found = runs[equal], stops[equal], found[equal]
+        until = np.searchsorted(self._first, hashes[equal], "right")
+        seconds = words.hashes(runs, stops, 1)
+        for run, stop, second, *own in zip(*(of.tolist() for of in (runs, stops)), seconds, found, until, strict=True):
+            same = slice(*own)
+            if items := self._items[same][self._second[same] == second].tolist():
+                text = words.text[words.starts[run] : words.ends[stop - 1]]
                 place = int(words.places[run])
                 yield Match(place >> 32, place & 0xFFFFFFFF, items, " ".join(text.split()))
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All that `from_arrays` needs."""
-        lengths = [(head, length) for head, own in self._lengths.items() for length in own]
+        more = [(head, number) for head, own in self._more.items() for number in own]
         arrays = {"first": self._first, "second": self._second, "items": self._items}
-        arrays["lengths"] = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+        arrays["more"] = np.array(more, dtype=np.int64).reshape(-1, 2)
         return arrays | {f"heads.{head}": hashes for head, hashes in self._heads.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Ngrams":
-        lengths: dict[int, list[int]] = {}
-        for head, length in arrays["lengths"].tolist():
-            lengths.setdefault(head, []).append(length)
-        heads = {head: arrays[f"heads.{head}"] for head in lengths}
-        return cls(arrays["first"], arrays["second"], arrays["items"], heads, lengths)
+        more: dict[int, list[int]] = {}
+        for head, number in arrays["more"].tolist():
+            more.setdefault(head, []).append(number)
+        heads = {head: arrays[f"heads.{head}"] for head in more}
+        return cls(arrays["first"], arrays["second"], arrays["items"], heads, more)
 
 
 class _Likely:

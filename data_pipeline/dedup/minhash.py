@@ -6,7 +6,7 @@ GPT-3 and datatrove. The connected components of these pairs are the clusters.
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Row
 from data_pipeline.text.tally import Tally
+from data_pipeline.text.words import normalised
 
 _SEED = 1
-_WORD = re.compile(r"\w+")
+_WORD = re.compile("[a-z0-9]+")
 
 
 class NearDuplicates:
@@ -48,9 +49,19 @@ class NearDuplicates:
 
 
 def ngrams(text: str, length: int) -> set[str]:
-    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a shorter text is one n-gram."""
-    words = _WORD.findall(text.lower())
-    return {" ".join(words[start : start + length]) for start in range(max(1, len(words) - length + 1))} - {""}
+    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a shorter text is one n-gram.
+
+    Words are those of decontamination: in scripts without spaces, as many letters as `length` words have on average.
+    """
+    if text.isascii():
+        words = _WORD.findall(text.lower())
+        stops: Iterable[int] = range(length, max(length, len(words)) + 1)
+    else:
+        text = f"\n{normalised().prepared(text).lower()}\n"
+        found = normalised().scan(text)
+        words = [text[start:end] for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)]
+        stops = [stop for stop in found.stops(length).tolist() if stop <= len(words)] or [len(words)]
+    return {" ".join(words[start:stop]) for start, stop in enumerate(stops)} - {""}
 
 
 @functools.cache

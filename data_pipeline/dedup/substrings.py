@@ -120,7 +120,7 @@ def anchored(words: Words, length: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     # The upper half of a hash decides, and between equal ones the place: equal runs have equal anchors in any batch.
     ordered = hashes & _UPPER | np.arange(len(hashes), dtype=np.uint64)
     anchors = (_smallest(ordered, length - short + 1) & ~_UPPER).astype(np.int64)
-    runs = words.within(np.arange(len(anchors)), length)
+    runs = np.flatnonzero(words.within(np.arange(len(words.starts)), words.stops(length)))
     return hashes, runs, anchors[runs]
 
 

@@ -364,7 +364,10 @@ def write_left(corpus: Path, spec: PartSpec) -> PartsResult:
 
 _STEPS = ("urls", "lines", "spans", "anchors", "substrings", "documents", "minhash")
 _DECIDING = {"anchors": find_repeated, "minhash": find_pairs}
-KEYS = {step: Stage(f"{step}-keys", 1, gather_keys, "lower characters_per_part") for step in _STEPS}
+_VERSIONS = {"anchors": 2, "substrings": 2, "minhash": 2}  # of the stages that gather keys; those of other steps: 1
+KEYS = {
+    step: Stage(f"{step}-keys", _VERSIONS.get(step, 1), gather_keys, "lower characters_per_part") for step in _STEPS
+}
 LOSERS = {
     step: Stage(f"{step}-losers", 1, _DECIDING.get(step, decide_bucket), "lower dedup.keys_per_bucket")
     for step in _STEPS
@@ -373,7 +376,7 @@ MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash
 MERGE_LOSERS = {step: Merging(f"{step}-losers", merge_decided) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
 FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
-DECONTAMINATION = Stage("decontamination", 1, find_contaminated, "look for fewer evaluation sets")
+DECONTAMINATION = Stage("decontamination", 2, find_contaminated, "look for fewer evaluation sets")
 VERDICTS: dict[str, Stage] = {"filters": FILTERS, "decontamination": DECONTAMINATION}
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 

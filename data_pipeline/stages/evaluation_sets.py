@@ -132,7 +132,7 @@ def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult
     return EvaluationSetsResult(read)
 
 
-STAGE = Stage("evaluation-sets", 1, write_ngrams, "look for fewer evaluation sets")
+STAGE = Stage("evaluation-sets", 2, write_ngrams, "look for fewer evaluation sets")
 
 
 def _files(config: DecontaminationConfig) -> list[list[InputFile]]:

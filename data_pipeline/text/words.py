@@ -1,25 +1,48 @@
 """The words of many texts at once, as arrays: where they lie, and hashes of words and of runs of words.
 
 Python's own `split` and `hash` take a call for each word. NumPy does the same here for 100 kB of text at a time.
+
+In scripts without spaces, which no rule can split into words, each letter counts as one. The marks behind a letter,
+such as vowel signs, belong to it, as they do in UAX 29.
 """
 
 import functools
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_PLANE = 1 << 16  # the code points of Unicode's basic plane
+_TABLE = 1 << 17  # the code points of the first two planes; in the others, only Han are letters, and nothing is a mark
+_FIRST_CHANGE, _FIRST_MARK, _JAMO = 0x80, 0x300, slice(0x1160, 0x1200)
+_SIZE, _MARK, _CHANGES = 7, 8, 16  # bits of a character's kind
 _PIECE = 1 << 17  # characters: their arrays fit into a cache
 _LONGEST = 1 << 16  # characters of a word, so that memory is bounded
-_UNSPACED = (  # scripts that are written without spaces between words
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x3040, 0x30FF),  # kana
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
+# The size of a word, and of a letter in a script without spaces. ICU's dictionaries find 1.6 letters in a Chinese word,
+# 1.8 in a Japanese one, of which most are kana, and 3.0 to 3.7 in one of Thai, Lao or Khmer.
+_WORD, _HAN, _KANA, _COMPLEX = 6, 4, 3, 2
+_UNSPACED = (
+    (0x0E00, 0x0EFF, _COMPLEX),  # Thai, Lao
+    (0x1000, 0x109F, _COMPLEX),  # Burmese
+    (0x1780, 0x17FF, _COMPLEX),  # Khmer
+    (0x1950, 0x19DF, _COMPLEX),  # Tai Le, New Tai Lue
+    (0x1A20, 0x1AAF, _COMPLEX),  # Tai Tham
+    (0x3005, 0x3007, _HAN),
+    (0x3040, 0x30FF, _KANA),
+    (0x31F0, 0x31FF, _KANA),
+    (0x3400, 0x4DBF, _HAN),
+    (0x4E00, 0x9FFF, _HAN),
+    (0xA9E0, 0xA9FF, _COMPLEX),  # Burmese
+    (0xAA60, 0xAADF, _COMPLEX),  # Burmese, Tai Viet
+    (0xF900, 0xFAFF, _HAN),
+    (0x11700, 0x1174F, _COMPLEX),  # Ahom
+    (0x1B000, 0x1B16F, _KANA),
+    (0x20000, 0x3FFFF, _HAN),
+)
+# Soft hyphens, joiners, directions, variants: they never change which word it is (UAX 29, rule WB4).
+_IGNORED = re.compile(
+    r"[\u00ad\u034f\u061c\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
 # For each seed, the odd bases of the polynomials over the characters of a word and over the words of a run.
 _BASES = (
@@ -29,49 +52,110 @@ _BASES = (
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The words of a text.
+
+    `values`: of each character, 0 between words; `starts`, `ends` (n,): where the words lie; `sizes` (n,): what each
+    stands for, of which `_WORD` is a word. None: all are words.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    sizes: np.ndarray | None = None
+
+    def stops(self, length: int) -> np.ndarray:
+        """(n,): for each word, the one behind the shortest run from there that stands for `length` words.
+
+        It is beyond n for the last words, behind which too few follow. Three words in runs of 2  ->  [2, 3, 4]
+        """
+        if self.sizes is None:
+            return np.arange(length, len(self.starts) + length)
+        before = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        return np.searchsorted(before, before[:-1] + _WORD * length)
+
+
 class Alphabet:
     """What counts as a word: a longest run of characters that don't separate words. NUL always does.
 
-    `fold(character)` is the character it counts as, or "" for one that separates words; `beyond`: whether characters
-    beyond the basic plane belong to words (unfolded) or separate them. In scripts without spaces each character is a
-    word. Longer words than 65,536 characters are cut.
+    `fold(character)` is the character it counts as, or "" for one that separates words. In scripts without spaces each
+    letter, with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark behind what separates
+    words does so too, and letters without spaces stand for parts of a word. Longer words than 65,536 characters are
+    cut.
     """
 
-    def __init__(self, fold: Callable[[str], str], beyond: bool):
-        folded = [fold(chr(code)) for code in range(_PLANE)]
-        self.values = np.array([ord(one[0]) if one else 0 for one in folded], dtype=np.uint16)
-        self.beyond = beyond
-        self.alone = np.zeros(_PLANE, dtype=bool)
-        for first, last in _UNSPACED:
-            self.alone[first : last + 1] = self.values[first : last + 1] != 0
-        self.alone[-1] = False  # stands for all characters beyond
+    def __init__(self, fold: Callable[[str], str], normal: bool):
+        self._fold, self._normal = fold, normal
+        self._values = np.array([self._value(code) for code in range(_TABLE)], dtype=np.uint32)
 
-    def scan(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(value of each character, 0 between words, starts of the words, their ends).
+    def prepared(self, text: str) -> str:
+        """`text` as it is compared, whose words `scan` finds."""
+        if not self._normal or text.isascii():
+            return text
+        codes = _codes(text)
+        if not (_kinds(codes[codes >= _FIRST_CHANGE]) & _CHANGES).any():
+            return text
+        return unicodedata.normalize("NFKC", _IGNORED.sub("", text))
 
-        `text` begins and ends with white space.
-        """
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        values = self.values.take(codes, mode="clip")
-        highest = int(codes.max())
-        if highest >= _PLANE:
-            values = np.where(codes < _PLANE, values, codes if self.beyond else np.uint16(0))
+    def scan(self, text: str) -> Scan:
+        """The words of `text`, which begins and ends with white space."""
+        codes = _codes(text)
+        values = self._values.take(codes, mode="clip")
+        if (beyond := codes >= _TABLE).any():
+            values[beyond] = [self._value(code) for code in codes[beyond].tolist()]
         inside = values != 0
-        if highest >= _UNSPACED[0][0] and self.alone.take(codes[codes >= _UNSPACED[0][0]], mode="clip").any():
-            alone = self.alone.take(codes, mode="clip")
-            cut = alone[1:] | alone[:-1]
-            starts = np.flatnonzero(inside[1:] & (~inside[:-1] | cut)) + 1
-            ends = np.flatnonzero(inside[:-1] & (~inside[1:] | cut)) + 1
-        else:
+        if not (_kinds(codes[codes >= _FIRST_MARK]) & (_SIZE | _MARK)).any():
             edges = np.flatnonzero(inside[1:] != inside[:-1]) + 1
-            starts, ends = edges[::2], edges[1::2]
-        if len(starts) and int((ends - starts).max()) > _LONGEST:
-            starts, ends = _cut(starts, ends)
-        return values, starts, ends
+            return Scan(values, *_cut(edges[::2], edges[1::2]))
+        kinds = _kinds(codes)
+        marks, sizes = (kinds & _MARK) != 0, kinds & _SIZE
+        if self._normal:
+            inside &= inside[np.maximum.accumulate(np.where(marks, 0, np.arange(len(codes))))]
+        apart = ((sizes[1:] | sizes[:-1]) != 0) & ~marks[1:]
+        starts = np.flatnonzero(inside[1:] & (~inside[:-1] | apart)) + 1
+        ends = np.flatnonzero(inside[:-1] & (~inside[1:] | apart)) + 1
+        starts, ends = _cut(starts, ends)
+        return Scan(values, starts, ends, np.where(sizes, sizes, _WORD)[starts] if self._normal else None)
+
+    def _value(self, code: int) -> int:
+        folded = self._fold(chr(code))
+        return ord(folded[0]) if folded else 0
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def _kinds(codes: np.ndarray) -> np.ndarray:
+    """Of each code point: `_SIZE`, the size of a letter in scripts without spaces; whether it is a `_MARK`; `_CHANGES`,
+    whether words with it may change when they are prepared."""
+    return _table_of_kinds().take(codes, mode="clip")
+
+
+@functools.cache
+def _table_of_kinds() -> np.ndarray:
+    kinds = np.zeros(_UNSPACED[-1][1] + 2, dtype=np.uint8)
+    for first, last, size in _UNSPACED:
+        kinds[first : last + 1] = size
+    kinds[-1] = _CHANGES  # all that is beyond
+    kinds[_JAMO] = _CHANGES  # they compose
+    for code in range(_FIRST_CHANGE, _TABLE):
+        character = chr(code)
+        becomes = unicodedata.normalize("NFKC", character)
+        if unicodedata.category(character)[0] == "M":
+            kinds[code] |= _MARK | _CHANGES
+        elif becomes == character:
+            kinds[code] |= _CHANGES * bool(_IGNORED.match(character))
+        elif any(map(str.isalnum, character + becomes)):
+            kinds[code] |= _CHANGES
+    return kinds
 
 
 def _cut(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Starts and ends of the words with the longest ones in parts of `_LONGEST` characters."""
+    if not len(starts) or int((ends - starts).max()) <= _LONGEST:
+        return starts, ends
     parts = -(-(ends - starts) // _LONGEST)
     number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
     starts = np.repeat(starts, parts) + number * _LONGEST
@@ -81,13 +165,21 @@ def _cut(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @functools.cache
 def exact() -> Alphabet:
     """Words as white space separates them: "Ulm, 1890."  ->  "Ulm,", "1890." """
-    return Alphabet(lambda character: "" if character.isspace() else character, beyond=True)
+    return Alphabet(lambda character: "" if character.isspace() else character, normal=False)
 
 
 @functools.cache
 def normalised() -> Alphabet:
-    """Words of letters and digits, in lower case: "Ulm, 1890."  ->  "ulm", "1890" """
-    return Alphabet(lambda character: character.lower() if character.isalnum() else "", beyond=False)
+    """Words of letters with their marks and of digits, in lower case and NFKC: "Ulm, ⅕"  ->  "ulm", "1", "5"
+
+    They are those of UAX 29, cut at the punctuation that these may hold ("don't", "3.14"): texts are the same whatever
+    their punctuation. 1.5 letters of Han, 2 of kana and 3 of Thai, Lao, Khmer or Burmese stand for a word.
+    """
+
+    def fold(character: str) -> str:
+        return character.lower() if character.isalnum() or unicodedata.category(character)[0] == "M" else ""
+
+    return Alphabet(fold, normal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +192,31 @@ class Piece:
     character: int = 0
 
 
-def pieces(number: int, text: str, alphabet: Alphabet, shared: int, size: int = _PIECE) -> Iterator[Piece]:
-    """A text in pieces of about `size` characters, so that memory doesn't grow with it.
+def pieces(number: int, text: str, alphabet: Alphabet, length: int, size: int = _PIECE) -> Iterator[Piece]:
+    """A prepared text in pieces of about `size` characters, so that memory doesn't grow with it.
 
-    Successive pieces share `shared` words: each run of `shared` + 1 words lies in exactly one piece.
+    Successive pieces overlap: each run that stands for `length` words lies in exactly one piece.
     """
     word, at, reach = 0, 0, size
     while at + reach < len(text):
         part = text[at : at + reach]
-        _, starts, ends = alphabet.scan(f"\n{part}\n")
-        whole = len(starts) - 1  # the last word may be cut
-        if whole <= shared:
+        found = alphabet.scan(f"\n{part}\n")
+        whole = len(found.starts) - 1  # the last word may be cut
+        next_word = int(np.searchsorted(found.stops(length), whole, "right"))
+        if not next_word:
             reach *= 2
             continue
-        yield Piece(number, part[: ends[whole - 1] - 1], word, at)
-        word, at, reach = word + whole - shared, at + int(starts[whole - shared]) - 1, size
+        yield Piece(number, part[: found.ends[whole - 1] - 1], word, at)
+        word, at, reach = word + next_word, at + int(found.starts[next_word]) - 1, size
     yield Piece(number, text[at:], word, at)
 
 
-def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, shared: int, size: int = _PIECE) -> Iterator["Words"]:
-    """The words of numbered texts, some of them at a time, in order. `shared`: see `pieces`."""
+def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, length: int, size: int = _PIECE) -> Iterator["Words"]:
+    """The words of numbered texts, some of them at a time, in order. `length`: see `pieces`."""
     waiting: list[Piece] = []
     characters = 0
     for number, text in texts:
-        for piece in pieces(number, text, alphabet, shared, size):
+        for piece in pieces(number, alphabet.prepared(text), alphabet, length, size):
             waiting.append(piece)
             characters += len(piece.text)
             if characters >= size:
@@ -134,11 +227,11 @@ def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, shared: int, s
 
 
 def bounds(text: str, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, ends) of the words of `text`, in characters: "Ulm is old"  ->  [0, 4, 7], [3, 6, 10]"""
+    """(starts, ends) of the words of a prepared text, in characters: "Ulm is old"  ->  [0, 4, 7], [3, 6, 10]"""
     found = []
-    for piece in pieces(0, text, alphabet, shared=0):
-        _, starts, ends = alphabet.scan(f"\n{piece.text}\n")
-        found.append(np.stack([starts, ends]) + (piece.character - 1))
+    for piece in pieces(0, text, alphabet, length=1):
+        own = alphabet.scan(f"\n{piece.text}\n")
+        found.append(np.stack([own.starts, own.ends]) + (piece.character - 1))
     starts, ends = np.concatenate(found, axis=1)
     return starts, ends
 
@@ -153,13 +246,15 @@ class Words:
     def __init__(self, pieces: Sequence[Piece], alphabet: Alphabet):
         self.pieces = pieces
         self.text = "\n".join(["", *(piece.text for piece in pieces), ""])
-        self._values, self.starts, self.ends = alphabet.scan(self.text)
+        self._scan = alphabet.scan(self.text)
+        self.starts, self.ends = self._scan.starts, self._scan.ends
         after = np.cumsum([1 + len(piece.text) for piece in pieces])
         stops = np.searchsorted(self.starts, after)
         self.count = np.diff(stops, prepend=0)
         self.first = stops - self.count
         self.piece = np.repeat(np.arange(len(pieces)), self.count)
         self._prefixes: dict[int, np.ndarray] = {}
+        self._stops: dict[int, np.ndarray] = {}
 
     @functools.cached_property
     def places(self) -> np.ndarray:
@@ -168,35 +263,40 @@ class Words:
         offsets = before - self.first.astype(np.uint64)
         return offsets[self.piece] + np.arange(len(self.starts), dtype=np.uint64)
 
-    def within(self, firsts: np.ndarray, length: int) -> np.ndarray:
-        """Of the runs of `length` words that begin with the words `firsts`, those that lie in one piece."""
-        firsts = firsts[firsts <= len(self.starts) - length]
-        return firsts[self.piece[firsts] == self.piece[firsts + (length - 1)]]
+    def stops(self, length: int) -> np.ndarray:
+        """(n,): the word behind the run from each word that stands for `length` words; beyond n if too few follow."""
+        if length not in self._stops:
+            self._stops[length] = self._scan.stops(length)
+        return self._stops[length]
+
+    def within(self, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """(k,) bool: which of the runs from the words `firsts` to those before `stops` (k,) lie in one piece."""
+        there = stops <= len(self.starts)
+        return there & (self.piece[firsts] == self.piece[np.where(there, stops, 1) - 1])
 
     def runs(self, length: int, seed: int) -> np.ndarray:
-        """(n - length + 1,) uint64: a hash of each run of `length` words, also of those that cross pieces.
+        """(m,) uint64: a hash of each run that stands for `length` words, also of those that cross pieces.
 
         Hashes of equal runs are equal wherever they stand. Those of seeds 0 and 1 together have 128 bits.
         """
-        count = len(self.starts) - length + 1
-        if count <= 0:
-            return np.zeros(0, dtype=np.uint64)
-        _, inverses = _powers(_BASES[seed][1], len(self.starts))
-        prefix = self._prefix(seed)
-        return (prefix[length:] - prefix[:-length]) * inverses[:count]
+        if self._scan.sizes is None:
+            return self.hashes(slice(max(0, len(self.starts) - length + 1)), slice(length, None), seed)
+        stops = self.stops(length)
+        stops = stops[: np.searchsorted(stops, len(self.starts), "right")]
+        return self.hashes(slice(len(stops)), stops, seed)
 
-    def some_runs(self, firsts: np.ndarray, length: int, seed: int) -> np.ndarray:
-        """The hashes of the runs of `length` words that begin with the words `firsts`."""
+    def hashes(self, firsts: np.ndarray | slice, stops: np.ndarray | slice, seed: int) -> np.ndarray:
+        """The hashes of the runs from the words `firsts` to those before `stops`."""
         _, inverses = _powers(_BASES[seed][1], len(self.starts))
         prefix = self._prefix(seed)
-        return (prefix[firsts + length] - prefix[firsts]) * inverses[firsts]
+        return (prefix[stops] - prefix[firsts]) * inverses[firsts]
 
     def _prefix(self, seed: int) -> np.ndarray:
         """(n + 1,): the hashes of all runs that begin with the first word."""
         if seed not in self._prefixes:
             of_characters, of_words = _BASES[seed]
-            powers, inverses = _powers(of_characters, len(self._values))
-            sums = self._values * powers[: len(self._values)]
+            powers, inverses = _powers(of_characters, len(self._scan.values))
+            sums = self._scan.values * powers[: len(self._scan.values)]
             np.cumsum(sums, out=sums)
             hashes = (sums[self.ends - 1] - sums[self.starts - 1]) * inverses[self.starts]
             hashes ^= hashes >> np.uint64(32)

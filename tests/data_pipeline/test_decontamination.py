@@ -5,10 +5,12 @@ import gzip
 import json
 import random
 import string
+import unicodedata
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import regex
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
@@ -138,6 +140,52 @@ def test_nothing_is_found_in_text_that_has_no_item(folder):
 def files_of(of: EvaluationSet) -> list[str]:
     assert isinstance(of.path, str)
     return [str(path) for path in sorted(Path(of.path).parent.glob(Path(of.path).name))]
+
+
+# The first article of the Universal Declaration of Human Rights, and how many of its words, or of its letters where
+# there are no spaces, 13 words are: 39 letters of Thai, 20 of Han, and of Japanese 7 Han and 17 kana.
+ARTICLES = {
+    "Bengali": (
+        "সমস্ত মানুষ স্বাধীনভাবে সমান মর্যাদা এবং অধিকার নিয়ে জন্মগ্রহণ করে। তাঁদের বিবেক এবং বুদ্ধি আছে; সুতরাং সকলেরই একে "
+        "অপরের প্রতি ভ্রাতৃত্বসুলভ মনোভাব নিয়ে আচরণ করা উচিত।",
+        13,
+    ),
+    "Hindi": (
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है। उन्हें बुद्धि और अन्तरात्मा की देन "
+        "प्राप्त है और परस्पर उन्हें भाईचारे के भाव से बर्ताव करना चाहिए।",
+        13,
+    ),
+    "Tamil": (
+        "மனிதப் பிறவியினர் சகலரும் சுதந்திரமாகவே பிறக்கின்றனர்; அவர்கள் மதிப்பிலும், உரிமைகளிலும் சமமானவர்கள், அவர்கள் "
+        "நியாயத்தையும் மனச்சாட்சியையும் இயற்பண்பாகப் பெற்றவர்கள். அவர்கள் ஒருவருடனொருவர் சகோதர உணர்வுப் பாங்கில் "
+        "நடந்துகொள்ளல் வேண்டும்.",
+        13,
+    ),
+    "Thai": ("มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม", 39),
+    "Chinese": ("人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。", 20),
+    "Japanese": ("すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。", 24),
+}
+
+
+@pytest.mark.parametrize("language", ARTICLES)
+def test_13_words_are_as_much_text_in_every_script(language):
+    """A page with one word less, or one letter, is clean. The page is in another normal form than the item."""
+    article, enough = ARTICLES[language]
+    spaced = language in ("Bengali", "Hindi", "Tamil")
+    units = article.split() if spaced else regex.findall(r"[\p{L}]\p{M}*", article)
+    ngrams = Ngrams.of([(7, article)], DecontaminationConfig())
+    for number, found in ((enough - 1, []), (enough, [[7]])):
+        page = "Ulm – " + (" " if spaced else "").join(units[:number]) + " – Ulm"
+        assert [match.items for match in ngrams.matches([(0, unicodedata.normalize("NFD", page))])] == found
+
+
+def test_short_texts_without_spaces_must_be_there_as_a_whole():
+    """8 words are 12 letters of Han: a text of 11 isn't looked for, of 12 to 19 only as a whole."""
+    config = DecontaminationConfig()
+    assert not len(Ngrams.of([(0, "在尊严和权利上一律平等。")], config).known)
+    ngrams = Ngrams.of([(0, "他们赋有理性和良心并应以兄弟关系")], config)
+    assert [match.words for match in ngrams.matches([(0, "x他们赋有理性和良心,并应以兄弟关系的精神")])]
+    assert not list(ngrams.matches([(0, "他们赋有理性和良心,并应以兄弟关")]))
 
 
 def test_the_story_of_a_document_names_the_item_and_the_words(folder, corpora):

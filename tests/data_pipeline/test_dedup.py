@@ -255,6 +255,32 @@ def test_minhash_is_a_switch_or_a_section():
     assert DedupConfig.model_validate(OFF).steps == []
 
 
+@pytest.mark.parametrize(
+    ("letters", "in_an_ngram"),
+    [
+        ("的一是不了在人有我他这中大来上国个到说们", 8),
+        ("のにはをたがでてとしれさあいうるもなこら", 10),
+        ("กขคงจฉชซญฎฏฐดตถทธนบป", 15),
+    ],
+    ids=["Chinese", "Japanese", "Thai"],
+)
+def test_near_duplicates_without_spaces_share_ngrams_of_letters(letters, in_an_ngram):
+    """2,000 letters with a comma after each 20, of which 20 are replaced, 100 apart: each is in `in_an_ngram` n-grams.
+
+    Five words are 8 letters of Han, 10 of kana, 15 of Thai.
+    """
+    chance = random.Random(0)
+    text = [chance.choice(letters) for _ in range(2000)]
+    other = [letter if at % 100 != 50 else "ム" for at, letter in enumerate(text)]
+    first, second = (
+        ngrams("、".join("".join(of[at : at + 20]) for at in range(0, 2000, 20)), 5) for of in (text, other)
+    )
+    assert {len(ngram.split()) for ngram in first} == {in_an_ngram}
+    lost = 20 * in_an_ngram
+    assert len(first) == 2001 - in_an_ngram
+    assert len(first & second) / len(first | second) == (2001 - in_an_ngram - lost) / (2001 - in_an_ngram + lost)
+
+
 def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(deduplicated):
     story = "The fox ran off. The dog slept on. The sun went down."
     pages = [

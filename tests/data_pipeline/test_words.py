@@ -4,16 +4,17 @@ import bz2
 import gzip
 import json
 import random
-import re
+import unicodedata
 
 import numpy as np
 import pytest
+import regex
 
 from data_pipeline.text.words import Alphabet, Words, batches, bounds, exact, normalised, pieces
 from tests.conftest import C4_SAMPLE, SAMPLES
 
 ODD = "Ulm,\u00a01890 –\tÉCOLE_normale\n\n “It’s”\u3000x² \U0001f600 a\U0001d400b \x1f0 İstanbul"
-UNSPACED = "東京はTokyo 2020年。ภาษาไทย ok"
+UNSPACED = "東京はTokyo 2020年。ภาษาไทยดีที่สุด ok \U00020089人々"
 
 
 def texts() -> list[str]:
@@ -25,19 +26,22 @@ def texts() -> list[str]:
 
 
 def spaced(text: str) -> str:
-    """`text` with spaces around each character of the scripts that have none between words."""
-    return re.sub(
-        r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])",
+    """`text` with spaces around each letter, with its marks, of the scripts that have none between words."""
+    return regex.sub(
+        r"([[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+        r"\U00020000-\U0003ffff]&&\P{M}]\p{M}*)",
         r" \1 ",
         text,
+        flags=regex.V1,
     )
 
 
 def in_python(text: str, alphabet: Alphabet) -> list[str]:
     if alphabet is exact():
         return spaced(text).split()
-    lowered = "".join(character.lower()[0] for character in text)
-    return re.findall(r"[^\W_]+", re.sub(r"[^\u0000-\uffff]", " ", spaced(lowered)))
+    ignored = r"[\p{Default_Ignorable_Code_Point}--[\u200b\u115f\u1160\u3164]]"
+    text = unicodedata.normalize("NFKC", regex.sub(ignored, "", text, flags=regex.V1))
+    return regex.findall(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*", spaced("".join(letter.lower()[0] for letter in text)))
 
 
 def in_arrays(words: Words, piece: int) -> list[str]:
@@ -49,7 +53,7 @@ def in_arrays(words: Words, piece: int) -> list[str]:
 def test_words_are_those_of_python(alphabet):
     found = [
         (words.pieces[piece].number, in_arrays(words, piece))
-        for words in batches(enumerate(texts()), alphabet, 0, size=10**6)
+        for words in batches(enumerate(texts()), alphabet, 1, size=10**6)
         for piece in range(len(words.pieces))
     ]
     assert [number for number, _ in found] == list(range(len(texts())))
@@ -65,9 +69,10 @@ def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
     words_of: dict[int, tuple[str, ...]] = {}
     hash_of: dict[tuple[str, ...], int] = {}
     again = 0
-    for words in batches(enumerate(texts()), alphabet, 2):
-        runs = words.within(np.arange(len(words.starts) - 2), 3)
-        hashes = [words.runs(3, seed)[runs].tolist() for seed in (0, 1)]
+    for words in batches(enumerate(texts()), alphabet, 3):
+        runs = np.arange(len(words.starts) - 2)
+        runs = runs[words.within(runs, runs + 3)]
+        hashes = [words.hashes(runs, runs + 3, seed).tolist() for seed in (0, 1)]
         shown = [words.text[start:end] for start, end in zip(words.starts, words.ends, strict=True)]
         for run, *pair in zip(runs.tolist(), *hashes, strict=True):
             run_words = tuple(shown[run : run + 3])
@@ -81,19 +86,19 @@ def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
     assert len(words_of) == 2 * len(hash_of)
 
 
-@pytest.mark.parametrize("shared", [0, 1, 12])
-def test_each_run_of_words_lies_in_one_piece(shared):
+@pytest.mark.parametrize("length", [1, 2, 13])
+def test_each_run_of_words_lies_in_one_piece(length):
     """Pieces of a hundred characters, some words of which are longer."""
-    chance = random.Random(shared)
+    chance = random.Random(length)
     words = ["".join(chance.choices("abé", k=chance.choice([1, 3, 8, 250]))) for _ in range(400)]
     text = "".join(word + chance.choice([" ", "\n", "  \t"]) for word in words)
     runs: list[tuple[int, tuple[str, ...]]] = []
-    for piece in pieces(7, text, exact(), shared, size=100):
+    for piece in pieces(7, text, exact(), length, size=100):
         own = piece.text.split()
         assert piece.number == 7
         assert text[piece.character :].startswith(piece.text)
-        runs += [(piece.word + at, tuple(own[at : at + shared + 1])) for at in range(len(own) - shared)]
-    assert runs == [(at, tuple(words[at : at + shared + 1])) for at in range(len(words) - shared)]
+        runs += [(piece.word + at, tuple(own[at : at + length])) for at in range(len(own) - length + 1)]
+    assert runs == [(at, tuple(words[at : at + length])) for at in range(len(words) - length + 1)]
 
 
 def test_places_and_bounds_count_from_the_start_of_a_text():
@@ -101,5 +106,57 @@ def test_places_and_bounds_count_from_the_start_of_a_text():
     starts, ends = bounds(long, exact())
     assert [long[starts[at] : ends[at]] for at in (0, 59_999)] == ["word0", "word59999"]
     assert len(starts) == 60_000
-    places = np.concatenate([words.places for words in batches([(3, "a b"), (9, long)], exact(), shared=4)])
+    places = np.concatenate([words.places for words in batches([(3, "a b"), (9, long)], exact(), length=5)])
     assert set(places.tolist()) == {3 << 32, 3 << 32 | 1, *(9 << 32 | number for number in range(60_000))}
+
+
+def normal_words(text: str) -> list[str]:
+    (words,) = batches([(0, text)], normalised(), 1)
+    return in_arrays(words, 0)
+
+
+def test_marks_belong_to_their_letters_and_texts_are_compared_in_nfkc():
+    """The words of UAX 29; what it leaves out of consideration (soft hyphens, joiners) is left out."""
+    assert normal_words("সমস্ত মানুষ স্বাধীনভাবে।") == ["সমস্ত", "মানুষ", "স্বাধীনভাবে"]
+    assert normal_words("उन्हें बुद्धि और क्\u200dष") == ["उन्हें", "बुद्धि", "और", "क्ष"]
+    assert normal_words("மனிதப் பிறவியினர்") == ["மனிதப்", "பிறவியினர்"]
+    assert normal_words("cafe\u0301 na\u00efve ½ ﬁn co\u00adop Ａ１") == [
+        "café",
+        "naïve",
+        "1",
+        "2",
+        "fin",
+        "coop",
+        "A1",
+    ]
+    assert normal_words("don´t x \u0301y \U0001d54c") == ["don", "t", "x", "y", "U"]  # ´ becomes a space and a mark
+    assert normal_words("don't 3.14 a_b") == ["don", "t", "3", "14", "a", "b"]
+
+
+def test_letters_without_spaces_stand_for_parts_of_a_word():
+    """13 words: 39 letters of Thai, 26 of kana, 20 of Han (19.5), or 10 words and 9 letters of Thai."""
+    for text, letters in (
+        ("ที่สุด" * 20, 39),
+        ("ひらがな" * 20, 26),
+        ("人人生而自由" * 20, 20),
+        ("a " * 10 + "ที่สุด" * 5, 19),
+    ):
+        (words,) = batches([(0, text)], normalised(), 13)
+        assert words.stops(13)[0] == letters
+        assert len(words.runs(13, 0)) == (words.stops(13) <= len(words.starts)).sum()
+        (each,) = batches([(0, text)], exact(), 13)
+        assert each.stops(13)[0] == 13
+
+
+def test_each_run_of_letters_lies_in_one_piece():
+    """Pieces of a hundred characters of mixed scripts: all runs of five words, each found once, in one of them."""
+    text = "ภาษาไทยดีที่สุด人人生而自由 in Ulm ひらがな" * 40
+    (whole,) = batches([(0, text)], normalised(), 5)
+    runs = []
+    for piece in pieces(0, text, normalised(), 5, size=100):
+        words = Words([piece], normalised())
+        stops = words.stops(5)
+        firsts = np.flatnonzero(words.within(np.arange(len(stops)), stops))
+        runs += list(zip(words.places[firsts].tolist(), words.runs(5, 0).tolist(), strict=True))
+    assert runs == list(enumerate(whole.runs(5, 0).tolist()))
+    assert len(runs) > 500
