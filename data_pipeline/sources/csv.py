@@ -33,7 +33,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         b'text,url\n"One,\ntwo.",https://a.org/\n'  ->  Record(0, "One,\ntwo.", "https://a.org/")
     """
     options = Options(**file.options)
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         lines = _Lines(stream, intake, options.max_record_bytes)
         rows = csv.reader(lines, delimiter=options.delimiter, strict=True)
         try:

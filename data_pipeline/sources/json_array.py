@@ -23,12 +23,13 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = jsonl.Options(**file.options)
-    with open_stream(file.path) as stream:
-        begins = stream.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    with open_stream(file.path, verified=False) as stream:
+        while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":
+            pass
     if begins != b"[":
         yield from jsonl.read(file, intake)
         return
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         elements = enumerate(_elements(file.path, stream, options.max_record_bytes), 1)
         yield from jsonl.records(jsonl.parsed(elements, "element", intake, options), "element", options, intake)
 

@@ -57,13 +57,13 @@ def records(
 
 def begins_object(file: Input) -> bool:
     """Whether the first byte of `file` begins an object."""
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, verified=False) as stream:
         return stream.read(1) == b"{"
 
 
 def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", intake, options)
 
 

@@ -52,7 +52,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is not None and not line.strip(b" "):
                 continue

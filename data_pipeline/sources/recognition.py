@@ -50,7 +50,7 @@ _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNING
 def look_of(path: str) -> Look | None:
     """What the file at `path` looks like; None if it can't be opened or decompressed, or is empty."""
     try:
-        with open_stream(path) as stream:
+        with open_stream(path, verified=False) as stream:
             head = stream.read(_HEAD)
     except StoreError:
         raise

@@ -43,7 +43,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     """
     options = Options(**file.options)
     samples = {"document": _documents, "paragraph": _paragraphs, "line": _lines}[options.sample_by]
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
             intake.counters["read"] += 1
             if sample is None:

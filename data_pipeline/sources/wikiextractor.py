@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
@@ -31,12 +32,12 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     """
     options = Options(**file.options)
     if jsonl.begins_object(file):
-        yield from jsonl.read(Input(file.path, options=options.model_dump()), intake)
+        yield from jsonl.read(replace(file, options=options.model_dump()), intake)
         return
     ordinal, body, size, stray = -1, list[bytes](), 0, False
     start: re.Match[bytes] | None = None  # of the article being read
     position = ""
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if opening := line is not None and _START.fullmatch(line):
                 if start:

@@ -3,12 +3,16 @@
 import bz2
 import gzip
 import pickle
+import random
 from pathlib import Path
 
+import fsspec
 import pytest
 import zstandard
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.sources.compression import stream as module
 from data_pipeline.sources.compression.stream import open_stream
 
 CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))
@@ -109,8 +113,6 @@ def test_what_cannot_be_opened_is_the_users_to_mend(tmp_path):
 
 
 def test_paths_are_fsspec_paths():
-    import fsspec
-
     with fsspec.open("memory://folder/a.bz2", "wb") as file:
         file.write(bz2.compress(CONTENT))
     with open_stream("memory://folder/a.bz2") as stream:
@@ -134,3 +136,78 @@ def test_content_much_larger_than_its_file_is_read_in_pieces(tmp_path):
     path.write_bytes(zstd(bytes(1 << 26)))
     with open_stream(str(path)) as stream:
         assert sum(len(piece) for piece in iter(lambda: stream.read(1 << 16), b"")) == 1 << 26
+
+
+# --- one bit is changed
+
+SENTENCE = "the of a miller went to mill and found that nobody had ground his corn since the flood of last winter"
+CHANCE, words = random.Random(2), SENTENCE.split()
+LINES = ["".join(f"{CHANCE.choice(words)} " for _ in range(30)) + str(number) for number in range(1200)]
+STORED = "\n".join(LINES).encode()
+
+
+def kept(path: Path | str) -> tuple[list[str], Intake, str]:
+    """The lines that the reader of plain text yields, and its damage."""
+    records, intake = [], Intake()
+    try:
+        for record in READERS["text"](Input(str(path), options={"sample_by": "line"}), intake):
+            records.append(record)  # noqa: PERF402 (those before the error are needed)
+    except DamagedInput as damage:
+        return [record.text for record in records], intake, str(damage)
+    return [record.text for record in records], intake, ""
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+@pytest.mark.parametrize("members", [1, 8])
+def test_no_altered_text_is_read_wherever_a_bit_is_flipped(tmp_path, compress, members):
+    """14 bits anywhere, and 10 in the last bytes, where a flip can hide the end marker."""
+    path = tmp_path / "a"
+    size = -(-len(STORED) // members)
+    pieces = [compress(STORED[at : at + size]) for at in range(0, len(STORED), size)]
+    whole = b"".join(pieces)
+    chance = random.Random(1)
+    for trial in range(24):
+        first = 0 if trial < 14 else len(whole) - 24
+        damaged = bytearray(whole)
+        damaged[chance.randrange(first, len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        lines, intake, damage = kept(path)
+        assert lines == LINES[: len(lines)]
+        assert damage or len(lines) == len(LINES)
+        assert len(lines) + intake.counters["damaged"] <= intake.counters["read"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+@pytest.mark.parametrize("held", [1 << 26, 1000])
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatch, compress, held, place):
+    """Also one too large to hold, which is read twice, and a remote one, which is copied for it."""
+    monkeypatch.setattr(module, "_HELD", held)
+    first, second = (compress("".join(f"{line}\n" for line in lines).encode()) for lines in (LINES[:100], LINES[100:]))
+    url = f"memory://flips/{held}" if place == "memory" else str(tmp_path / "a")
+    damaged = bytearray(second)
+    damaged[-6 if compress is gzip.compress else -2] ^= 1  # in the checksum: all of the content can be counted
+    for stored, lines, lost in ((first + second + first, LINES + LINES[:100], 0), (first + damaged, LINES[:100], 1100)):
+        with fsspec.open(url, "wb") as file:
+            file.write(stored)
+        found, intake, damage = kept(url)
+        assert found == lines
+        assert (intake.counters["read"], intake.counters["damaged"]) == (len(lines) + lost, lost)
+    end = len(first) + len(damaged)
+    checked = range(end - 8, end + 1)  # the checksum was compared here
+    assert damage.startswith(f"{url}: damaged at bytes {len(first)} to ")
+    assert int(damage.split(" to ")[1].split()[0]) in checked
+    assert f" of {end}: corrupt " in damage
+    assert damage.endswith(
+        "; which byte is wrong can't be known; 1,100 records left out, as far as they can be counted"
+    )
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+def test_a_large_member_that_is_cut_off_is_read_up_to_the_cut(tmp_path, monkeypatch, compress):
+    monkeypatch.setattr(module, "_HELD", 1000)
+    (tmp_path / "a").write_bytes(compress(STORED)[:-1])
+    lines, _, damage = kept(tmp_path / "a")
+    assert lines == LINES[: len(lines)]
+    assert len(lines) >= len(LINES) - 1
+    assert "ends before its end marker" in damage

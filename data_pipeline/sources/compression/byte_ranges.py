@@ -1,13 +1,12 @@
 """The content of a byte range of a file: the whole file, or some streams of a bzip2 file that has many."""
 
-import bz2
+import contextlib
 import io
 from collections.abc import Generator
 from typing import cast
 
-from data_pipeline.foundation import checksums, stores
-from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.compression.stream import open_stream, read_chunk
+from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.sources.compression.stream import BZIP2, Members, open_file, open_stream
 from data_pipeline.sources.record import Input
 
 _CHUNK = 1 << 18
@@ -24,7 +23,7 @@ def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
     file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
     if file.start == 0 and file.stop is None:
-        with open_stream(file.path) as stream:
+        with open_stream(file.path, file.verified) as stream:
             # read1 yields the content before the damage, then raises
             while data := cast(io.BufferedReader, stream).read1(_CHUNK):
                 yield data, False
@@ -34,31 +33,14 @@ def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
 
 def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
     """The content of the bzip2 streams, one after the other."""
-    try:
-        opened = stores.open_file(file.path)
-    except FileNotFoundError:
-        raise UserError(f"{file.path}: no such file") from None
-    with opened:
-        stored = checksums.watched(opened, file.path)
+    with open_file(file.path) as stored, contextlib.ExitStack() as scratch:
         stored.seek(file.start)
-        position, pending = file.start, b""
-        while pending or (pending := read_chunk(stored)):
-            beyond = file.stop is not None and position >= file.stop
-            damage = DamagedBeyond if beyond else DamagedInput
-            decompressor = bz2.BZ2Decompressor()
-            while not decompressor.eof:
-                data = b""
-                if decompressor.needs_input:
-                    data = pending or read_chunk(stored)
-                    pending = b""
-                    if not data:
-                        raise damage(file.path, f"byte {position}", "bz2 stream ends before its end marker")
-                try:
-                    content = decompressor.decompress(data, _CHUNK)
-                except (OSError, EOFError) as error:
-                    raise damage(file.path, f"byte {position}", f"corrupt bz2 data ({error})") from None
-                position += len(data)
-                if content:
+        streams = Members(stored, file.path, BZIP2, scratch, start=file.start)
+        beyond = False
+        try:
+            while streams.has_next():
+                beyond = file.stop is not None and streams.position >= file.stop
+                for content in streams.content():
                     yield content, beyond
-            pending = decompressor.unused_data
-            position -= len(pending)
+        except DamagedInput as damage:
+            raise DamagedBeyond(file.path, damage.position, damage.reason) if beyond else damage from None

@@ -57,7 +57,7 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
 
     We don't use a WARC library: fastwarc and warcio both read a truncated archive as a shorter one.
     """
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.verified) as stream:
         source = _Source(stream)
         ordinal, astray = 0, False  # astray: the end of the last record is unknown, so what follows may be part of it
         types: set[str] = set()

@@ -71,7 +71,7 @@ def _cut(path: str, offsets: Iterable[int], target_bytes: int) -> list[Input]:
 
 def _has_streams(path: str) -> bool:
     """Whether the file is bzip2 and its text is UTF-8, in which tags can be found as bytes."""
-    with closing(pieces(Input(path))) as content:
+    with closing(pieces(Input(path, verified=False))) as content:
         utf8 = is_utf8(next(content, (b"", False))[0])
     with stores.open_file(path) as file:
         return utf8 and _begins_stream(file, 0)
