@@ -21,6 +21,7 @@ from pretrain.device_problems import device_problems
 from pretrain.distillation import checks as distillation
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.t5gemma import Gemma
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.run import status
 from pretrain.run.standing import Standing, position_after
@@ -256,8 +257,8 @@ def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[s
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
     described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
-    if "bos_id" in type(model).model_fields:
-        ids["bos_id"] = corpus.tokenizer.vocabulary.bos
+    if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
+        ids["bos_id"] = corpus.tokenizer.vocabulary.start
     problems = [
         f"model.{name}: {given}, but {corpus.directory}'s tokenizer has {value}"
         for name, value in ids.items()

@@ -29,6 +29,11 @@ class Vocabulary:
     sentence_ends: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
     @property
+    def start(self) -> int:
+        """What a decoder starts from that has no other convention: bos, or without one eos, as in BART."""
+        return self.eos if self.bos is None else self.bos
+
+    @property
     def sentinel_ids(self) -> range:
         """All sentinels, from the last to sentinel 0."""
         return range(self.first_sentinel + 1 - self.sentinels, self.first_sentinel + 1)

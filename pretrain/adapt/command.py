@@ -45,7 +45,7 @@ def adapt(
     tokenizer = _with_sentinels(of_decoder.tokenizer, sentinels)
     try:
         config = target(
-            style, of_decoder.config, of_encoder.config if of_encoder else None, tokenizer.vocabulary.bos
+            style, of_decoder.config, of_encoder.config if of_encoder else None, tokenizer.vocabulary.start
         ).model_copy(update={"vocab_size": tokenizer.size})
     except UserError as error:
         raise UserError(f"{decoder}: {error}") from None

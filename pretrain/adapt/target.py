@@ -34,7 +34,7 @@ def target(
     style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyConfig | None = None, bos_id: int | None = None
 ) -> ModelConfig:
     """The config of the family `style` whose decoder has the layers of `decoder`, and whose encoder has those of
-    `encoder`, by default of `decoder` too. `bos_id` is that of the tokenizer.
+    `encoder`, by default of `decoder` too. `bos_id` is what its decoder starts from.
 
     Raises UserError that names the settings which that family can't have, and those in which the two may not differ.
     """

@@ -40,7 +40,14 @@ def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
 
 
 def windows_to_theirs(config: LocalAndGlobal, num_layers: int) -> Json:
-    """transformers makes the mask of a window even if no layer has one, which takes a number."""
+    """transformers makes the mask of a window even if no layer has one, which takes a number.
+
+    Raises UserError for a window of one token: transformers' cache would show all tokens instead.
+    """
+    if config.sliding_window == 1:
+        raise UserError(
+            "transformers can't generate with sliding_window: 1: its cache holds windows of 2 tokens or more"
+        )
     return {"layer_types": layer_types(config, num_layers), "sliding_window": config.sliding_window or UNUSED_WINDOW}
 
 

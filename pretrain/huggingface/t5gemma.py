@@ -81,8 +81,25 @@ def _stack_to_theirs(config: T5GemmaConfig, name: str) -> Json:
         "final_logit_softcapping": config.output_softcap,
         **to_theirs(config, SHARED),
         **marks_to_theirs(config),
+        "pad_token_id": _padding(config),
         "bos_token_id": config.decoder_start_id,  # transformers' decoder starts from it
     }
+
+
+def _padding(config: T5GemmaConfig) -> int:
+    """The id that stacks in transformers don't see where they are given no mask: padding, or if that is a mark too, a
+    row beyond the vocabulary, which no text has."""
+    marks = {"the decoder's start": config.decoder_start_id, "the end mark": config.eos_id}
+    same = [mark for mark, id_ in marks.items() if id_ == config.pad_id]
+    if not same:
+        return config.pad_id
+    spare = range(config.vocab_size or 0, config.padded_vocab_size)
+    if not spare:
+        raise UserError(
+            f"transformers hides padding from a T5Gemma, and here padding, id {config.pad_id}, is also "
+            f"{' and '.join(same)}: train with model.pad_vocab_to_multiple_of: 128, for an id that is padding alone"
+        )
+    return spare[0]
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[T5GemmaConfig, State]:
@@ -92,7 +109,7 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[T5GemmaConfig, State
     config = T5GemmaConfig.model_validate(
         {
             "vocab_size": decoder["vocab_size"],
-            **marks_to_ours(decoder),
+            **marks_to_ours({**decoder, "pad_token_id": saved["pad_token_id"]}),
             **{stack: stack_to_ours(saved[stack]) for stack in STACKS},
             "rope_base": rotations_to_ours(decoder["rope_parameters"]),
             **windows_to_ours(deeper),

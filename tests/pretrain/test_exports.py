@@ -69,6 +69,8 @@ CASES = {
     "T5Gemma, all local": ("t5gemma", T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5}),
     "T5Gemma, no window": ("t5gemma", T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
     "T5Gemma, muP": ("t5gemma", T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3}),
+    "T5Gemma, from the end mark": ("t5gemma", T5GEMMA | {"bos_id": 1}),
+    "T5Gemma, from padding": ("t5gemma", T5GEMMA | {"bos_id": None} | MULTIPLE),
     "T5Gemma 2": ("t5gemma2", T5GEMMA2),
     "T5Gemma 2, all local": ("t5gemma2", T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE),
     "T5Gemma 2, no window": ("t5gemma2", T5GEMMA2 | NO_WINDOW | {"window_rope_base": None, "rope_base": 1e5}),

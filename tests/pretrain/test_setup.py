@@ -57,6 +57,15 @@ def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
             prepared(model, objective)
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, 1), ({"bos_id": 1}, 1), ({"bos_id": None}, None)])
+def test_without_a_begin_mark_a_t5gemma_starts_from_the_end_mark_or_as_told(given, expected, prepared):
+    """transformers doesn't show padding to its decoder; checkpoints of runs that started from it say so."""
+    model = {"family": "t5gemma2", **SIZES, "num_layers": 1, **given}
+    assert prepared(model).model.bos_id == expected
+    with pytest.raises(UserError, match=r"bos_id: 2, but .*/corpus's tokenizer has 1"):
+        prepared({**model, "bos_id": 2})
+
+
 def test_a_group_of_no_parameters_is_refused_with_all_else(prepared):
     groups = [{"match": ["norm"], "weight_decay": 0.0}]
     with pytest.raises(UserError) as error:

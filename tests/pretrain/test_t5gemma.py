@@ -187,6 +187,18 @@ def test_what_transformers_or_we_cannot_be_is_refused(tmp_path):
     config = parse({**KINDS["t5gemma"], "window_rope_base": 1e5})
     with pytest.raises(UserError, match=r"no T5Gemma with window_rope_base: 100000\.0"):
         interchange_of(config)
+    for family in ("t5gemma", "t5gemma2"):
+        with pytest.raises(UserError, match=r"can't generate with sliding_window: 1: its cache"):
+            in_transformers(made(family, sliding_window=1), tmp_path)
+    for marks, expected in (
+        (
+            {"bos_id": None},
+            "padding, id 0, is also the decoder's start: train with model.pad_vocab_to_multiple_of: 128",
+        ),
+        ({"bos_id": 5, "eos_id": 5, "pad_id": 5}, "padding, id 5, is also the decoder's start and the end mark: train"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            in_transformers(made("t5gemma", **marks), tmp_path)
     model = made("t5gemma")
     reference = in_transformers(model, tmp_path)
     for stack, change, expected in (
