@@ -39,12 +39,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def new_directory(path: Path) -> Iterator[Path]:
     """A hidden directory beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    Raises UserError if `path` exists and isn't an empty directory.
+    Raises UserError if `path` exists and isn't an empty directory, or if no directory can be made there.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path}: exists already; choose another directory")
     temporary = hidden(path)
-    temporary.mkdir(parents=True)
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path}: exists already; choose another directory")
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{path}: no directory can be made here: {(error.strerror or str(error)).lower()}") from None
     try:
         yield temporary
         for file in temporary.rglob("*"):

@@ -71,6 +71,11 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
+    found = _load(path)
+    return found.config, found.state
+
+
+def _load(path: Path) -> directory.Imported:
     ours = [one for family in FAMILIES for one in interchanges_of(family)]
     return directory.read([*ours, roberta.INTERCHANGE], path)
 
@@ -104,7 +109,7 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
 
     Prints a line for each choice that the files leave open.
     """
-    config, state = load_state(path)
+    config, state, unlike = _load(path)
     tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
@@ -112,6 +117,11 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # chosen with a view to config.json
     vocabulary = tokenizer.vocabulary
+    if unlike and unlike[1] < tokenizer.size and unlike[1] not in vocabulary.special.values():
+        raise UserError(
+            f"{path}: {unlike[0]} is {unlike[1]} in config.json, which the tokenizer gives to text; transformers has a "
+            "vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+        )
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
     if "eos_id" not in config.model_fields_set:  # BERT's config.json has none

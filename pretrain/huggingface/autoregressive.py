@@ -78,6 +78,7 @@ EXPORTED = Interchange(
     "AutoModelForCausalLM",
     to_hugging_face,
     from_hugging_face,
+    {key: key for key in SHAPE},
     fixed={"tie_word_embeddings": True},
     remote_code=True,
     last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),

@@ -148,6 +148,7 @@ BART = Interchange(
     "BartForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    {**SETTINGS, "num_heads": "encoder_attention_heads", "d_ff": "encoder_ffn_dim"},
     fixed={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "tie_word_embeddings": True},
     encoder_decoder=True,
     begins=True,

@@ -13,6 +13,7 @@ HEADS = {
     "kv_heads": "num_key_value_heads",
     "d_kv": "head_dim",
 }
+KEYS = {**HEADS, "num_key_value_heads": HEADS["kv_heads"], "num_layers": "num_hidden_layers"}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 UNUSED_WINDOW = 4096
 
@@ -24,15 +25,19 @@ def heads_to_theirs(config: Heads) -> Json:
 def heads_to_ours(saved: Json) -> Json:
     """Our settings of heads; those that are as by default are None."""
     width, heads, kv_heads, d_kv = (saved[HEADS[name]] for name in ("d_model", "num_heads", "kv_heads", "d_kv"))
-    scalar = saved.get("query_pre_attn_scalar")
     return {
         "d_model": width,
         "d_ff": saved["intermediate_size"],
         "num_heads": heads,
         "num_key_value_heads": None if kv_heads == heads else kv_heads,
         "head_dim": None if d_kv * heads == width else d_kv,
-        "query_pre_attn_scalar": None if scalar == d_kv else scalar,
     }
+
+
+def scalar_to_ours(saved: Json) -> Json:
+    """For models that have the setting: in others transformers ignores it."""
+    scalar, d_kv = saved["query_pre_attn_scalar"], saved["head_dim"]
+    return {"query_pre_attn_scalar": None if scalar == d_kv else scalar}
 
 
 def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:

@@ -137,6 +137,7 @@ GPT2 = Interchange(
     "GPT2LMHeadModel",
     to_hugging_face,
     from_hugging_face,
+    SETTINGS,
     name="GPT-2",
     can_be=CAN_BE,
     fixed=FIXED,

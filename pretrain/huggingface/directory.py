@@ -2,27 +2,26 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.foundation.atomic import new_directory
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import in_transformers, json_files, tokenizer_files
+from pretrain.huggingface import in_transformers, json_files, tokenizer_files, weights
 from pretrain.huggingface.engines import TRANSFORMERS, rewritten
-from pretrain.huggingface.interchange import Interchange, State, check, shapes
+from pretrain.huggingface.interchange import Interchange, State, check, check_sizes, in_their_names, shapes
 from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.weights import INDEX, WEIGHTS
 from pretrain.huggingface.without_mup import without_mup
 from pretrain.models import ModelConfig
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-README, ADAPTER = "README.md", "adapter_config.json"
+README = "README.md"
 SHARD_BYTES = 5_000_000_000
-_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 
@@ -66,10 +65,21 @@ def write(
         _write_tensors(exported.tensors, partial, shard_bytes)
 
 
-def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelConfig, State]:
-    """Reads the model in `directory`: its config, and fp32 weights under our names. `model_type` selects the family.
+class Imported(NamedTuple):
+    """A model under our names, with fp32 weights. `unlike`: a key of config.json and the id in it, if transformers
+    embeds this id otherwise than our model does."""
 
-    Raises UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is damaged.
+    config: ModelConfig
+    state: State
+    unlike: tuple[str, int] | None
+
+
+def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
+    """Reads the model in `directory`. `model_type` selects the family.
+
+    Nothing is built before the sizes in config.json are found in the headers of the weights: a wrong one could fill the
+    memory. Raises UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is
+    damaged.
     """
     path = directory / CONFIG
     saved = json_files.read(path)
@@ -78,29 +88,36 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
     interchange = by_type[saved["model_type"]]
     _refuse_others(_FIXED, saved, path)
+    saved = interchange.used(saved)
+    stored = weights.shapes_of(directory)
+    check_sizes(saved, stored, interchange.keys, path)  # transformers makes lists as long as there are layers
     theirs = None if interchange.remote_code else in_transformers.config_of(saved, path)
     settings = {**saved, **theirs.to_dict()} if theirs else saved
+    check_sizes(settings, stored, interchange.keys, path)
     _refuse_others(interchange.fixed, settings, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
             section["eos_token_id"] = ends[0]  # one of several end marks; the tokenizer says which is ours
-    tensors = _read_tensors(directory)
-    rejection = None
-    if theirs:
-        try:
-            names = in_transformers.loaded_names(tensors, interchange.class_name, theirs, path)
-            tensors = {names[name]: tensor for name, tensor in tensors.items()}
-        except UserError as error:  # our own checks name keys and tensors, so they go first
-            rejection = error
+            if outside := [id_ for id_ in ends if id_ >= section.get("vocab_size", id_ + 1)]:
+                raise UserError(
+                    f"{path}: eos_token_id has {outside}, but the embedding has {section['vocab_size']} rows"
+                )
+    names, rejection = {name: name for name in stored}, None
+    try:
+        if theirs:
+            names = in_transformers.loaded_names(stored, interchange.class_name, theirs, path)
+    except UserError as error:  # our own checks name keys and tensors, so they go first
+        rejection = error
+    tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
     try:
         config, state = interchange.from_hugging_face(settings, tensors)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise UserError("\n".join(lines)) from None
+        raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, interchange.keys))) from None
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
+    _refuse_ids(config, interchange.keys, path)
     if rejection:
         raise rejection
     if interchange.encoder_decoder:
@@ -113,7 +130,15 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> tuple[ModelCon
                 raise UserError(
                     f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {mark}, {ours}"
                 )
-    return config, state
+    return Imported(config, state, interchange.unlike(settings))
+
+
+def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
+    """Raises UserError if a token has a role for which the embedding has no row."""
+    rows = config.padded_vocab_size
+    roles = {keys[ours]: getattr(config, ours, None) for ours in ("pad_id", "eos_id", "bos_id")}
+    if outside := [f"{key} is {id_}" for key, id_ in roles.items() if id_ is not None and id_ >= rows]:
+        raise UserError(f"{path}: {'; '.join(outside)}, but the embedding has {rows} rows")
 
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
@@ -147,55 +172,3 @@ def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
         "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
     }
     json_files.write(directory / INDEX, index)
-
-
-def _read_tensors(directory: Path) -> State:
-    """The tensors that transformers loads, in fp32: from model.safetensors or else from the shards in its index.
-
-    Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
-    """
-    if (directory / ADAPTER).exists():
-        raise UserError(
-            f"{directory / ADAPTER}: weights in an adapter can't be imported; merge it into the model first"
-        )
-    if (directory / WEIGHTS).exists():
-        return _read_file(directory / WEIGHTS)
-    if not (directory / INDEX).exists():
-        found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
-        raise UserError(
-            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
-            f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
-            "with transformers' save_pretrained"
-        )
-    tensors: State = {}
-    for file, names in _shards(directory / INDEX).items():
-        if not (directory / file).exists():
-            raise UserError(f"{directory / file}: no such file, but {INDEX} names it")
-        shard = _read_file(directory / file)
-        if others := sorted(names ^ shard.keys()):
-            raise FailedError(f"{directory / file}: holds other tensors than {INDEX} says: {', '.join(others[:8])}")
-        tensors |= shard
-    return tensors
-
-
-def _shards(index: Path) -> dict[str, set[str]]:
-    """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
-    weight_map = json_files.read(index).get("weight_map")
-    shards: dict[str, set[str]] = {}
-    for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise FailedError(f"{index}: damaged: {name} is in {file!r}, not in a *.safetensors file beside it")
-        shards.setdefault(file, set()).add(name)
-    if not shards:
-        raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
-    return shards
-
-
-def _read_file(path: Path) -> State:
-    try:
-        tensors = load_file(path)
-    except Exception as error:
-        raise FailedError(f"{path}: damaged: {error}") from None
-    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {', '.join(sorted(wrong)[:8])}")
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

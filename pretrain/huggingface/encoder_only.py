@@ -128,6 +128,7 @@ BERT = Interchange(
     "BertForMaskedLM",
     to_hugging_face,
     from_hugging_face,
+    {**SETTINGS, "num_token_types": "type_vocab_size"},
     fixed=FIXED,
     begins=True,
     ends=True,

@@ -1,6 +1,7 @@
 """What transformers makes of a directory: all settings of its config.json, and today's names of its tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def config_of(saved: Json, path: Path) -> Any:
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
     try:
-        return CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+        with _quiet():
+            return CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
     except Exception as error:  # wrong types and values, by exceptions of several libraries
         raise _rejected(path, error) from None
 
@@ -35,7 +37,7 @@ def loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path)
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _quiet():
             model = getattr(transformers, class_name)(config)
     except Exception as error:  # as above
         raise _rejected(path, error) from None
@@ -48,6 +50,19 @@ def loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path)
             raise UserError(f"{path.parent}: {found[loaded]} and {name} are one tensor in transformers, {loaded}")
         found[loaded] = name
     return {name: loaded for loaded, name in found.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings: our own checks refuse what they are about."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _rejected(path: Path, error: Exception) -> UserError:

@@ -15,7 +15,7 @@ def read(path: Path) -> Json:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FailedError(f"{path}: damaged: not valid JSON") from None
     if not isinstance(content, dict):
         raise FailedError(f"{path}: damaged: not a JSON object")

@@ -41,6 +41,7 @@ INTERCHANGE = Interchange(
     "RobertaForMaskedLM",
     encoder_only.to_hugging_face,
     from_hugging_face,
+    encoder_only.BERT.names,
     fixed=encoder_only.FIXED,
     begins=True,
     ends=True,

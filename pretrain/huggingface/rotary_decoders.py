@@ -9,10 +9,12 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.blocks import (
     ACTIVATIONS,
+    KEYS,
     heads_to_ours,
     heads_to_theirs,
     rotations_to_ours,
     rotations_to_theirs,
+    scalar_to_ours,
     windows_to_ours,
     windows_to_theirs,
 )
@@ -85,6 +87,7 @@ class Form:
             self.class_name,
             partial(to_hugging_face, self),
             partial(from_hugging_face, self),
+            {**KEYS, **SETTINGS},
             name=self.name,
             can_be=self.can_be,
             fixed=self.fixed,
@@ -128,8 +131,6 @@ def to_hugging_face(form: Form, state_dict: Mapping[str, Tensor], config: Decode
 def from_hugging_face(form: Form, saved: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
     """The dropout rate is that of attention weights: in transformers these models have no other dropout."""
     eos, pad = saved["eos_token_id"], saved["pad_token_id"]
-    if saved.get("use_bidirectional_attention"):
-        raise UserError("use_bidirectional_attention is true, but our decoders are causal")
     embedding, output = NAMES["embedding.weight"], NAMES["lm_head.weight"]
     if saved["tie_word_embeddings"]:
         drop_copies(tensors, embedding, [output])
@@ -190,7 +191,7 @@ def _gemma2(config: DecoderOnlyConfig) -> Json:
 def _from_gemma2(saved: Json) -> Json:
     caps = {"attention_softcap": "attn_logit_softcapping", "output_softcap": "final_logit_softcapping"}
     base = rotations_to_ours(saved["rope_parameters"])
-    return {"rope_base": base, **windows_to_ours(saved), **to_ours(saved, caps)}
+    return {"rope_base": base, **windows_to_ours(saved), **to_ours(saved, caps), **scalar_to_ours(saved)}
 
 
 def _gemma3(config: DecoderOnlyConfig) -> Json:
@@ -204,6 +205,8 @@ def _gemma3(config: DecoderOnlyConfig) -> Json:
 
 
 def _from_gemma3(saved: Json) -> Json:
+    if saved["use_bidirectional_attention"]:
+        raise UserError("use_bidirectional_attention is true, but our decoders are causal")
     windows = windows_to_ours(saved)
     local, whole = (rotations_to_ours(saved["rope_parameters"][f"{kind}_attention"]) for kind in ("sliding", "full"))
     own_base = windows["sliding_window"] is not None and local != whole
@@ -212,6 +215,7 @@ def _from_gemma3(saved: Json) -> Json:
         "window_rope_base": local if own_base else None,
         "output_softcap": saved["final_logit_softcapping"],
         **windows,
+        **scalar_to_ours(saved),
     }
 
 

@@ -179,6 +179,7 @@ T5 = Interchange(
     "T5ForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    SETTINGS,
     name="T5",
     can_be={"positions": ("relative",)},
     fixed={"is_encoder_decoder": True},  # without it transformers' two attentions share one cache

@@ -6,11 +6,13 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.blocks import (
+    KEYS,
     heads_to_ours,
     heads_to_theirs,
     layer_types,
     rotations_to_ours,
     rotations_to_theirs,
+    scalar_to_ours,
     windows_to_ours,
     windows_to_theirs,
 )
@@ -141,7 +143,7 @@ def marks_to_ours(decoder: Json) -> Json:
 
 
 def stack_to_ours(saved: Json) -> Json:
-    return {**heads_to_ours(saved), "num_layers": saved["num_hidden_layers"]}
+    return {**heads_to_ours(saved), **scalar_to_ours(saved), "num_layers": saved["num_hidden_layers"]}
 
 
 def hugging_face_name(name: str) -> str:
@@ -164,6 +166,7 @@ T5GEMMA = Interchange(
     "T5GemmaForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    {**KEYS, **SHARED, **DROPOUT},
     name="T5Gemma",
     can_be={"window_rope_base": (None,)},
     fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},

@@ -11,6 +11,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.blocks import (
     HEADS,
+    KEYS,
     heads_to_theirs,
     rotations_to_ours,
     rotations_to_theirs,
@@ -25,7 +26,7 @@ from pretrain.models import T5Gemma2Config
 EMBEDDING = "model.encoder.text_model.embed_tokens.weight"
 COPIES = ["model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"]
 STACKS = {"encoder": "model.encoder.text_model", "decoder": "model.decoder"}
-OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
+OF_IMAGES = ("encoder.vision_tower.", "encoder.multi_modal_projector.")
 END_OF_IMAGE = "model.encoder.text_model.embed_tokens.eoi_embedding"
 SHARED = {"layer_norm_epsilon": "rms_norm_eps", "init_std": "initializer_range"}
 SAME = (
@@ -106,7 +107,22 @@ def _shapes_of_images(saved: Json) -> dict[str, torch.Size]:
     with torch.device("meta"):
         whole = T5Gemma2Encoder(TheirConfig.from_dict(saved).encoder)
     named = {f"model.encoder.{name}": tensor.shape for name, tensor in whole.state_dict().items()}
-    return {name: shape for name, shape in named.items() if name.startswith(OF_IMAGES)}
+    return {name: shape for name, shape in named.items() if _is_of_images(name)}
+
+
+def _is_of_images(name: str) -> bool:
+    """Whether a tensor is of the model's part for images, in a file with the head or without it."""
+    return name.removeprefix("model.").startswith(OF_IMAGES)
+
+
+def _without_images(saved: Json) -> Json:
+    encoder = saved.get("encoder")
+    return {**saved, "encoder": {**encoder, "vision_config": VISION}} if isinstance(encoder, dict) else saved
+
+
+def _end_of_image(settings: Json) -> tuple[str, int] | None:
+    id_ = settings["encoder"]["eoi_token_index"]
+    return None if id_ is None else ("encoder.eoi_token_index", id_)
 
 
 def from_hugging_face(saved: Json, tensors: State) -> tuple[T5Gemma2Config, State]:
@@ -138,7 +154,7 @@ def from_hugging_face(saved: Json, tensors: State) -> tuple[T5Gemma2Config, Stat
     tensors = {
         name: tensor
         for name, tensor in tensors.items()
-        if not name.startswith(OF_IMAGES) and not name.endswith(".eoi_embedding")
+        if not _is_of_images(name) and not name.endswith(".eoi_embedding")
     }
     state = renamed(tensors, config, hugging_face_name)
     return config, state
@@ -164,8 +180,11 @@ T5GEMMA2 = Interchange(
     "T5Gemma2ForConditionalGeneration",
     to_hugging_face,
     from_hugging_face,
+    {**KEYS, **SHARED, **DROPOUT},
     name="T5Gemma 2",
     fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
+    used=_without_images,
+    unlike=_end_of_image,
     encoder_decoder=True,
     ends=True,
     last_norm=lambda config: "decoder.final_norm",

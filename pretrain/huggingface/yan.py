@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import State, check, shapes
+from pretrain.huggingface.interchange import State, check, check_sizes, in_their_names, shapes
+from pretrain.huggingface.weights import in_fp32
 from pretrain.models import AutoregressiveConfig
 
 # The settings' values that are pickled by the names of the author's classes; all are read as their text.
@@ -25,6 +26,15 @@ _SUBTRACTED = {"NO": "none", "YES_NO_LN": "without_norm", "YES_LN": "with_norm"}
 _KIND = {"MSE": "mse", "CONSINE_SIM": "cosine", "COSINE_SIM": "cosine", "LOG_COSINE_SIM": "log_cosine"}
 _NORM = {"NONE": "none", "INIT": "before_mean", "AVG_CUM_SUM": "after_mean"}
 
+# Our settings and the keys of model_config that they come from.
+_SETTINGS = {
+    "vocab_size": "alphabet_size",
+    "d_model": "n_embed",
+    "num_heads": "n_head",
+    "num_encoder_layers": "n_layer",
+    "max_positions": "context_size",
+    "dropout_rate": "dropout_rate",
+}
 _LAYER = re.compile(r"(encoder|decoder)_transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
 _OF_LAYER = {
     "encoder": {
@@ -70,12 +80,13 @@ def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
+        check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS, path)
         config = _config(settings, end)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
-        lines = [f"{path}: model_config: {one['msg']}" for one in error.errors()]
-        raise UserError("\n".join(lines)) from None
+        lines = in_their_names(error, _SETTINGS)
+        raise UserError("\n".join(f"{path}: model_config: {line}" for line in lines)) from None
     state = _renamed(tensors)
     if config.embedding_loss is None:  # the author's model has a norm for it even so
         state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
@@ -83,7 +94,7 @@ def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
         check(shapes(config), state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return config, {name: tensor.float() for name, tensor in state.items()}
+    return config, in_fp32(state, path)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_a_roberta_is_imported_and_leaves_as_a_bert(roberta, tmp_path):
     ("change", "message"),
     [
         ({"hidden_act": "relu"}, "hidden_act is 'relu', but the head of RoBERTa has gelu"),
-        ({"num_attention_heads": 5}, "num_heads: 5 doesn't divide d_model 48"),
+        ({"num_attention_heads": 5}, "num_attention_heads: 5 doesn't divide hidden_size 48"),
         ({"model_type": "camembert"}, "model_type is 'camembert', not one of"),
         ({"is_decoder": True}, "is_decoder is True, but must be False"),
     ],

@@ -216,7 +216,12 @@ def test_other_files_are_refused_in_a_line_and_nothing_in_them_is_run(byte_level
         ("text.pt", None, "can't be read: no file of torch.save"),
         ("other.pt", {"weights": build(config).state_dict()}, "not a checkpoint of Yan's"),
         ("cut.pt", {"model": held, "model_config": DEFAULTS}, "final_norm.weight is missing"),
-        ("small.pt", {"model": weights(DEFAULTS), "model_config": {**DEFAULTS, "n_head": 3}}, "num_heads 3"),
+        ("small.pt", {"model": weights(DEFAULTS), "model_config": {**DEFAULTS, "n_head": 3}}, "n_head 3"),
+        (
+            "deep.pt",
+            {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}},
+            "but there are weights of 2 layers",
+        ),
     ):
         path = tmp_path / name
         if content is None:
