@@ -46,7 +46,7 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
     inputs = []
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
-            inputs += list_files(source)
+            inputs += list_files(source, output=corpus)
     evaluation_sets.check(config.decontamination)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:

@@ -1,10 +1,12 @@
 """The files of a source, and the pieces they are read in."""
 
 import glob
+import hashlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,13 +17,25 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.progress import counted
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
+
+_CORPORA_TOLD = 3
+_SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
+_WRITTEN = {  # by a build, in the directory of its corpus
+    *(".stages", "documents", "tokenizer", "shards", "manifest.json", "blocks.parquet"),
+    *("report.json", "report.md", "report.html"),
+}
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a source. `name` is its path relative to the source's root; `stamp` changes when the file changes."""
+    """A file of a source. `name` is its path relative to the source's root.
+
+    `stamp` changes when the file changes: the ETag of a store or, of a local file, the time of its last change and a
+    checksum of its head, middle and tail.
+    """
 
     source: SourceConfig
     path: str
@@ -30,10 +44,11 @@ class InputFile:
     stamp: str
 
 
-def list_files(source: SourceConfig, kind: str = "source") -> list[InputFile]:
+def list_files(source: SourceConfig, kind: str = "source", output: Path | None = None) -> list[InputFile]:
     """The files that match a source's path, sorted by name. A directory means all files below it.
 
-    `kind` is what messages call the source.
+    `kind` is what messages call the source, and `output` the directory of the corpus to build. What a build has written
+    there, and corpora below the source, are left out, in one line.
 
     Raises UserError if a path or glob matches no file, and for files that can't be read: a broken link, a directory
     that links to one above it or can't be listed, a name that isn't UTF-8.
@@ -48,6 +63,14 @@ def list_files(source: SourceConfig, kind: str = "source") -> list[InputFile]:
         else:
             found_there = partial(_remote_files, filesystem, path, root)
             files = stores.patiently(found_there, pattern, stores.LISTING_SECONDS)
+        if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
+            corpora = sorted(set(built.values()))
+            told = ", ".join(corpora[:_CORPORA_TOLD]) + (", …" if len(corpora) > _CORPORA_TOLD else "")
+            reason = f"{counted(len(built), 'file')} of corpora that were built there ({told})"
+            if len(built) == len(files):
+                raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
+            print(f"{pattern}: left out {reason}", file=sys.stderr)
+            files = {file: info for file, info in files.items() if file not in built}
         if not files:
             stores.need_bucket(pattern)
             raise UserError(f"{pattern}: no such file (path of {kind} {source.name!r})")
@@ -58,8 +81,53 @@ def list_files(source: SourceConfig, kind: str = "source") -> list[InputFile]:
                     f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
                 )
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
+            if stores.is_local(filesystem):
+                stamp += _samples_checksum(file, info["size"])
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
     return [found[name] for name in sorted(found)]
+
+
+def _of_corpora(files: Collection[str], path: str, root: str, output: Path | None, local: bool) -> dict[str, str]:
+    """Those of `files` that a build wrote below `root`, each with the directory of its corpus.
+
+    A corpus has `.stages`, or a manifest beside its blocks. A `path` with the name of its documents means them.
+    """
+    own = output.resolve() if output else None
+    means_documents = "documents" in PurePosixPath(path).parts
+
+    def exists(name: str) -> bool:
+        return Path(name).exists() if local else name in files
+
+    @cache
+    def corpus(directory: str) -> str:
+        if len(directory) <= len(root):
+            return ""
+        if above := corpus(str(PurePosixPath(directory).parent)):
+            return above
+        if local and own == Path(directory).resolve():
+            return directory
+        if means_documents:
+            return ""
+        finished = exists(f"{directory}/manifest.json") and exists(f"{directory}/blocks.parquet")
+        return directory if finished or exists(f"{directory}/.stages") else ""
+
+    built = {file: found for file in files if (found := corpus(str(PurePosixPath(file).parent)))}
+    if local and (own == Path(root).resolve() or (Path(root, ".stages").exists() and not means_documents)):
+        written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in _WRITTEN}
+        built |= dict.fromkeys(written, root)
+    return built
+
+
+def _samples_checksum(path: str, size: int) -> str:
+    """A checksum of the head, the middle and the tail of a local file; of all of it, if it is as small as they are."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            for start in sorted({0, max(0, (size - _SAMPLED) // 2), max(0, size - _SAMPLED)}):
+                digest.update(os.pread(file.fileno(), _SAMPLED, start))
+    except OSError:
+        return ""  # reported when it is read
+    return digest.hexdigest()
 
 
 def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.
 
 def _built(config: CorpusConfig, folder: Path, size: int) -> report.Json:
     folder.mkdir(exist_ok=True)
-    sources = [_sampled(source, folder / source.name, size) for source in config.sources]
+    sources = [_sampled(source, folder / source.name, size, Path(config.output)) for source in config.sources]
     tokenizer = config.tokenizer
     for pieces in (PIECES, PIECES // 4):  # fewer if there is hardly any text
         if config.tokenizer.path is None:
@@ -48,9 +48,9 @@ def _built(config: CorpusConfig, folder: Path, size: int) -> report.Json:
     raise AssertionError("one of the two attempts returns or raises")
 
 
-def _sampled(source: SourceConfig, folder: Path, size: int) -> SourceConfig:
+def _sampled(source: SourceConfig, folder: Path, size: int, output: Path) -> SourceConfig:
     """`source` with the first bytes of its largest file in its place. A file cut short is read up to the cut."""
-    file = max(list_files(source), key=lambda one: one.bytes)
+    file = max(list_files(source, output=output), key=lambda one: one.bytes)
     folder.mkdir(exist_ok=True)
     sample = folder / PurePosixPath(file.name).name
     with opening(file.path):

@@ -150,7 +150,7 @@ def plan(config: CorpusConfig, report: Json, measured: str, workers: int | None 
     A build that is too small for a cluster has one worker.
     """
     speeds = _Speeds(report, config)
-    files = [file for source in config.sources for file in list_files(source)]
+    files = [file for source in config.sources for file in list_files(source, output=Path(config.output))]
     small = are_small(sum(file.bytes for file in files), config.ray)
     workers = 1 if small else workers or config.ray.num_cpus or os.cpu_count() or 1
     stages, tokens = _stages(config, speeds, files, workers)

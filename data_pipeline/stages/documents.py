@@ -81,7 +81,7 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
     units = []
     steps = config.steps
     if files is None:
-        files = [file for source in config.sources for file in list_files(source)]
+        files = [file for source in config.sources for file in list_files(source, output=corpus)]
     rules = {source.name: config.cleaning_of(source) for source in config.sources}
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}

@@ -1,6 +1,7 @@
 """The files that a source's path names: none is silently skipped."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,62 @@ def test_a_remote_directory_stands_for_all_files_below_it():
             out.write(b"text")
     for path in ("memory://listed", "memory://listed/*"):
         assert names(path) == ["a", "sub/b"]
+
+
+@pytest.mark.parametrize("below", ["", "/*", "/**", "/**/*.txt"])
+def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below):
+    """The output of this build, a finished corpus whose stages were removed, and one that was begun."""
+    data = tmp_path / "data"
+    written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
+    for file in ["a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt"]:
+        (data / file).parent.mkdir(parents=True, exist_ok=True)
+        (data / file).write_text(file)
+    source = SourceConfig(format="text", path=f"{data}{below}")
+    found = [file.name for file in list_files(source, output=data / "out")]
+    assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
+    (line,) = capsys.readouterr().err.splitlines()
+    built = 4 if below.endswith("txt") else 6
+    told = f"{data}/begun, {data}/deep/done, {data}/out"
+    assert line == f"{data}{below}: left out {built} files of corpora that were built there ({told})"
+
+
+def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(tmp_path, capsys):
+    for file in ("a.txt", "manifests/b.txt", "documents/part-0.txt", ".stages/x/y.txt", "manifest.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    source = SourceConfig(format="text", path=str(tmp_path))
+    assert [file.name for file in list_files(source, output=tmp_path)] == ["a.txt", "manifests/b.txt"]
+    assert "left out 3 files" in capsys.readouterr().err
+
+
+def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
+    for file in ("one/documents/part-0.txt", "one/manifest.json", "one/blocks.parquet", "two/documents/part-0.txt"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    assert names(tmp_path / "one/documents") == ["part-0.txt"]
+    assert names(tmp_path / "*/documents/*") == ["one/documents/part-0.txt", "two/documents/part-0.txt"]
+    shutil.rmtree(tmp_path / "two")
+    with pytest.raises(UserError, match="has nothing but 3 files of corpora that were built there"):
+        names(tmp_path)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_and_tail(tmp_path, size):
+    def stamp() -> str:
+        (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / "a.txt")))
+        return found.stamp
+
+    def write(content: bytes) -> str:
+        (tmp_path / "a.txt").write_bytes(content)
+        os.utime(tmp_path / "a.txt", (1e9, 1e9))
+        return stamp()
+
+    whole = bytearray(b"a" * size)
+    stamps = {write(whole)}
+    for place in (0, size // 2, size - 1):
+        whole[place] = ord("b")
+        stamps.add(write(whole))
+    assert len(stamps) == 4
+    assert write(whole) in stamps
+    os.utime(tmp_path / "a.txt", (1e9, 1e9 + 1))
+    assert stamp() not in stamps
