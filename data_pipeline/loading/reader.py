@@ -6,7 +6,7 @@ import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, examples_in, rows_in
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.store import BlockStore
 from data_pipeline.objectives import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
@@ -32,6 +32,7 @@ class Reader:
         self.damaged = dict.fromkeys(damaged, "known")
         self._store = BlockStore(corpus, split, cached)
         self.blocks = self._store.index
+        self._rows = int(self.blocks.rows.sum())
         self._skip_damage = skip_damage
         self._objective = objective or corpus.objective
         self._vocabulary = corpus.tokenizer.vocabulary
@@ -40,9 +41,15 @@ class Reader:
         """Inputs and targets of the rows with these ids (n,).
 
         `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
-        Raises DamagedInput, which names the shard, if a block's checksum differs.
+        Raises UserError for an id that the split doesn't have, and DamagedInput, which names the shard, if a block's
+        checksum differs.
         """
         ids = np.asarray(rows, dtype=np.int64)
+        if (beyond := ids[(ids < 0) | (ids >= self._rows)]).size:
+            raise UserError(
+                f"{self.corpus.directory}: the split {self.split} has {self._rows} rows, whose ids count from 0, "
+                f"but row {beyond[0]} was asked for"
+            )
         epochs = np.broadcast_to(epochs, ids.shape)
         places = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
         inside = ids - self.blocks.first_row[places]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import Blocks, open_corpus
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture, rates_of_rows
@@ -197,6 +197,15 @@ def test_noise_at_build_equals_the_loaders_in_epoch_0_and_the_loader_goes_on_wit
             assert (one.lengths == other.lengths).all()
             assert (one.values[one.filled] == other.values[other.filled]).all()
         assert (again.inputs.values != once.inputs.values).any(axis=1).mean() > 0.95
+
+
+@pytest.mark.parametrize("beyond", [0, -1])
+def test_a_row_that_is_not_in_the_split_is_refused_with_its_size(beyond, small_corpus):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("validation")
+    row = rows if beyond == 0 else beyond
+    with pytest.raises(UserError, match=f"the split validation has {rows} rows, whose ids .*, but row {row} was"):
+        Reader(corpus, "validation").examples([0, row], 0)
 
 
 def test_a_damaged_block_is_named(small_corpus, tmp_path):
