@@ -1,11 +1,12 @@
 """Which near-duplicates does MinHash find, and which pages does it take for them?
 
-    python benchmarks/minhash_quality.py [--pairs 4000] [--threshold 0.8] [--permutations 128] [--ngram 5]
+    python benchmarks/minhash_quality.py [--pairs 4000] [--bands 14x8 9x13] [--ngram 5]
                                          [--texts FILE.jsonl.gz] [--picture docs/minhash-quality.svg]
 
 Pairs are planted: in a copy of a real page, words are replaced until the two sets of n-grams have the wanted Jaccard
 similarity, which is then computed exactly. Similarities are spread evenly from 0.3 to 1. Each pair goes through the
-keys of the pipeline's own step; it is found if both pages share a key. The theory is 1 − (1 − s^rows)^bands.
+keys of the pipeline's own step; it is found if both pages share a key. The theory is 1 − (1 − s^rows)^bands. The same
+pairs are looked for with several numbers of bands and rows.
 
 The pages are the first 1,000 of published C4, which ship with the package, or the field `text` of any JSON Lines.
 """
@@ -24,7 +25,7 @@ from rich.table import Table
 
 import data_pipeline
 from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
+from data_pipeline.dedup.minhash import NearDuplicates, ngrams, shape
 from data_pipeline.sources import READERS, Input, Intake
 
 SAMPLE = Path(data_pipeline.__file__).parent / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
@@ -69,7 +70,7 @@ def measure(texts: Sequence[str], config: MinHashConfig, pairs: int, seed: int =
     random = np.random.default_rng(seed)
     long = [text for text in texts if len(text.split()) >= _LEAST_WORDS]
     step = NearDuplicates(config)
-    number, rows = bands(config.threshold, config.permutations)
+    number, rows = shape(config)
     similarity, found = np.empty(pairs), np.empty(pairs, dtype=bool)
     for pair, wanted in enumerate(np.linspace(LEAST, 1, pairs)):
         *both, similarity[pair] = planted(long, float(wanted), config.ngram, random)
@@ -103,55 +104,58 @@ def recall(result: Found, least: float) -> float:
     return float(result.found[result.similarity >= least].mean())
 
 
-def table(result: Found, config: MinHashConfig) -> Table:
-    number, rows = bands(config.threshold, config.permutations)
-    shown = Table(title=f"{len(result.found):,} planted pairs, {number} bands of {rows} rows")
-    for name in ("similarity", "pairs", "found", "1 − (1 − s^r)^b", "95 % interval", "precision above", "recall above"):
+def table(results: dict[str, Found]) -> Table:
+    pairs = next(iter(results.values()))
+    shown = Table(title=f"{len(pairs.found):,} planted pairs")
+    for name in ("similarity", "pairs", "bands × rows", "found", "theory", "95 % interval", "precision", "recall"):
         shown.add_column(name, justify="right")
-    for low, high, inside in by_similarity(result, np.linspace(LEAST, 1, BINS + 1)):
-        least, most = interval(result.theory[inside])
-        shown.add_row(
-            f"{low:.2f}–{high:.2f}",
-            f"{inside.sum():,}",
-            f"{result.found[inside].mean():.3f}",
-            f"{result.theory[inside].mean():.3f}",
-            f"{least:.3f}–{most:.3f}",
-            f"{precision(result, low):.3f}",
-            f"{recall(result, low):.3f}",
-        )
+    for low, high, inside in by_similarity(pairs, np.linspace(LEAST, 1, BINS + 1)):
+        for name, result in results.items():
+            least, most = interval(result.theory[inside])
+            shown.add_row(
+                f"{low:.2f}–{high:.2f}",
+                f"{inside.sum():,}",
+                name,
+                f"{result.found[inside].mean():.3f}",
+                f"{result.theory[inside].mean():.3f}",
+                f"{least:.3f}–{most:.3f}",
+                f"{precision(result, low):.3f}",
+                f"{recall(result, low):.3f}",
+            )
     return shown
 
 
-def draw(result: Found, config: MinHashConfig, path: Path) -> None:
+def draw(results: dict[str, Found], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     matplotlib.rcParams["svg.hashsalt"] = "minhash"  # the same file from the same figures
-    number, rows = bands(config.threshold, config.permutations)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
-    curve = np.linspace(LEAST, 1, 300)
-    left.plot(curve, 1 - (1 - curve**rows) ** number, color="0.6", label=f"1 − (1 − s^{rows})^{number}")
-    places: list[float] = []
-    shares: list[float] = []
-    bars: list[list[float]] = [[], []]
-    for _, _, inside in by_similarity(result, np.linspace(LEAST, 1, 2 * BINS + 1)):
-        mean, (least, most) = float(result.theory[inside].mean()), interval(result.theory[inside])
-        places.append(float(result.similarity[inside].mean()))
-        shares.append(float(result.found[inside].mean()))
-        bars[0].append(shares[-1] - min(shares[-1], shares[-1] - mean + least))
-        bars[1].append(max(shares[-1], shares[-1] - mean + most) - shares[-1])
-    left.errorbar(places, shares, yerr=bars, fmt="o", markersize=3.5, linewidth=1, label="measured, ± 1.96 σ")
+    for color, (name, result) in zip(("C0", "C1", "C2", "C3"), results.items(), strict=False):
+        number, rows = map(int, name.split("x"))
+        curve = np.linspace(LEAST, 1, 300)
+        left.plot(curve, 1 - (1 - curve**rows) ** number, color=color, alpha=0.5, label=f"1 − (1 − s^{rows})^{number}")
+        places: list[float] = []
+        shares: list[float] = []
+        bars: list[list[float]] = [[], []]
+        for _, _, inside in by_similarity(result, np.linspace(LEAST, 1, 2 * BINS + 1)):
+            mean, (least, most) = float(result.theory[inside].mean()), interval(result.theory[inside])
+            places.append(float(result.similarity[inside].mean()))
+            shares.append(float(result.found[inside].mean()))
+            bars[0].append(shares[-1] - min(shares[-1], shares[-1] - mean + least))
+            bars[1].append(max(shares[-1], shares[-1] - mean + most) - shares[-1])
+        measured = f"{number} bands of {rows}, measured, ± 1.96 σ"
+        left.errorbar(places, shares, yerr=bars, fmt="o", color=color, markersize=3.5, linewidth=1, label=measured)
+        least_similar = np.linspace(LEAST, 0.98, 120)
+        for kind, of, style in (("precision", precision, "-"), ("recall", recall, "--")):
+            shown = [of(result, float(least)) for least in least_similar]
+            right.plot(least_similar, shown, style, color=color, label=f"{kind}, {number} bands of {rows}")
     left.set(xlabel="Jaccard similarity of a pair", ylabel="share of pairs found", ylim=(-0.03, 1.03))
-    least_similar = np.linspace(LEAST, 0.98, 120)
-    for name, of in (("precision", precision), ("recall", recall)):
-        right.plot(least_similar, [of(result, float(least)) for least in least_similar], label=name)
-    right.axvline(config.threshold, color="0.8", linewidth=1, zorder=0)
-    right.annotate(" threshold", (config.threshold, 0.02), color="0.5", fontsize=9)
     right.set(xlabel="similarity from which a pair is a near-duplicate", ylim=(-0.03, 1.03))
     for axes in (left, right):
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
     figure.savefig(path, metadata=metadata, dpi=150)
@@ -160,21 +164,20 @@ def draw(result: Found, config: MinHashConfig, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=4000)
-    parser.add_argument("--threshold", type=float, default=MinHashConfig().threshold)
-    parser.add_argument("--permutations", type=int, default=MinHashConfig().permutations)
+    parser.add_argument("--bands", nargs="+", default=["14x8", "9x13"], metavar="BANDSxROWS", help="up to four")
     parser.add_argument("--ngram", type=int, default=MinHashConfig().ngram)
     parser.add_argument("--texts", type=Path, default=SAMPLE, help="JSON Lines with a field `text`")
     parser.add_argument("--picture", type=Path, help="draw the curves there (.svg or .png)")
     given = parser.parse_args()
-    config = MinHashConfig(threshold=given.threshold, permutations=given.permutations, ngram=given.ngram)
-    result = measure(texts_of(given.texts), config, given.pairs)
-    Console(width=120).print(table(result, config))
-    print(
-        f"at {config.threshold}: precision {precision(result, config.threshold):.3f}, "
-        f"recall {recall(result, config.threshold):.3f}"
-    )
+    texts, results = texts_of(given.texts), {}
+    for name in given.bands:
+        bands, rows = map(int, name.split("x"))
+        results[name] = measure(texts, MinHashConfig(bands=bands, rows=rows, ngram=given.ngram), given.pairs)
+    Console(width=120).print(table(results))
+    for name, result in results.items():
+        print(f"{name} at 0.8: precision {precision(result, 0.8):.3f}, recall {recall(result, 0.8):.3f}")
     if given.picture:
-        draw(result, config, given.picture)
+        draw(results, given.picture)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from data_pipeline.foundation.config_file import Section
 
@@ -10,12 +10,29 @@ from data_pipeline.foundation.config_file import Section
 class MinHashConfig(Section):
     """Near-duplicates, by the estimated Jaccard similarity of their sets of successive words."""
 
-    threshold: float = Field(0.8, gt=0, lt=1)
-    """The similarity from which documents count as near-duplicates; near it, some are missed and some are taken."""
+    bands: PositiveInt = 14
+    """Parts of a signature; documents that agree in one are near-duplicates. datatrove: 14, as for FineWeb."""
+    rows: PositiveInt = 8
+    """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8."""
+    threshold: float | None = Field(None, gt=0, lt=1)
+    """Instead of `bands` and `rows`: the similarity around which those are chosen that miss and mistake the fewest
+    pairs. About half of the pairs there are found. null: `bands` and `rows`."""
     permutations: PositiveInt = 128
-    """Hash values per document; more estimate the similarity better and take longer."""
+    """The most hash values of a document, for `threshold`; more make it sharper and take longer."""
     ngram: PositiveInt = 5
     """Successive words in an element of a document's set."""
+
+    @model_validator(mode="after")
+    def _one_way_to_set_the_bands(self) -> "MinHashConfig":
+        default = MinHashConfig.model_fields
+        if self.threshold is None and self.permutations != default["permutations"].default:
+            raise ValueError("permutations goes with threshold; without it, set bands and rows")
+        if self.threshold is not None and (self.bands, self.rows) != (
+            default["bands"].default,
+            default["rows"].default,
+        ):
+            raise ValueError("threshold chooses bands and rows; set it or them")
+        return self
 
 
 class SubstringsConfig(Section):

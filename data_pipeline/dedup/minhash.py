@@ -30,13 +30,13 @@ class NearDuplicates:
 
         self._signatures = RMinHash.digests_from_token_sets
         self._config = config
-        self._bands, self._rows = bands(config.threshold, config.permutations)
+        self._bands, self._rows = shape(config)
 
     def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
         shingles = set() if row["target"] else ngrams(row["text"], self._config.ngram)
         if not shingles:
             return
-        (signature,) = self._signatures([sorted(shingles)], self._config.permutations, _SEED)
+        (signature,) = self._signatures([sorted(shingles)], self._bands * self._rows, _SEED)
         for band in range(self._bands):
             values = signature[band * self._rows : (band + 1) * self._rows]
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
@@ -64,12 +64,16 @@ def ngrams(text: str, length: int) -> set[str]:
     return {" ".join(words[start:stop]) for start, stop in enumerate(stops)} - {""}
 
 
+def shape(config: MinHashConfig) -> tuple[int, int]:
+    """(bands, rows per band): documents of similarity s share a band with probability 1 - (1 - s^rows)^bands."""
+    return bands(config.threshold, config.permutations) if config.threshold else (config.bands, config.rows)
+
+
 @functools.cache
 def bands(threshold: float, permutations: int) -> tuple[int, int]:
     """(bands, rows per band) with the least error: dissimilar documents found plus similar ones missed.
 
-    The error is summed over all similarities.
-    Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands; 0.8 with 128  ->  (9, 13).
+    The error is summed over all similarities. 0.8 with 128  ->  (9, 13), as datasketch chooses
     """
     similarity = (np.arange(1000) + 0.5) / 1000
     similar = similarity >= threshold

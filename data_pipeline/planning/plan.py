@@ -10,7 +10,7 @@ from typing import Any
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.dedup.minhash import bands
+from data_pipeline.dedup.minhash import shape
 from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.inputs import InputFile, list_files
@@ -308,7 +308,7 @@ def _keys(step: str, config: CorpusConfig, text: float, speeds: _Speeds) -> floa
     if step == "substrings":
         return text * (speeds.written("substrings-keys") / _BYTES_PER_SUBSTRING or _REPEATED / _BYTES_PER_WORD)
     if step == "minhash" and config.dedup.minhash:
-        return documents * bands(config.dedup.minhash.threshold, config.dedup.minhash.permutations)[0]
+        return documents * shape(config.dedup.minhash)[0]
     return documents
 
 

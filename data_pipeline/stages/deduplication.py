@@ -374,7 +374,7 @@ LOSERS = {
 }
 MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash" else merge_keys) for step in _STEPS}
 MERGE_LOSERS = {step: Merging(f"{step}-losers", merge_decided) for step in _STEPS}
-CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.threshold")
+CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
 FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
 DECONTAMINATION = Stage("decontamination", 2, find_contaminated, "look for fewer evaluation sets")
 VERDICTS: dict[str, Stage] = {"filters": FILTERS, "decontamination": DECONTAMINATION}

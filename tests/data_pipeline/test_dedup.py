@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
@@ -18,7 +19,7 @@ from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_losers, write_losers
 from data_pipeline.dedup.lines import EqualLines
-from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams
+from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
 from data_pipeline.dedup.spans import EqualSpans, cut
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.foundation.config_file import load
@@ -243,9 +244,7 @@ def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
 
 
 def test_minhash_is_a_switch_or_a_section():
-    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(
-        threshold=0.8, permutations=128, ngram=5
-    )
+    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
     assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
         "urls",
         "lines",
@@ -435,7 +434,19 @@ def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
         assert found.tolist() == [first[document] for document in documents.tolist()]
 
 
-def test_bands_are_those_that_err_least():
+def test_bands_by_default_are_those_of_datatrove_and_fineweb():
+    """1 - (1 - 0.8^8)^14 = 0.924 and 1 - (1 - 0.7^8)^14 = 0.565, of which 9 bands of 13 find 0.399 and 0.084."""
+    assert shape(MinHashConfig()) == (14, 8)
+    assert len([*NearDuplicates(MinHashConfig()).keys({"text": "one two", "target": ""})]) == 14
+    assert shape(MinHashConfig(bands=20, rows=5)) == (20, 5)
+    assert shape(MinHashConfig(threshold=0.8)) == (9, 13)
+    with pytest.raises(ValidationError, match="threshold chooses bands and rows"):
+        MinHashConfig(threshold=0.8, rows=5)
+    with pytest.raises(ValidationError, match="permutations goes with threshold"):
+        MinHashConfig(permutations=64)
+
+
+def test_bands_for_a_threshold_are_those_that_err_least():
     assert bands(0.8, 128) == (9, 13)  # as datasketch chooses with equal weights
     assert bands(0.5, 128)[0] > bands(0.9, 128)[0]
 
