@@ -3,12 +3,14 @@
 The placeholders are Dolma's (Soldaini et al. 2024). As in FineWeb (Penedo et al. 2024), only public IP addresses are
 replaced. The patterns find what is written as such data; they don't understand the text.
 
-- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Not the user in a URL
-  (`https://user@host.org/`) or in an address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
+- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Letters are those of all scripts
+  that put spaces between words; in others, the words before an address would be taken for its beginning. Not the user
+  in a URL (`https://user@host.org/`) or in an address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
 - `ip`: IPv4 and IPv6 in their usual forms, outside the networks that are private or reserved. Four numbers below 32,
   as 1.2.3.4, are taken for a version, and so are those after a word like "version" or "section".
-- `phone`: international numbers (+49 30 1234567), and North American ones with their separators: (212) 555-0123,
-  212-555-0123, 212.555.0123, with or without 1 in front. No digits without separators: they may be any number.
+- `phone`: international numbers (+49 30 1234567) with an assigned country code, and North American ones with their
+  separators: (212) 555-0123, (212)-555-0123, 212-555-0123, 212.555.0123, with or without 1 in front. No digits without
+  separators: they may be any number.
 """
 
 import ipaddress
@@ -47,8 +49,16 @@ def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
     return text
 
 
-_DOMAIN = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}([A-Za-z]{2,24})(?![\w-])", re.ASCII)
-_LOCAL_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._%+'&-]{0,63}[A-Za-z0-9_%+-])?\Z", re.ASCII)
+# Letters and marks beyond ASCII, RFC 6531: Latin to Arabic, N'Ko to Sinhala, Georgian to Ethiopic, and Hangul.
+_OTHERS = r"\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0300-\u037d\u0386-\u0559\u0561-\u0588\u0591-\u05bd\u05d0-\u05ea"
+_OTHERS += r"\u0610-\u061a\u0620-\u0669\u066e-\u06d3\u06d5-\u06fc\u0750-\u077f\u07c0-\u07f5\u0900-\u0963\u0966-\u0df3"
+_OTHERS += r"\u10a0-\u10fa\u10fc-\u1315\u1e00-\u1fbc\uac00-\ud7a3"
+_ALNUM = f"A-Za-z0-9{_OTHERS}"
+_DOMAIN = re.compile(
+    rf"@(?:[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?\.){{1,8}}([A-Za-z]{{2,24}}|[{_OTHERS}]{{2,24}}|xn--[a-z0-9-]{{2,59}})(?![\w-])",
+    re.ASCII,
+)
+_LOCAL_PART = re.compile(rf"[{_ALNUM}_](?:[{_ALNUM}._%+'&-]{{0,63}}[{_ALNUM}_%+-])?\Z", re.ASCII)
 _LONGEST_LOCAL_PART = 64
 _PATH = re.compile(r":[\w~/.]")
 _FILES = frozenset(
@@ -142,10 +152,13 @@ _INTERNATIONAL = re.compile(
     # +1 has the North American form, and +7 is followed by 3, 4, 8 or 9: "+1 2012-10-11" is a time zone and a date
     r"\+(?:1[ .-]?(?:\([2-9][0-9]{2}\)|[2-9][0-9]{2})[ .-]?[2-9][0-9]{2}[ .-]?[0-9]{4}"
     r"|7[ .-]?\(?[3489][0-9]{2}\)?[ .-]?[0-9]{3}[ .-]?[0-9]{2}[ .-]?[0-9]{2}"
-    r"|(?:2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|(?:2[1-689]|3[578]|42|5[09]|6[7-9]|8[0578]|9[679])[0-9])"
+    # the codes that ITU has assigned (E.164, list of 2016)
+    r"|(?:2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|21[12368]|2[2346][0-9]|25[0-8]|29[017-9]|3[57][0-9]"
+    r"|38[0-35-79]|42[013]|5[09][0-9]|67[02-9]|68[0-35-9]|69[0-2]|80[08]|85[02356]|87[08]|88[01236]|96[0-8]|97[0-79]"
+    r"|99[2-68])"
     r"[ .-]?(?:\(0?\)[ .-]?)?(?:\([0-9]{1,5}\)[ .-]?)?(?:[0-9][ .-]?){5,12}[0-9])"
 )
-_IN_PARENTHESES = re.compile(r"\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[ .-][0-9]{4}")
+_IN_PARENTHESES = re.compile(r"\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}")
 _SEPARATED = re.compile(r"[2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}")
 _COUNTRY = re.compile(r"(?<![\w.+-])1[ .-]?\Z")
 _JOINED = re.compile(r"\+\Z|[^\W\d][-/]\Z")  # a sign, or a name in a URL: item-212-555-0123

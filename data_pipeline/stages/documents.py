@@ -182,7 +182,7 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     return replace(result, bytes=size, sha256=sha256)
 
 
-STAGE = Stage("documents", 6, write_documents, "lower characters_per_part")
+STAGE = Stage("documents", 7, write_documents, "lower characters_per_part")
 
 
 def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:

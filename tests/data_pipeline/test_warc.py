@@ -6,6 +6,7 @@ from pathlib import Path
 
 import brotli
 import pytest
+import zstandard
 
 from tests.data_pipeline.reading import read
 from tests.data_pipeline.test_wet import record
@@ -96,6 +97,7 @@ ENCODINGS = {
     "deflate": zlib.compress,
     "deflate, raw": raw_deflate,
     "br": brotli.compress,
+    "zstd": zstandard.ZstdCompressor(write_content_size=False).compress,
     "identity": bytes,
 }
 
@@ -110,7 +112,7 @@ def test_encodings_are_undone_and_headers_of_those_already_undone_are_ignored(tm
     assert intake.counters == {"read": 2}
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
 def test_an_encoding_that_is_cut_off_is_damage_and_the_rest_goes_on(tmp_path, encoding):
     headers = [HTML, f"Content-Encoding: {encoding}"]
     cut = ENCODINGS[encoding](PAGE.encode())[:-9]

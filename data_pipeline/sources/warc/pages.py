@@ -9,6 +9,7 @@ from email.parser import BytesHeaderParser
 from email.policy import compat32
 
 import brotli
+import zstandard
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
@@ -20,6 +21,8 @@ from data_pipeline.sources.wet import dropped
 _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_ZSTANDARD_WINDOW = 1 << 23  # bytes, the most of a Content-Encoding: RFC 9659
+_ZSTANDARD_SLICE = 1 << 12  # bytes of input: the library can't limit its output, here to 128 MiB
 _BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -36,8 +39,8 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     Candidates for the character set come from the byte order mark, the HTTP header, the <meta> tag and the bytes
     themselves; the first that decodes every byte is used. If none does, undecodable bytes become U+FFFD. Counts `read`
     (responses), `undecodable`, and each dropped page under the first rule that applies: `not_200`, `not_html`,
-    `no_url`, `no_content` (no text in the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br)
-    can't be decoded is damage; for other damage see `warc_records`.
+    `no_url`, `no_content` (no text in the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br,
+    zstd) can't be decoded is damage; for other damage see `warc_records`.
 
         HTTP/1.1 200 OK  Content-Type: text/html  …  <title>A</title><p>Some text.</p>
           ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
@@ -92,6 +95,8 @@ def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
         body = _unchunked(body)
     if body.startswith(b"\x1f\x8b"):
         return _inflated(body, 16 + zlib.MAX_WBITS, limit)
+    if body.startswith(zstandard.FRAME_HEADER):
+        return _unzstandard(body, limit)
     if body.lstrip()[:1] == b"<":
         return body
     if _says(headers, "content-encoding", "deflate"):
@@ -138,6 +143,22 @@ def _unbrotlied(body: bytes, limit: int) -> bytes:
     if not decompressor.is_finished():
         raise ValueError("br encoding is cut off, or holds more than max_record_bytes")
     return content
+
+
+def _unzstandard(body: bytes, limit: int) -> bytes:
+    frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
+    pieces, size = list[bytes](), 0
+    try:
+        for start in range(0, len(body), _ZSTANDARD_SLICE):
+            if frame.eof or size > limit:
+                break
+            pieces.append(frame.decompress(body[start : start + _ZSTANDARD_SLICE]))
+            size += len(pieces[-1])
+    except zstandard.ZstdError as error:
+        raise ValueError(f"corrupt zstd encoding ({error})") from None
+    if not frame.eof or size > limit:
+        raise ValueError("zstd encoding is cut off, or holds more than max_record_bytes")
+    return b"".join(pieces)
 
 
 def _text_of(body: bytes, headers: Message, intake: Intake) -> str:
