@@ -8,6 +8,7 @@ from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.c4 import C4Rules
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
+from data_pipeline.cleaning.language import unknown_code
 from data_pipeline.cleaning.pii import Kind
 from data_pipeline.foundation.config_file import Section
 
@@ -24,6 +25,14 @@ class LanguageConfig(Section):
     """Language codes of the pages to keep, as the detector spells them."""
     threshold: float = Field(0.99, ge=0, le=1)
     """The least probability of the detected language with which a page is kept."""
+
+    @model_validator(mode="after")
+    def _codes_are_known(self) -> "LanguageConfig":
+        if self.detector != "none":
+            problems = [problem for code in self.keep if (problem := unknown_code(code, self.detector))]
+            if problems:
+                raise ValueError(f"keep: {'; '.join(problems)}")
+        return self
 
 
 class CleaningConfig(Section):

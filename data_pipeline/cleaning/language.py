@@ -8,6 +8,7 @@
 import functools
 import re
 from collections.abc import Callable, Collection
+from importlib import resources
 from typing import Literal, NamedTuple
 
 from data_pipeline.text.tally import Tally
@@ -31,6 +32,34 @@ def detector(name: DetectorName) -> Detector:
     detector("fast")("Ulm liegt an der Donau und ist eine alte Stadt.")  ->  Detection("de", 1.0)
     """
     return {"fast": _cld2, "langdetect": _langdetect}[name]()
+
+
+@functools.cache
+def codes(name: DetectorName) -> dict[str, str]:
+    """The codes of the languages that a detector knows, each with the English name or, if there is none, "".
+
+    codes("fast")["de"]  ->  "german"
+    """
+    import pycld2
+
+    of_names = {language: _RENAMED.get(code, code) for language, code in pycld2.LANGUAGES}
+    names = {code: language.lower() for language, code in reversed(of_names.items())}
+    if name == "fast":
+        return {code: names[code] for code in (of_names[language] for language in pycld2.DETECTED_LANGUAGES)}
+    profiles = resources.files("langdetect") / "profiles"
+    return {profile.name: names.get(profile.name, "") for profile in profiles.iterdir()}
+
+
+def unknown_code(code: str, name: DetectorName) -> str:
+    """Why a page can't have the language `code`, with the code that is probably meant; "" if it can."""
+    known = codes(name)
+    if any(code in (one, one.partition("-")[0]) for one in known):
+        return ""
+    meant = [one for one, language in known.items() if language == code.lower()]
+    meant += [_RENAMED[code]] if _RENAMED.get(code) in known else []
+    meant += [one for one in known if one == code.lower().replace("_", "-").partition("-")[0]]
+    advice = f"did you mean {' or '.join(meant)}?" if meant else "codes are such as en, de and zh-cn"
+    return f"{code!r} is no language code of detector {name}; {advice}"
 
 
 def keep_language(

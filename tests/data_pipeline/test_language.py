@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from data_pipeline.cleaning.config import LanguageConfig
 from data_pipeline.cleaning.language import Detection, detector, keep_language
 from data_pipeline.text.tally import Tally
 
@@ -92,3 +94,29 @@ def test_pages_of_the_published_corpus_are_english():
     assert counters == {"language_low_confidence": 13, "language_undetected": 2}
     slow = detector("langdetect")
     assert all(keep_language(page, slow, ["en"], 0.99, counters) for page in pages[:100])
+
+
+@pytest.mark.parametrize(
+    ("detector", "given", "meant"),
+    [
+        ("fast", "english", "did you mean en?"),
+        ("langdetect", "English", "did you mean en?"),
+        ("fast", "en_US", "did you mean en?"),
+        ("fast", "iw", "did you mean he?"),  # CLD2's own code, which is renamed
+        ("langdetect", "eo", "codes are such as en, de and zh-cn"),  # Esperanto, which only CLD2 knows
+        ("fast", "x1", "codes are such as en, de and zh-cn"),
+    ],
+)
+def test_a_language_that_no_page_can_have_is_refused_when_the_config_is_read(detector, given, meant):
+    with pytest.raises(ValidationError) as error:
+        LanguageConfig(detector=detector, keep=["en", given])
+    assert f"keep: {given!r} is no language code of detector {detector}; {meant}" in str(error.value)
+
+
+def test_every_code_that_a_detector_gives_may_be_kept():
+    for language, text in TEXTS.items():
+        for name in ("fast", "langdetect"):
+            assert detector(name)(text).language in LanguageConfig(detector=name, keep=[language]).keep
+    LanguageConfig(detector="fast", keep=["zh", "zh-tw", "jv"])
+    LanguageConfig(detector="langdetect", keep=["zh", "zh-cn"])
+    LanguageConfig(detector="none", keep=["anything"])
