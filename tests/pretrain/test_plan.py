@@ -495,6 +495,15 @@ def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
 ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
 
 
+def test_the_tables_of_t5_base_in_the_docs_are_what_the_command_prints(capsys):
+    page = (RUNS.parents[1] / "docs/scaling.md").read_text(encoding="utf-8")
+    arguments = "--gpus 8 --gpu a100-80gb --inputs 512 --targets 114"
+    shown = page.split(f"pretrain plan configs/runs/{BASE.name} {arguments}\n\n```\n")[1].split("```")[0]
+    run_plan(BASE, *arguments.split())
+    printed = capsys.readouterr().out
+    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
