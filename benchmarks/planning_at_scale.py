@@ -43,7 +43,7 @@ from data_pipeline.execution.work_units import (
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import documents, shards, tokens
-from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec
+from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult, TokensSpec
 from data_pipeline.text.tally import Tally
@@ -94,12 +94,11 @@ def do_documents(corpus: Path, units: list[Unit[DocumentsSpec]]) -> None:
     for unit in units:
         path = f"documents/{unit.name}.parquet"
         (corpus / path).touch()
-        part = WrittenPart(path, unit.spec.name, unit.spec.identity(0), 10, {"train": 1})
+        (of,) = unit.spec.inputs
+        part = WrittenPart(path, unit.spec.name, unit.spec.identity(of.file, 0), 10, {"train": 1})
         counted: dict[str, Any] = vars(PartsResult.of(Tally(), [part], Histograms()))
-        spec = unit.spec
-        result = DocumentsResult(
-            source=spec.name, file=spec.file, range=spec.range, status="ok", damage=[], bytes=10, **counted
-        )
+        read = InputResult(of.file, of.range, "ok", documents=1, damaged=0, damage=[], bytes=10)
+        result = DocumentsResult(source=unit.spec.name, inputs=[read], **counted)
         commit(corpus, documents.STAGE, unit, result, {path: Output(0, fingerprint(unit.name))})
 
 
@@ -150,6 +149,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
             "name": "simulated",
             "output": str(folder / "corpus"),
             "sources": [{"format": "text", "path": str(folder / "inputs")}],
+            "bytes_per_shared_unit": 0,  # these files stand for large ones
             "dedup": {"urls": None, "lines": False, "documents": False},
             "cleaning": {"profile": "none"},
             "rows": {"objective": {"name": "span_corruption", "inputs_length": 16}},

@@ -234,6 +234,8 @@ class CorpusConfig(Section):
     """Seed of every random choice: the tokenizer's sample, the order of rows, the noise."""
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     """The texts to read."""
+    bytes_per_shared_unit: NonNegativeInt = 8 * 2**20
+    """How many bytes of small files, which follow each other by name, are read as one unit of work; 0: each alone."""
     bytes_per_unit: PositiveInt = 64 * 2**20
     """Size of the ranges into which a multistream bz2 dump is cut, in bytes."""
     characters_per_part: PositiveInt = 500_000_000

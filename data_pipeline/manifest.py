@@ -67,8 +67,15 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
             "rows": rows,
             "splits": splits,
             "inputs": [
-                {"source": of.source, "file": of.file, "bytes": of.bytes, "sha256": of.sha256, "status": of.status}
-                for of in (unit.result for unit in built.documents)
+                {
+                    "source": unit.result.source,
+                    "file": of.file,
+                    "bytes": of.bytes,
+                    "sha256": of.sha256,
+                    "status": of.status,
+                }
+                for unit in built.documents
+                for of in unit.result.inputs
                 if of.range.start == 0
             ],
             "config": lineage(config),
@@ -125,6 +132,7 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
         "split": config.split.model_dump(),
         "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
         "shards": config.shards.model_dump(),
+        "bytes_per_shared_unit": config.bytes_per_shared_unit,
         "bytes_per_unit": config.bytes_per_unit,
         "characters_per_part": config.characters_per_part,
     }

@@ -121,19 +121,21 @@ def tell_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.
     """
-    readable = {unit.result.source for unit in units if unit.result.status != "unreadable"}
+    inputs = [(unit.result.source, of) for unit in units for of in unit.result.inputs]
+    readable = {source for source, of in inputs if of.status != "unreadable"}
     errors = []
-    for result in (unit.result for unit in units if unit.result.status != "ok"):
-        position, reason = result.damage[0]
-        records = result.counts.get("damaged", 0)
-        more = f" ({records:,} records damaged in all)" if records > 1 else ""
-        line = f"{result.source}/{result.file}: {result.status} at {position}: {reason}{more}"
-        if strict or result.source not in readable:
+    for source, of in inputs:
+        if of.status == "ok":
+            continue
+        position, reason = of.damage[0]
+        more = f" ({of.damaged:,} records damaged in all)" if of.damaged > 1 else ""
+        line = f"{source}/{of.file}: {of.status} at {position}: {reason}{more}"
+        if strict or source not in readable:
             errors.append(line)
         else:
             print(f"warning: {line}; its undamaged records were kept", file=sys.stderr)
     if errors and not strict:
-        sources = sorted({unit.result.source for unit in units} - readable)
+        sources = sorted({source for source, _ in inputs} - readable)
         others = [f"and {len(errors) - _ERRORS_SHOWN:,} more inputs"] if len(errors) > _ERRORS_SHOWN else []
         errors = [*errors[:_ERRORS_SHOWN], *others, f"nothing could be read from source {', '.join(sources)}"]
     if errors:

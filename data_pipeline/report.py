@@ -16,7 +16,7 @@ from data_pipeline.foundation.progress import counted
 from data_pipeline.report_page import as_html
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.deduplication import DecontaminationResult
-from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.text.tally import NO_RULES, smallest
@@ -60,7 +60,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "languages": _most_common(result.languages for result in left),
         "domains": _most_common(result.domains for result in left),
         "sources": _sources(documents, left, [unit.result for unit in built.deduplicated]),
-        "inputs": [_input(result) for result in documents],
+        "inputs": [_input(result.source, of) for result in documents for of in result.inputs],
         "pieces": sum(unit.result.pieces for unit in built.tokenizer),
         "splits": _splits([unit.result for unit in built.shards]),
         "tokenizer_sample": next(
@@ -239,7 +239,7 @@ def _sources(
         kept = [result for result in left if result.parts[0].source == name]
         counts = _sum(result.counts for result in (*own, *later))
         sources[name] = {
-            "inputs": sum(result.range.start == 0 for result in own),
+            "inputs": sum(of.range.start == 0 for result in own for of in result.inputs),
             "bytes": sum(result.bytes for result in own),
             "text_read_bytes": sum(result.text_bytes for result in own),
             "text_bytes": sum(result.text_bytes for result in kept),
@@ -276,13 +276,13 @@ def _by_power(counts: Any) -> dict[str, int]:
     return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
 
 
-def _input(result: DocumentsResult) -> Json:
+def _input(source: str, result: InputResult) -> Json:
     start, stop, _ = result.range
     part = f" from byte {start}" if start or stop else ""
     return {
-        "path": f"{result.source}/{result.file}{part}",
+        "path": f"{source}/{result.file}{part}",
         "bytes": result.bytes,
-        "documents": sum(result.documents.values()),
+        "documents": result.documents,
         "status": result.status,
         "reason": ": ".join(result.damage[0]) if result.damage else "",
         "damage": [damage._asdict() for damage in result.damage],

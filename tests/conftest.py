@@ -133,6 +133,7 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
         "tokenizer": {"vocab_size": 500, "sentinels": 20},
         "rows": {"objective": {"name": "span_corruption", "inputs_length": 32}},
         "shards": {"rows_per_block": 64, "blocks_per_shard": 8},
+        "bytes_per_shared_unit": 0,  # a few small files become several units, as large ones do
         **changes,
     }
     path.write_text(json.dumps(config))  # JSON is YAML

@@ -4,7 +4,7 @@ import glob
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -12,7 +12,7 @@ from typing import Any
 
 import fsspec
 
-from data_pipeline.config import SourceConfig
+from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
@@ -21,6 +21,7 @@ from data_pipeline.foundation.progress import counted
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
+_OPENING = 4096  # bytes that could be read in the time that it takes to open a file
 _CORPORA_TOLD = 3
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 _WRITTEN = {  # by a build, in the directory of its corpus
@@ -45,7 +46,7 @@ class InputFile:
 
 
 def list_files(source: SourceConfig, kind: str = "source", output: Path | None = None) -> list[InputFile]:
-    """The files that match a source's path, sorted by name. A directory means all files below it.
+    """The files that match a source's path, sorted like the ids of their documents. A directory means all below it.
 
     `kind` is what messages call the source, and `output` the directory of the corpus to build. What a build has written
     there, and corpora below the source, are left out, in one line.
@@ -84,7 +85,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
             if stores.is_local(filesystem):
                 stamp += _samples_checksum(file, info["size"])
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
-    return [found[name] for name in sorted(found)]
+    return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: Path | None, local: bool) -> dict[str, str]:
@@ -193,6 +194,23 @@ def _refuse_loop(directory: Path, root: str) -> None:
 def _printable(path: str | Path) -> str:
     r"""A path with escapes for the bytes that aren't UTF-8: "caf\xe9.txt"."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputFile]]:
+    """The `files`, whose order stays, in groups that a unit reads: neighbours in a source, if they are small.
+
+    A larger file is alone. The groups depend on the files alone, so that any number of workers makes the same units.
+    """
+    groups: list[list[InputFile]] = []
+    size = most = min(config.bytes_per_shared_unit, config.bytes_per_unit)
+    for file in files:
+        own = max(file.bytes, _OPENING)
+        if size + own > most or groups[-1][-1].source is not file.source:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += own
+    return groups
 
 
 def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:

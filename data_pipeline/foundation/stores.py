@@ -31,6 +31,7 @@ _PASSING = {
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
 _BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
+_LOCAL = LocalFileSystem()
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 _S3 = {
@@ -46,6 +47,8 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises StoreError if the package of that file system isn't installed.
     """
+    if url.startswith("file:///") and "::" not in url:  # fsspec takes as long as reading a small file
+        return _LOCAL, url.removeprefix("file://").rstrip("/") or "/"
     is_s3 = url.startswith(_S3_URLS)
     try:
         found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))

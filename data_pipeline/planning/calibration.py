@@ -3,7 +3,7 @@
 import contextlib
 import io
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import fsspec
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ _WARMING_BYTES = 1_000_000  # the first pages pay for imports; bz2 yields nothin
 
 
 def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.Json:
-    """The report of a corpus built in this process from the first `sample_bytes` of each source's largest file."""
+    """The report of a corpus built in this process from the first `sample_bytes` of each source's largest files."""
     with tempfile.TemporaryDirectory() as folder:
         for size in (min(_WARMING_BYTES, sample_bytes), sample_bytes):
             found = _built(config, Path(folder) / str(size), size)
@@ -31,7 +31,9 @@ def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.
 
 def _built(config: CorpusConfig, folder: Path, size: int) -> report.Json:
     folder.mkdir(exist_ok=True)
-    sources = [_sampled(source, folder / source.name, size, Path(config.output)) for source in config.sources]
+    sources = [
+        _sampled(source, folder / "sources" / source.name, size, Path(config.output)) for source in config.sources
+    ]
     tokenizer = config.tokenizer
     for pieces in (PIECES, PIECES // 4):  # fewer if there is hardly any text
         if config.tokenizer.path is None:
@@ -49,17 +51,20 @@ def _built(config: CorpusConfig, folder: Path, size: int) -> report.Json:
 
 
 def _sampled(source: SourceConfig, folder: Path, size: int, output: Path) -> SourceConfig:
-    """`source` with the first bytes of its largest file in its place. A file cut short is read up to the cut."""
-    file = max(list_files(source, output=output), key=lambda one: one.bytes)
-    folder.mkdir(exist_ok=True)
-    sample = folder / PurePosixPath(file.name).name
-    with opening(file.path):
-        if source.format == "parquet":  # it can't be read without its end
-            _write_rows(file, sample, size)
-        else:
-            with fsspec.open(file.path, "rb") as whole:
-                sample.write_bytes(whole.read(size))
-    return source.model_copy(update={"path": str(sample)})
+    """`source` with the first bytes of its largest files in its place. A file cut short is read up to the cut."""
+    for file in sorted(list_files(source, output=output), key=lambda one: -one.bytes):
+        sample = folder / file.name
+        sample.parent.mkdir(parents=True, exist_ok=True)
+        with opening(file.path):
+            if source.format == "parquet":  # it can't be read without its end
+                _write_rows(file, sample, size)
+            else:
+                with fsspec.open(file.path, "rb") as whole:
+                    sample.write_bytes(whole.read(size))
+        size -= file.bytes
+        if size <= 0:
+            break
+    return source.model_copy(update={"path": str(folder)})
 
 
 def _write_rows(file: InputFile, sample: Path, size: int) -> None:

@@ -13,7 +13,7 @@ from data_pipeline.dedup.keys import KeyBucket
 from data_pipeline.dedup.minhash import shape
 from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
-from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.execution.merging import level_name
 from data_pipeline.execution.workers import are_small
 from data_pipeline.foundation import memory
@@ -185,8 +185,12 @@ def as_text(found: Plan) -> str:
 def _stages(
     config: CorpusConfig, speeds: _Speeds, files: list[InputFile], workers: int
 ) -> tuple[list[StagePlan], dict[str, int]]:
-    read = [file.bytes * speeds.text(file.source.name, "text_read_bytes") for file in files]
-    kept = [file.bytes * speeds.text(file.source.name, "text_bytes") for file in files]
+    units = shared(files, config)
+    sizes = [sum(file.bytes for file in unit) for unit in units]
+    read, kept = (
+        [size * speeds.text(unit[0].source.name, key) for size, unit in zip(sizes, units, strict=True)]
+        for key in ("text_read_bytes", "text_bytes")
+    )
     parts = sum(max(1, math.ceil(text / config.characters_per_part)) for text in read)
     largest_part = min(max(read), config.characters_per_part)
     pieces = config.tokenizer.vocab_size if config.tokenizer.path is None else speeds.pieces
@@ -206,13 +210,10 @@ def _stages(
         disk = size * speeds.written(name) if written is None else written
         return StagePlan(name, units, size / 1e6, core_seconds, wall, _WORKER_MEMORY + worker, disk, opens)
 
-    ranges = [_ranges(file, config.bytes_per_unit) for file in files]
-    largest = max(file.bytes / count for file, count in zip(files, ranges, strict=True))
-    found = [
-        stage(
-            "documents", sum(ranges), sum(file.bytes for file in files), largest, _GROUP_MEMORY, 2 * sum(ranges) + parts
-        )
-    ]
+    ranges = [_ranges(unit[0], config.bytes_per_unit) if len(unit) == 1 else 1 for unit in units]
+    largest = max(size / count for size, count in zip(sizes, ranges, strict=True))
+    opens = 2 * (len(files) - len(units) + sum(ranges)) + parts
+    found = [stage("documents", sum(ranges), sum(sizes), largest, _GROUP_MEMORY, opens)]
 
     def merged(of: str, files: int, readers: int, written: float, size: float) -> int:
         """Adds the levels at which the `files` of the stage `of`, `written` bytes, are merged; returns how many are

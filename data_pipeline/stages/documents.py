@@ -1,7 +1,8 @@
-"""The documents stage: each input file, or range of one, becomes clean documents in Parquet files."""
+"""The documents stage: input files, or ranges of large ones, become clean documents in Parquet files."""
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import NOBODY
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
-from data_pipeline.execution.inputs import InputFile, list_files, pieces
+from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import checksums
@@ -26,22 +27,28 @@ from data_pipeline.text.tally import Tally
 
 
 @dataclass(frozen=True)
-class DocumentsSpec:
-    """One input, a `range` of the file at `path`, and how it becomes documents.
-
-    `name` is the source's, and `file` the path within the source. `split` is `CorpusConfig.ratio_of`, and `by_position`
-    whether the end of the input is held out. `part` names the first part, which is written to `folder`; `urls`: whether
-    keys of URLs are written beside it.
-    """
+class InputSpec:
+    """A `range` of the file at `path`. `file` is the path within the source."""
 
     path: str
+    file: str
+    range: Range
+
+
+@dataclass(frozen=True)
+class DocumentsSpec:
+    """Inputs of one source, and how they become documents.
+
+    `name` is the source's. `split` is `CorpusConfig.ratio_of`, and `by_position` whether the end of each input is held
+    out. `part` names the first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
+    """
+
+    inputs: list[InputSpec]
     format: str
     name: str
     language: str
     options: dict[str, Any]
     cleaning: CleaningConfig
-    file: str
-    range: Range
     split: tuple[int, int]
     by_position: bool
     part: str
@@ -49,30 +56,46 @@ class DocumentsSpec:
     urls: bool
     characters_per_part: int
 
-    def identity(self, ordinal: int) -> str:
-        """The id of the document made from the record `ordinal`."""
-        return f"{self.name}/{self.file}/{ordinal:09d}"
+    def identity(self, file: str, ordinal: int) -> str:
+        """The id of the document made from the record `ordinal` of `file`."""
+        return f"{self.name}/{file}/{ordinal:09d}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentsResult(PartsResult):
-    """What was read. `bytes` and `sha256` are the whole file's; the unit of its first range has them.
+@dataclass(frozen=True)
+class InputResult:
+    """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
 
-    They are taken while the file is read. Only of a file that is read in ranges, and at the same time, does that unit
-    read the rest for them: the sha256 takes all bytes in order.
+    `bytes` and `sha256` are the whole file's; its first range has them. They are taken while the file is read. Only of
+    a file that is read in ranges, and at the same time, does the unit of the first one read the rest for them: the
+    sha256 takes all bytes in order.
     """
 
-    source: str
     file: str
     range: Range
     status: Literal["ok", "damaged", "truncated", "unreadable"]
+    documents: int
+    damaged: int
     damage: list[Damage]
     bytes: int = 0
     sha256: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DocumentsResult(PartsResult):
+    """What was read of the inputs of a unit, in order."""
+
+    source: str
+    inputs: list[InputResult]
+
+    @property
+    def bytes(self) -> int:
+        return sum(of.bytes for of in self.inputs)
+
+
 def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
-    """One unit for each input file or range of one, ordered by source and by name within each source.
+    """One unit for each large input file or range of one, and for neighbouring small files of a source.
+
+    Units are ordered by source, and within a source by the ids of their documents.
 
     `files` are those of all sources, in order; they are listed if they aren't given.
 
@@ -87,19 +110,22 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
     plans = corpus / ".stages" / "plans"
-    inputs = [(file, piece) for file in files for piece in pieces(file, config.bytes_per_unit, plans)]
-    for number, (file, piece) in enumerate(inputs):
+    inputs: list[list[tuple[InputFile, Range]]] = []
+    for together in shared(files, config):
+        if len(together) > 1:
+            inputs.append([(file, Range()) for file in together])
+        else:
+            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans)]
+    for number, own in enumerate(inputs):
         name = f"part-{number:05d}"
-        source = file.source
+        source = own[0][0].source
         spec = DocumentsSpec(
-            path=file.path,
+            inputs=[InputSpec(file.path, file.name, piece) for file, piece in own],
             format=source.format,
             name=source.name,
             language=source.language,
             options=source.options,
             cleaning=rules[source.name],
-            file=file.name,
-            range=piece,
             split=ratios[source.name],
             by_position=config.split.by == "position" and source.split is None,
             part=name,
@@ -107,9 +133,10 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             urls="urls" in steps,
             characters_per_part=config.characters_per_part,
         )
-        settings = {key: value for key, value in vars(spec).items() if key != "path"}  # a file may be moved
-        stamp = fingerprint([settings, file.bytes, file.stamp, *spec.cleaning.identity])
-        units.append(Unit(name, spec, stamp, bytes=(piece.stop or file.bytes) - piece.start))
+        settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
+        stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: a file may be moved
+        size = sum((piece.stop or file.bytes) - piece.start for file, piece in own)
+        units.append(Unit(name, spec, fingerprint([settings, stamps, *spec.cleaning.identity]), bytes=size))
     return units
 
 
@@ -126,7 +153,8 @@ class PartsWriter:
         self.written: list[WrittenPart] = []
 
     def __enter__(self) -> "PartsWriter":
-        self._open(self._spec.range.first_ordinal)
+        first = self._spec.inputs[0]
+        self._open(self._spec.identity(first.file, first.range.first_ordinal))
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -134,12 +162,12 @@ class PartsWriter:
             self._close()
         self._stack.__exit__(*raised)
 
-    def add(self, record: Record, document: Document | None, competes: bool) -> None:
-        """Adds a page that was read, and its document, if any. `competes`: whether it may be the newest page of its
-        URL."""
+    def add(self, file: str, record: Record, document: Document | None, competes: bool) -> None:
+        """Adds a page that was read from `file`, and its document, if any. `competes`: whether it may be the newest
+        page of its URL."""
         if self._characters >= self._spec.characters_per_part:
             self._close()
-            self._open(record.ordinal)
+            self._open(self._spec.identity(file, record.ordinal))
         self._characters += size_of(record.text) + len(record.target)
         if self._urls and competes:
             words = NewestUrl.words(record.url, record.timestamp, document is not None)
@@ -148,11 +176,11 @@ class PartsWriter:
             self._file.add(document)
             self.histograms.add(document)
 
-    def _open(self, first_ordinal: int) -> None:
+    def _open(self, first_id: str) -> None:
         number = len(self.written)
         name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in order
         self._path = f"{self._spec.folder}/{name}"
-        self._first_id = self._spec.identity(first_ordinal)
+        self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
         self._urls = NewestUrl.noted() if self._spec.urls else None
         self._characters = 0
@@ -168,18 +196,25 @@ class PartsWriter:
 
 
 def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
-    """Reads, cleans and splits one input and writes its documents; returns counts of what was read and dropped.
+    """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
-    Damage ends the input, not the build: undamaged records are kept, and the result has the position and reason. The
-    status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store
-    refuses or doesn't answer, which is no damage.
+    Damage ends an input, not the others nor the build: undamaged records are kept, and the result has the position and
+    reason. The status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store refuses or
+    doesn't answer, which is no damage.
     """
-    if spec.range.start:
-        return _write_documents(corpus, spec)
-    with checksums.taken_of(spec.path) as checksum:
-        result = _write_documents(corpus, spec)
-    size, sha256 = checksum.finish()
-    return replace(result, bytes=size, sha256=sha256)
+    counts, results = Tally(), list[InputResult]()
+    clean = Cleaner(spec.cleaning)
+    with PartsWriter(corpus, spec) as parts:
+        for of in spec.inputs:
+            if of.range.start:
+                results.append(_write_input(spec, of, clean, parts, counts))
+                continue
+            with checksums.taken_of(of.path) as checksum:
+                result = _write_input(spec, of, clean, parts, counts)
+            size, sha256 = checksum.finish()
+            results.append(replace(result, bytes=size, sha256=sha256))
+    of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
+    return DocumentsResult(source=spec.name, inputs=results, **of_parts)
 
 
 STAGE = Stage("documents", 7, write_documents, "lower characters_per_part")
@@ -195,80 +230,77 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
-def _write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
-    intake = Intake()
+def _write_input(spec: DocumentsSpec, of: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally) -> InputResult:
+    intake = Intake(counters=counts)
+    before, documents = Counter(counts), 0
     damage: list[Damage] = []
-    with PartsWriter(corpus, spec) as parts:
-        try:
-            for page in _pages(spec, intake):
-                parts.add(*page)
-        except DamagedInput as error:
-            damage.append(Damage(error.position, error.reason))
-        except StoreError:
-            raise
-        except UserError as error:  # the file was removed, or can't be read
-            damage.append(Damage("the start", str(error)))
-    counts = intake.counters
+    try:
+        for record, document, competes in _pages(spec, of, clean, intake):
+            parts.add(of.file, record, document, competes)
+            documents += document is not None
+    except DamagedInput as error:
+        damage.append(Damage(error.position, error.reason))
+    except StoreError:
+        raise
+    except UserError as error:  # the file was removed, or can't be read
+        damage.append(Damage("the start", str(error)))
+    read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
     found = [*damage, *intake.damage]
-    unreadable = bool(found) and counts["read"] <= counts["damaged"]
+    unreadable = bool(found) and read <= damaged
     if unreadable:
         position, reason = found[0]
-        found[0] = Damage(position, f"{reason}{_advice(spec, reason)}")
-    return DocumentsResult(
-        source=spec.name,
-        file=spec.file,
-        range=spec.range,
-        status="unreadable" if unreadable else "truncated" if counts["truncated_xml"] else "damaged" if found else "ok",
-        damage=found,
-        **vars(PartsResult.of(counts, parts.written, parts.histograms)),
-    )
+        found[0] = Damage(position, f"{reason}{_advice(spec, of, reason)}")
+    status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
+    status = "unreadable" if unreadable else "truncated" if truncated else status
+    return InputResult(of.file, of.range, status, documents, damaged, found)
 
 
-def _advice(spec: DocumentsSpec, reason: str) -> str:
+def _advice(spec: DocumentsSpec, of: InputSpec, reason: str) -> str:
     """What an unreadable file looks like, unless `reason` says so; else a question."""
-    look = look_of(spec.path)
+    look = look_of(of.path)
     if look is None:
         return "; are its path and format right?"
     name = look.description if spec.format in look.formats else str(look)
     return "" if name in reason else f"; it looks like {name}"
 
 
-def _pages(spec: DocumentsSpec, intake: Intake) -> Iterator[tuple[Record, Document | None, bool]]:
+def _pages(
+    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, intake: Intake
+) -> Iterator[tuple[Record, Document | None, bool]]:
     """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
     Every page that isn't too long may be the newest, even one that cleaning drops.
     """
-    clean = Cleaner(spec.cleaning)
-    splits = Splits(spec)
-    for record in read_records(spec, intake):
+    splits = Splits(spec, of)
+    for record in read_records(spec, of, intake):
         split, text = splits.of_next(record), text_of(record, spec.format)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
         too_long = intake.counters["too_long"]
-        document = clean_record(record, text, split, clean, spec, intake.counters)
+        document = clean_record(record, text, split, clean, spec, of, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
         yield record, document, competes
 
 
-def read_records(spec: DocumentsSpec, intake: Intake) -> Iterator[Record]:
+def read_records(spec: DocumentsSpec, of: InputSpec, intake: Intake) -> Iterator[Record]:
     """The records of one input, before cleaning."""
-    return READERS[spec.format](Input(spec.path, *spec.range, spec.options), intake)
+    return READERS[spec.format](Input(of.path, *of.range, spec.options), intake)
 
 
 class Splits:
     """The split of each record of an input. By position, it reads the whole input first."""
 
-    def __init__(self, spec: DocumentsSpec):
-        self._spec = spec
-        self._characters = _characters(spec) if spec.by_position else 0
+    def __init__(self, spec: DocumentsSpec, of: InputSpec):
+        self._spec, self._file = spec, of.file
+        self._characters = _characters(spec, of) if spec.by_position else 0
         self._before = 0
 
     def of_next(self, record: Record) -> str:
         """The split of `record`. Takes every record of the input, in order."""
         held_out, modulus = self._spec.split
         if not self._spec.by_position:
-            return split_of(record.url, self._spec.identity(record.ordinal), held_out, modulus)
+            return split_of(record.url, self._spec.identity(self._file, record.ordinal), held_out, modulus)
         split = "validation" if self._before * modulus >= self._characters * (modulus - held_out) else "train"
         self._before += len(record.text) + len(record.target)
         return split
@@ -282,28 +314,28 @@ def text_of(record: Record, declared: str) -> str:
 
 
 def clean_record(
-    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, tally: Tally
+    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, of: InputSpec, tally: Tally
 ) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
     kept = clean(text, record.url, spec.language or record.language, tally)
     if kept is None:
         return None
-    document = _document(record, *kept, split, spec)
+    document = _document(record, *kept, split, spec, of)
     return replace(document, target=clean.masked(record.target, tally)) if record.target else document
 
 
-def _characters(spec: DocumentsSpec) -> int:
+def _characters(spec: DocumentsSpec, of: InputSpec) -> int:
     """Characters of the input's records, up to damage if it can't be read on."""
     characters = 0
     with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
-        for record in read_records(spec, Intake()):
+        for record in read_records(spec, of, Intake()):
             characters += len(record.text) + len(record.target)
     return characters
 
 
-def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec) -> Document:
+def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec, of: InputSpec) -> Document:
     return Document(
-        id=spec.identity(record.ordinal),
+        id=spec.identity(of.file, record.ordinal),
         text=text,
         url=record.url,
         title=record.title,

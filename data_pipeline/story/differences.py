@@ -2,18 +2,21 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.progress import counted, track
-from data_pipeline.story.finished_build import FinishedBuild
-from data_pipeline.story.stories import Passage, Unit, deduplicated, ordinal_of, rows_of, stories
+from data_pipeline.story.finished_build import BuiltInput, FinishedBuild
+from data_pipeline.story.stories import Passage, deduplicated, ordinal_of, rows_of, stories
 from data_pipeline.story.trail import Drop
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
+Documents = dict[str, tuple[bytes, str]]  # by id, the hash of the text and the split
 _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", SPLIT: "in another split"}
 
 
@@ -31,10 +34,10 @@ def differences(a: FinishedBuild, b: FinishedBuild) -> Iterator[tuple[int, list[
 
     Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
     """
-    of_a, of_b = _by_input(a), _by_input(b)
-    inputs = sorted(of_a | of_b)
+    inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
+    kept_in = lru_cache(maxsize=2)(_kept_in)  # small inputs share parts, and come one after the other
     for name in track(inputs, len(inputs), "comparing"):
-        yield _of_input(a, b, of_a.get(name, []), of_b.get(name, []))
+        yield _of_input(a, b, a.inputs.get(name, []), b.inputs.get(name, []), kept_in)
 
 
 def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> dict[str, Any]:
@@ -68,15 +71,14 @@ def as_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _by_input(build: FinishedBuild) -> dict[str, list[Unit]]:
-    units: dict[str, list[Unit]] = {}
-    for unit in build.documents:
-        units.setdefault(f"{unit.result.source}/{unit.result.file}", []).append(unit)
-    return units
-
-
-def _of_input(a: FinishedBuild, b: FinishedBuild, of_a: list[Unit], of_b: list[Unit]) -> tuple[int, list[Difference]]:
-    in_a, in_b = _kept(a, of_a), _kept(b, of_b)
+def _of_input(
+    a: FinishedBuild,
+    b: FinishedBuild,
+    of_a: list[BuiltInput],
+    of_b: list[BuiltInput],
+    kept_in: Callable[[Path], dict[str, Documents]],
+) -> tuple[int, list[Difference]]:
+    in_a, in_b = _kept(a, of_a, kept_in), _kept(b, of_b, kept_in)
     both = set(in_a) & set(in_b)
     only_a, only_b = set(in_a) - both, set(in_b) - both
     changed = {identity for identity in both if in_a[identity][0] != in_b[identity][0]}
@@ -92,49 +94,57 @@ def _of_input(a: FinishedBuild, b: FinishedBuild, of_a: list[Unit], of_b: list[U
     return len(both) - len(changed) - len(moved), found
 
 
-def _kept(build: FinishedBuild, units: list[Unit]) -> dict[str, tuple[bytes, str]]:
-    """The documents of an input that are in the corpus: id -> (hash of the text, split)."""
-    kept = {}
-    for part in (part for unit in units for part in unit.result.parts):
-        path = f"documents/{part.name}.parquet"
-        if not (build.directory / path).exists():
-            raise FailedError(f"{build.directory / path}: missing; run data-pipeline build")
-        for row in read_documents(build.directory, path, ["id", "text", "target", "split"]):
-            text = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
-            kept[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
+def _kept(build: FinishedBuild, ranges: list[BuiltInput], kept_in: Callable[[Path], dict[str, Documents]]) -> Documents:
+    """The documents of an input that are in the corpus."""
+    kept: Documents = {}
+    for of in ranges:
+        for part in of.unit.result.parts:
+            kept |= kept_in(build.directory / f"documents/{part.name}.parquet").get(of.name, {})
     return kept
 
 
-def _checksum(units: list[Unit]) -> str:
-    return next((unit.result.sha256 for unit in units if unit.result.range.start == 0), "")
+def _kept_in(part: Path) -> dict[str, Documents]:
+    """The documents of a part, by input."""
+    if not part.exists():
+        raise FailedError(f"{part}: missing; run data-pipeline build")
+    kept: dict[str, Documents] = {}
+    for row in read_documents(part.parent, part.name, ["id", "text", "target", "split"]):
+        text = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
+        own = kept.setdefault(row["id"].rpartition("/")[0], {})
+        own[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
+    return kept
 
 
-def _dropping(build: FinishedBuild, units: list[Unit], ids: set[str], name: str) -> dict[str, str]:
+def _checksum(ranges: list[BuiltInput]) -> str:
+    return next((of.result.sha256 for of in ranges if of.result.range.start == 0), "")
+
+
+def _dropping(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str], name: str) -> dict[str, str]:
     """The rule by which the corpus, called `name`, has dropped each of the documents `ids`."""
-    if not units:
+    if not ranges:
         return dict.fromkeys(ids, f"{name} doesn't have the input")
     rules = {
         identity: f"{passages[-1].drops[-1].rule} in {name}"
-        for identity, passages in _deduplicated(build, units, ids).items()
+        for identity, passages in _deduplicated(build, ranges, ids).items()
     }
-    for unit, ordinals in _by_unit(units, ids - set(rules)):
-        for story in stories(build, unit, ordinals).values():
+    for of, ordinals in _by_range(ranges, ids - set(rules)):
+        for story in stories(build, of, ordinals).values():
             rules[story.id] = f"{story.dropped_by} in {name}"
     return {identity: rules.get(identity, f"{name} has no such record") for identity in ids}
 
 
 def _changing(
-    a: tuple[FinishedBuild, list[Unit]], b: tuple[FinishedBuild, list[Unit]], ids: set[str]
+    a: tuple[FinishedBuild, list[BuiltInput]], b: tuple[FinishedBuild, list[BuiltInput]], ids: set[str]
 ) -> dict[str, str]:
     """The first rule that made the texts of the documents `ids` differ."""
     cleaned_a, cleaned_b = _cleaned(*a, ids), _cleaned(*b, ids)
     in_cleaning = {identity for identity in ids if cleaned_a[identity] != cleaned_b[identity]}
     courses = []
-    for (build, units), cleaned in ((a, cleaned_a), (b, cleaned_b)):
-        later = _deduplicated(build, units, ids - in_cleaning)
+    for (build, ranges), cleaned in ((a, cleaned_a), (b, cleaned_b)):
+        later = _deduplicated(build, ranges, ids - in_cleaning)
         found = {identity: (cleaned[identity][0], passages) for identity, passages in later.items()}
-        for unit, ordinals in _by_unit(units, in_cleaning):
-            found |= {story.id: (story.text, story.passages) for story in stories(build, unit, ordinals).values()}
+        for of, ordinals in _by_range(ranges, in_cleaning):
+            found |= {story.id: (story.text, story.passages) for story in stories(build, of, ordinals).values()}
         courses.append(found)
     return {identity: _first_difference(*(found[identity] for found in courses)) for identity in ids}
 
@@ -170,27 +180,27 @@ def _dropped(drop: Drop) -> str:
     return drop.what or drop.rule
 
 
-def _cleaned(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, tuple[str, str]]:
+def _cleaned(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str]) -> dict[str, tuple[str, str]]:
     """The texts and targets of the documents `ids` after cleaning."""
-    rows = (row for unit in units for _, rows in rows_of(build, unit, ids) for row in rows.values())
+    rows = (row for of in ranges for _, rows in rows_of(build, of, ids) for row in rows.values())
     return {row["id"]: (row["text"], row["target"]) for row in rows}
 
 
-def _deduplicated(build: FinishedBuild, units: list[Unit], ids: set[str]) -> dict[str, list[Passage]]:
+def _deduplicated(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str]) -> dict[str, list[Passage]]:
     """What the steps of deduplication did to those of `ids` that cleaning has kept."""
     return {
         row["id"]: passages
-        for unit in units
-        for part, rows in rows_of(build, unit, ids)
+        for of in ranges
+        for part, rows in rows_of(build, of, ids)
         for passages, row in deduplicated(build, part, rows, winners=False)
     }
 
 
-def _by_unit(units: list[Unit], ids: set[str]) -> Iterator[tuple[Unit, set[int]]]:
-    """The units of an input that hold the records `ids`, with their ordinals."""
+def _by_range(ranges: list[BuiltInput], ids: set[str]) -> Iterator[tuple[BuiltInput, set[int]]]:
+    """The ranges of an input that hold the records `ids`, with their ordinals."""
     ordinals = {ordinal_of(identity) for identity in ids}
-    first = sorted(units, key=lambda unit: unit.result.range.first_ordinal)
-    stops = [*(after.result.range.first_ordinal for after in first[1:]), float("inf")]
-    for unit, stop in zip(first, stops, strict=False):
-        if own := {ordinal for ordinal in ordinals if unit.result.range.first_ordinal <= ordinal < stop}:
-            yield unit, own
+    in_order = sorted(ranges, key=lambda of: of.first_ordinal)
+    stops = [*(after.first_ordinal for after in in_order[1:]), float("inf")]
+    for of, stop in zip(in_order, stops, strict=False):
+        if own := {ordinal for ordinal in ordinals if of.first_ordinal <= ordinal < stop}:
+            yield of, own

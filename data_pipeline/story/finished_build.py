@@ -13,7 +13,28 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.stages import deduplication, documents
-from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec
+from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec
+
+
+@dataclass(frozen=True)
+class BuiltInput:
+    """An input, or a range of one, as its unit has read it; `number` is its place among the inputs of the unit."""
+
+    unit: Finished[DocumentsResult]
+    number: int
+
+    @property
+    def result(self) -> InputResult:
+        return self.unit.result.inputs[self.number]
+
+    @property
+    def name(self) -> str:
+        """What the ids of its documents begin with."""
+        return f"{self.unit.result.source}/{self.result.file}"
+
+    @property
+    def first_ordinal(self) -> int:
+        return self.result.range.first_ordinal
 
 
 @dataclass(frozen=True)
@@ -30,6 +51,16 @@ class FinishedBuild:
         return read_finished(documents.STAGE, self.directory)
 
     @cached_property
+    def inputs(self) -> dict[str, list[BuiltInput]]:
+        """The inputs that were read, by name: of one that was read in ranges, each of them."""
+        inputs: dict[str, list[BuiltInput]] = {}
+        for unit in self.documents:
+            for number in range(len(unit.result.inputs)):
+                own = BuiltInput(unit, number)
+                inputs.setdefault(own.name, []).append(own)
+        return inputs
+
+    @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
         """The same units by name, as they are planned from the inputs that are there now."""
         return {unit.name: unit for unit in documents.plan(self.config, self.directory)}
@@ -44,13 +75,14 @@ class FinishedBuild:
         """The steps of deduplication, in order."""
         return deduplication.decided(self.directory, self.config, self.in_order)
 
-    def spec_of(self, unit: Finished[DocumentsResult]) -> DocumentsSpec:
-        """How an input was read. Raises FailedError if it, or the settings, have changed since."""
-        planned = self.units.get(unit.name)
-        name = f"{unit.result.source}/{unit.result.file}"
-        if planned is None or documents.STAGE.fingerprint(planned) != unit.fingerprint:
-            raise FailedError(f"{self.directory}: {name} or its settings have changed since; run data-pipeline build")
-        return planned.spec
+    def spec_of(self, of: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
+        """How an input was read. Raises FailedError if its unit's inputs, or the settings, have changed since."""
+        planned = self.units.get(of.unit.name)
+        if planned is None or documents.STAGE.fingerprint(planned) != of.unit.fingerprint:
+            neighbours = f" or one of the {len(of.unit.result.inputs):,} inputs that are read with it"
+            what = of.name + (neighbours if len(of.unit.result.inputs) > 1 else "")
+            raise FailedError(f"{self.directory}: {what} or its settings have changed since; run data-pipeline build")
+        return planned.spec, planned.spec.inputs[of.number]
 
 
 def open_build(location: Path) -> FinishedBuild:

@@ -11,17 +11,15 @@ from data_pipeline.dedup.keys import NOBODY, read_losers, smallest_keys
 from data_pipeline.dedup.step import Row, Step
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
-from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
 from data_pipeline.stages.deduplication import VERDICTS, Decided, read_verdicts, step_of
-from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.story.finished_build import FinishedBuild
+from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
+from data_pipeline.story.finished_build import BuiltInput, FinishedBuild
 from data_pipeline.story.trail import Drop, Trail
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
-Unit = Finished[DocumentsResult]
 Apply = Callable[[int, Row, Tally, int], str | None]  # (number, row, tally, least sentences) -> the text that is left
 _COLUMNS = list(Document.__dataclass_fields__)
 
@@ -61,15 +59,14 @@ def ordinal_of(identity: str) -> int:
     return int(identity.rpartition("/")[2])
 
 
-def stories(build: FinishedBuild, unit: Unit, ordinals: set[int], winners: bool = False) -> dict[int, Story]:
+def stories(build: FinishedBuild, of: BuiltInput, ordinals: set[int], winners: bool = False) -> dict[int, Story]:
     """The stories of the records `ordinals` of one input, which is read again. A record that doesn't exist has none.
 
     `winners`: also finds which document keeps each copy that deduplication dropped, which opens the keys of all parts.
     """
-    spec = build.spec_of(unit)
-    found = dict(_as_read(spec, ordinals))
+    found = dict(_as_read(*build.spec_of(of), ordinals))
     kept = {number: story for number, story in found.items() if not story.dropped_by}
-    for part, rows in rows_of(build, unit, {story.id for story in kept.values()}):
+    for part, rows in rows_of(build, of, {story.id for story in kept.values()}):
         for passages, row in deduplicated(build, part, rows, winners):
             story = kept[ordinal_of(row["id"])]
             story.passages += passages
@@ -77,21 +74,21 @@ def stories(build: FinishedBuild, unit: Unit, ordinals: set[int], winners: bool 
     return found
 
 
-def _as_read(spec: DocumentsSpec, ordinals: set[int]) -> Iterator[tuple[int, Story]]:
+def _as_read(spec: DocumentsSpec, of: InputSpec, ordinals: set[int]) -> Iterator[tuple[int, Story]]:
     """(ordinal, story up to cleaning) of each of the records that exists."""
     wanted = sorted(ordinals, reverse=True)
     trail = Trail()
-    after = spec.range.first_ordinal  # the first record that may come next
-    clean, splits = Cleaner(spec.cleaning), Splits(spec)
-    records = read_records(spec, Intake(counters=trail))
+    after = of.range.first_ordinal  # the first record that may come next
+    clean, splits = Cleaner(spec.cleaning), Splits(spec, of)
+    records = read_records(spec, of, Intake(counters=trail))
     try:
         for record in records:
             split = splits.of_next(record)
             while wanted and wanted[-1] < record.ordinal:
                 ordinal = wanted.pop()
-                yield from _unread(spec, ordinal, trail.drops, ordinal - after, record.ordinal - after)
+                yield from _unread(spec, of, ordinal, trail.drops, ordinal - after, record.ordinal - after)
             if wanted and wanted[-1] == record.ordinal:
-                yield wanted.pop(), _cleaned(spec, record, split, clean)
+                yield wanted.pop(), _cleaned(spec, of, record, split, clean)
             trail.drops.clear()
             after = record.ordinal + 1
             if not wanted:
@@ -100,36 +97,38 @@ def _as_read(spec: DocumentsSpec, ordinals: set[int]) -> Iterator[tuple[int, Sto
         trail.drop("damaged", f"{error.position}: {error.reason}")
     while wanted:
         ordinal = wanted.pop()
-        yield from _unread(spec, ordinal, trail.drops, ordinal - after, len(trail.drops))
+        yield from _unread(spec, of, ordinal, trail.drops, ordinal - after, len(trail.drops))
 
 
-def _unread(spec: DocumentsSpec, ordinal: int, drops: list[Drop], place: int, gap: int) -> Iterator[tuple[int, Story]]:
+def _unread(
+    spec: DocumentsSpec, of: InputSpec, ordinal: int, drops: list[Drop], place: int, gap: int
+) -> Iterator[tuple[int, Story]]:
     """The story of the record at `place` of `gap` that the reader left out, where it dropped `drops`."""
     rules = dict.fromkeys(drop.rule for drop in drops)
     if not rules or place >= gap:
         return
     # A line without a record, as a blank one, leaves fewer drops than the gap has places.
     drop = drops[place] if len(drops) == gap else Drop(" or ".join(rules))
-    yield ordinal, Story(spec.identity(ordinal), spec.path, passages=[Passage("reading", [drop], None)])
+    yield ordinal, Story(spec.identity(of.file, ordinal), of.path, passages=[Passage("reading", [drop], None)])
 
 
-def _cleaned(spec: DocumentsSpec, record: Record, split: str, clean: Cleaner) -> Story:
+def _cleaned(spec: DocumentsSpec, of: InputSpec, record: Record, split: str, clean: Cleaner) -> Story:
     text = text_of(record, spec.format)
-    story = Story(spec.identity(record.ordinal), spec.path, record.url, record.title, text)
+    story = Story(spec.identity(of.file, record.ordinal), of.path, record.url, record.title, text)
     if not text.strip():
         story.passages.append(Passage("reading", [Drop("empty")], None))
         return story
     trail = Trail()
-    document = clean_record(record, text, split, clean, spec, trail)
+    document = clean_record(record, text, split, clean, spec, of, trail)
     story.passages.append(Passage("cleaning", trail.drops, document.text if document else None))
     if document:
         story.language, story.split = document.language, document.split
     return story
 
 
-def rows_of(build: FinishedBuild, unit: Unit, ids: set[str]) -> Iterator[tuple[Part, dict[int, Row]]]:
-    """Each part of a unit, with the rows of the documents `ids` by number, as cleaning left them."""
-    own = {part.path for part in unit.result.parts}
+def rows_of(build: FinishedBuild, of: BuiltInput, ids: set[str]) -> Iterator[tuple[Part, dict[int, Row]]]:
+    """Each part with documents of an input, with the rows of the documents `ids` by number, as cleaning left them."""
+    own = {part.path for part in of.unit.result.parts}
     for part in build.in_order:
         if part.path in own and ids:
             identities = pq.read_table(build.directory / part.path, columns=["id"])["id"].to_pylist()

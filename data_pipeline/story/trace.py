@@ -27,8 +27,8 @@ class Traced:
 def trace(build: FinishedBuild, name: str) -> list[Traced]:
     """The records that have the id or URL `name`. Raises UserError if no input has one."""
     found = []
-    for unit, ordinals in records_named(build, name):
-        for _, story in sorted(stories(build, unit, ordinals, winners=True).items()):
+    for of, ordinals in records_named(build, name):
+        for _, story in sorted(stories(build, of, ordinals, winners=True).items()):
             place = None if story.dropped_by else place_of(build, story.id, story.split)
             found.append(Traced(story, place))
     if not found:

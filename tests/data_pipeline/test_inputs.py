@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config import SourceConfig
-from data_pipeline.execution.inputs import list_files
+from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.foundation.errors import UserError
 
 
@@ -142,3 +142,40 @@ def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_an
     assert write(whole) in stamps
     os.utime(tmp_path / "a.txt", (1e9, 1e9 + 1))
     assert stamp() not in stamps
+
+
+def groups(sizes: dict[str, list[int]], **settings: int) -> list[list[int]]:
+    """The sizes of the files that share a unit; `sizes` are those of the files of each source."""
+    sources = [SourceConfig(format="text", path=name, name=name) for name in sizes]
+    files = [
+        InputFile(source, "", str(number), size, "")
+        for source in sources
+        for number, size in enumerate(sizes[source.name])
+    ]
+    config = CorpusConfig(name="x", output="x", sources=sources, **settings)
+    return [[file.bytes for file in group] for group in shared(files, config)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([5000, 5000, 6000], [[5000, 5000], [6000]]),  # at most 10,000 bytes together
+        ([9000, 20_000, 500, 500], [[9000], [20_000], [500, 500]]),  # a large file is alone, and the order stays
+        ([1, 1, 1], [[1, 1], [1]]),  # opening a file counts as 4,096 bytes
+        ([10_001], [[10_001]]),
+    ],
+)
+def test_small_neighbours_share_a_unit(sizes, expected):
+    assert groups({"a": sizes}, bytes_per_shared_unit=10_000) == expected
+    assert groups({"a": sizes, "b": sizes}, bytes_per_shared_unit=10_000) == 2 * expected  # a unit has one source
+    assert groups({"a": sizes}, bytes_per_shared_unit=0) == [[size] for size in sizes]
+
+
+def test_files_come_in_the_order_of_the_ids_of_their_documents(tmp_path):
+    """What shares a unit is a stretch of ids: of equal documents, deduplication keeps the one with the smallest."""
+    for name in ("a", "a-b", "a.c", "b/d", "b-e"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    ids = [f"text/{name}/000000000" for name in names(tmp_path)]
+    assert ids == sorted(ids)
+    assert len(ids) == 5

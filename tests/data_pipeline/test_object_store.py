@@ -265,14 +265,12 @@ def documents_spec(path: str) -> documents.DocumentsSpec:
     from data_pipeline.sources import Range
 
     return documents.DocumentsSpec(
-        path=path,
+        inputs=[documents.InputSpec(path, "a.txt", Range())],
         format="text",
         name="text",
         language="en",
         options={},
         cleaning=CleaningConfig(profile="none"),
-        file="a.txt",
-        range=Range(),
         split=(0, 1),
         by_position=False,
         part="part-00000",
@@ -307,7 +305,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):
 
 
 def test_a_missing_object_is_an_unreadable_input_as_a_missing_file_is(store, tmp_path):
-    result = documents.write_documents(tmp_path, documents_spec("s3://bucket/removed.txt"))
+    (result,) = documents.write_documents(tmp_path, documents_spec("s3://bucket/removed.txt")).inputs
     assert result.status == "unreadable"
     assert "no such file" in result.damage[0].reason
 

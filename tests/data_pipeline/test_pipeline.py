@@ -496,3 +496,54 @@ def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_
     text = next(row["text"] for row in pq.read_table(tmp_path / "corpus/documents").to_pylist() if row["id"] == name)
     first, last = (34 * row for row in place["rows"])
     assert tokenizer.decode(tokenizer.encode([text])[0]) in tokenizer.decode(rows[first : last + 34])
+
+
+def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_costs_no_other(tmp_path, small_corpus):
+    """Fourteen files, five of them damaged or alike, in a unit for each, in a few units, and in one for each source."""
+    for source in ("a", "b"):
+        (tmp_path / source).mkdir()
+        for number in range(7):
+            name = f"{number}-x.json.gz" if number % 2 else f"{number}.json.gz"
+            write_c4(tmp_path / source / name, records=9, skip=9 * number)  # both sources have the same pages
+    cut = tmp_path / "a/3-x.json.gz"
+    cut.write_bytes(cut.read_bytes()[:-200])
+    (tmp_path / "a/4.json.gz").write_bytes(b"")
+    (tmp_path / "b/5-x.json.gz").write_bytes(b"\x89PNG\r\n\x1a\n" * 99)
+    config = write_corpus_file(
+        tmp_path / "corpus.yaml",
+        sources=[{"format": "c4", "name": name, "path": str(tmp_path / name), "language": "en"} for name in ("a", "b")],
+        dedup={"urls": "newest", "lines": True, "documents": True, "minhash": True},
+        tokenizer=trained(small_corpus),
+    )
+    found, written = {}, {}
+    for share in (0, 40_000, 10**7):
+        corpus = tmp_path / f"shared-{share}"
+        done = run_here("data-pipeline", "build", config, f"output={corpus}", f"bytes_per_shared_unit={share}")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("warning: ") == 3
+        found[share] = report.read(corpus)
+        written[share] = {path.name: path.read_bytes() for path in (corpus / "shards").rglob("*.tar")}
+        manifest = json.loads((corpus / "manifest.json").read_text())
+        assert {file["file"]: file["sha256"] for file in manifest["inputs"] if file["source"] == "a"} == {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "a").iterdir()
+        }
+    units = [found[share]["stages"][0]["units"] for share in found]
+    assert (units[0], units[2]) == (14, 2)
+    assert 2 < units[1] < 14
+    for share in (40_000, 10**7):
+        assert written[share] == written[0]
+        for key in ("inputs", "documents", "lines", "examples", "lengths", "splits", "sources"):
+            assert found[share][key] == found[0][key], key
+    statuses = {entry["path"]: entry["status"] for entry in found[10**7]["inputs"]}
+    assert {path: status for path, status in statuses.items() if status != "ok"} == {
+        "a/3-x.json.gz": "damaged",
+        "a/4.json.gz": "unreadable",
+        "b/5-x.json.gz": "unreadable",
+    }
+    assert len(statuses) == 14
+    same = run_here("data-pipeline", "diff", *(tmp_path / f"shared-{share}" for share in (0, 10**7)))
+    assert same.stdout.splitlines()[2:] == [f"{found[0]['documents']['kept']} documents the same in both"]
+    for share in (0, 10**7):
+        traced = run_here("data-pipeline", "trace", tmp_path / f"shared-{share}", f"b/6.json.gz/{3:09d}", "--json")
+        (story,) = json.loads(traced.stdout)
+        assert (story["rule"], story["file"][-12:]) == ("duplicate_url", "/b/6.json.gz")

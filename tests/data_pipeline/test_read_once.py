@@ -98,7 +98,7 @@ def test_the_checksum_takes_no_second_read(tmp_path, lines, read_bytes, declared
     fsspec.filesystem("memory").pipe_file("/once/input", content)
     spec = spec_of(tmp_path, "memory:///once/input", declared)
     read_bytes.clear()
-    result = documents.write_documents(tmp_path, spec)
+    (result,) = documents.write_documents(tmp_path, spec).inputs
     assert result.status == status
     assert (result.bytes, result.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert sum(read_bytes) <= len(content) + (1 << 18) + (1 << 20)
@@ -111,8 +111,8 @@ def test_a_reader_that_gives_up_leaves_the_rest_to_the_checksum(tmp_path, lines,
     (tmp_path / "damaged.gz").write_bytes(content)
     spec = spec_of(tmp_path / "corpus", str(tmp_path / "damaged.gz"), "jsonl")
     read_bytes.clear()
-    result = documents.write_documents(tmp_path / "corpus", spec)
-    assert (result.status, result.documents) == ("damaged", {"train": 10})
+    (result,) = documents.write_documents(tmp_path / "corpus", spec).inputs
+    assert (result.status, result.documents) == ("damaged", 10)
     assert (result.bytes, result.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert sum(read_bytes) <= 3 * len(content) + (1 << 18) + (1 << 20)
 
@@ -122,7 +122,9 @@ def test_the_first_range_of_a_file_has_the_checksum_of_all_of_it(tmp_path):
     (tmp_path / "dump.bz2").write_bytes(3 * stream)
     whole = spec_of(tmp_path, str(tmp_path / "dump.bz2"), "wikipedia")
     first, last = (
-        documents.write_documents(tmp_path, replace(whole, range=found, part=f"part-{found.start}"))
+        documents.write_documents(
+            tmp_path, replace(whole, inputs=[replace(whole.inputs[0], range=found)], part=f"part-{found.start}")
+        ).inputs[0]
         for found in (Range(0, len(stream)), Range(len(stream), None, 1))
     )
     assert (first.bytes, first.sha256) == (3 * len(stream), hashlib.sha256(3 * stream).hexdigest())

@@ -70,12 +70,12 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
     for declared in FORMATS:
         done = read_as(declared, write(kind, tmp_path / "a"))
         if declared in readable:
-            assert done.result.status == "ok", declared
+            assert done.result.inputs[0].status == "ok", declared
             assert sum(done.result.documents.values()) > 0
         else:
-            assert done.result.status == "unreadable", declared
+            assert done.result.inputs[0].status == "unreadable", declared
             assert not done.result.documents
-            assert name in done.result.damage[0].reason
+            assert name in done.result.inputs[0].damage[0].reason
             with pytest.raises(FailedError) as failure:
                 tell_damage([done], strict=False)
             first, last = str(failure.value).splitlines()
@@ -105,12 +105,12 @@ def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, lin
 @pytest.mark.parametrize("line", ['{"text": null, "id": "7"}', '{"text": "\\ud800", "id": "7"}', '{"id": 7}'])
 def test_of_a_key_that_is_there_and_without_another_string_no_options_are_advised(tmp_path, line):
     (tmp_path / "a").write_text(f"{line}\n" * 2)
-    assert "options" not in read_as("jsonl", tmp_path / "a").result.damage[0].reason
+    assert "options" not in read_as("jsonl", tmp_path / "a").result.inputs[0].damage[0].reason
 
 
 def test_of_what_looks_like_nothing_the_question_is_its_path_and_format(tmp_path):
     (tmp_path / "a").write_bytes(b"\xff\xfe\xfa" * 9)
-    (damage,) = read_as("wet", tmp_path / "a").result.damage
+    (damage,) = read_as("wet", tmp_path / "a").result.inputs[0].damage
     assert damage.reason.endswith("; are its path and format right?")
 
 
@@ -127,4 +127,4 @@ def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
 def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
     info = b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 1\r\n\r\nx\r\n\r\n"
     (tmp_path / "a").write_bytes(info)
-    assert read_as("wet", tmp_path / "a").result.status == "ok"
+    assert read_as("wet", tmp_path / "a").result.inputs[0].status == "ok"
