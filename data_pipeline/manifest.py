@@ -88,6 +88,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
             "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
             "code_version": code_version(),
         },
+        sealed=True,
     )
 
 

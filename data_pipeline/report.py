@@ -1,5 +1,6 @@
 """What came in, what each rule dropped, and the speed of each stage: report.json, report.md and report.html."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -71,9 +72,11 @@ def write(corpus: Path, name: str, built: Built) -> Json:
             for stage, units in built.by_stage.items()
         ],
     }
-    write_json(corpus / FILE, report)
-    write_bytes(corpus / FOR_PEOPLE, as_markdown(report).encode())
-    write_bytes(corpus / PAGE, as_html(report).encode())
+    pages = {FOR_PEOPLE: as_markdown(report).encode(), PAGE: as_html(report).encode()}
+    for file, content in pages.items():
+        write_bytes(corpus / file, content)
+    report["files"] = {file: hashlib.sha256(content).hexdigest() for file, content in pages.items()}
+    write_json(corpus / FILE, report, sealed=True)
     return report
 
 

@@ -17,7 +17,7 @@ from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import PathBelow, read_json
+from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
 from data_pipeline.foundation.paths import opening
 from data_pipeline.objectives import AnyObjective, Objective
 from data_pipeline.tokenizer import Tokenizer, load
@@ -175,6 +175,9 @@ def _read(directory: Path) -> Corpus:
     version = manifest.get("format_version")
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
+    if seal_holds(path.read_bytes()) is False:
+        reason = "damaged: its sha256 isn't that of its content"
+        raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     read_json(path, _Manifest)
     return Corpus(directory, manifest)
 

@@ -1,24 +1,29 @@
 """Checks a finished corpus against its manifest."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from data_pipeline.corpus.blocks import count_rows, decode_block
 from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
 from data_pipeline.foundation import stores
+from data_pipeline.foundation.json_file import seal_holds
 from data_pipeline.foundation.progress import track
 
+SHARDS, REPORT = "shards/", "report.json"
 _CHUNK = 1 << 20
 
 
 def verify(corpus: Corpus) -> list[str]:
     """One line for each damaged file; none if every checksum and count matches.
 
-    A copy of a corpus may lack `documents/`, which training doesn't need. Files of a remote corpus are read where they
-    are, and nothing is cached. Raises StoreError if its store refuses or doesn't answer.
+    A copy of a corpus may lack `documents/`, which training doesn't need, and the report. Files of a remote corpus are
+    read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
+    if its store refuses or doesn't answer.
     """
     manifest = corpus.manifest
     blocks_file = manifest["blocks"]
@@ -38,6 +43,12 @@ def verify(corpus: Corpus) -> list[str]:
                 problems += found
         finally:
             pool.shutdown(cancel_futures=True)
+    problems += _verify_report(corpus)
+    known = {shard["name"] for described in manifest["splits"].values() for shard in described["shards"]}
+    known |= {file["name"] for file in manifest.get("documents", [])}
+    folders = [SHARDS, *([DOCUMENTS] if has_documents(corpus) else [])]
+    strangers = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
+    problems += [f"{corpus.location}/{name}: not in the manifest; remove it" for name in strangers]
     for split, of_split in blocks.items():
         rows = manifest["splits"][split]["rows"]
         if rows != int(of_split.rows.sum()):
@@ -48,6 +59,28 @@ def verify(corpus: Corpus) -> list[str]:
 def has_documents(corpus: Corpus) -> bool:
     """Whether this copy of the corpus has its documents and its manifest lists them; old manifests don't."""
     return "documents" in corpus.manifest and stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}")
+
+
+def _verify_report(corpus: Corpus) -> Iterator[str]:
+    try:
+        with _open(corpus, REPORT) as file:
+            content = file.read()
+    except FileNotFoundError:
+        return
+    holds = seal_holds(content)
+    if holds is False:
+        yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
+    elif holds:
+        for name, expected in json.loads(content)["files"].items():
+            yield from _verify_file(corpus, name, expected)
+
+
+def _files_below(corpus: Corpus, folder: str) -> list[str]:
+    """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
+    filesystem, root = stores.filesystem(corpus.location)
+    found = stores.patiently(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
+    names = [PurePosixPath(path).relative_to(root.rstrip("/")) for path in found]
+    return [str(name) for name in names if not name.name.startswith(".")]
 
 
 def _verify_file(corpus: Corpus, name: str, expected: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import UserError
 
+SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -75,9 +76,16 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes `value`, in which dataclasses and sections of configs stand for their fields."""
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False, default=_fields) + "\n").encode())
+def write_json(path: Path, value: Any, sealed: bool = False) -> None:
+    """Writes `value`, in which dataclasses and sections of configs stand for their fields.
+
+    `sealed`: with a last key `sha256`, the checksum of all bytes before it. `json_file.seal_holds` checks it.
+    """
+    content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
+    if sealed:
+        above = content.removesuffix(b"\n}")
+        content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
+    write_bytes(path, content + b"\n")
 
 
 def remove_leftovers(directory: Path) -> None:

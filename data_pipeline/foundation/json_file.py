@@ -1,16 +1,20 @@
 """JSON files validated against types as they are read, so that a damaged or foreign file is found at once."""
 
+import hashlib
 import logging
+import re
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
+from data_pipeline.foundation.atomic import SEAL
 from data_pipeline.foundation.errors import FailedError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_ENDS_IN_CHECKSUM = re.compile(rb'[0-9a-f]{64}"\n}\n\Z')
 _LONGEST_VALUE = 60  # characters of a wrong value that a message shows
 _SAY_ALL = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
 
@@ -61,6 +65,14 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
         message = first["msg"].removeprefix("Value error, ")
         found = f", got {_short(first['input'])}" if first["type"] not in _SAY_ALL else ""
         raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None
+
+
+def seal_holds(content: bytes) -> bool | None:
+    """Whether the bytes of a JSON file are those that `write_json` sealed; None if it has no checksum of its own."""
+    above, seal, checksum = content.rpartition(SEAL)
+    if seal:
+        return checksum == hashlib.sha256(above).hexdigest().encode() + b'"\n}\n'
+    return False if _ENDS_IN_CHECKSUM.search(content) else None  # else a changed key would pass for none
 
 
 @cache

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.corpus.manifest import verify
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.code_version import code_version
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.locks import lock
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
@@ -251,6 +253,47 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     assert checksums(copy) == checksums(small_corpus)
     assert verify(open_corpus(copy)) == []
     assert json.loads((copy / "report.json").read_text())["documents"]["kept"] == 180
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_or_the_report_is_noticed(small_corpus, tmp_path):
+    """Bits drawn from all over the manifest and each file of the report, and the last ones of the two checksums."""
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
+    chance = random.Random(1)
+    for name in ("manifest.json", "report.json", "report.md", "report.html"):
+        path = copy / name
+        whole = path.read_bytes()
+        end = range(len(whole) - 90, len(whole), 4) if name.endswith("json") else range(0)
+        for place in [*chance.sample(range(len(whole)), 15), *end]:
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged)
+            try:
+                problems = verify(open_corpus(copy))
+            except FailedError as error:
+                problems = [str(error)]
+            assert [line.partition(": ")[0] for line in problems] == [str(path)], (name, place)
+        path.write_bytes(whole)
+    assert verify(open_corpus(copy)) == []
+
+
+def test_verify_names_files_that_no_build_has_written_there(small_corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
+    shutil.copy(copy / "shards/train/shard-00000.tar", copy / "shards/train/shard-99999.tar")
+    (copy / "documents/more.parquet").write_bytes(b"")
+    (copy / "shards/train/.shard-00000.tar.0123.tmp").write_bytes(b"left by a writer that was killed")
+    names = ("documents/more.parquet", "shards/train/shard-99999.tar")
+    assert verify(open_corpus(copy)) == [f"{copy}/{name}: not in the manifest; remove it" for name in sorted(names)]
+
+
+def test_a_corpus_of_an_older_version_has_no_checksum_of_its_manifest_and_is_read(small_corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
+    for name, new in (("manifest.json", {"sha256"}), ("report.json", {"sha256", "files"})):
+        content = json.loads((copy / name).read_text())
+        write_json(copy / name, {key: value for key, value in content.items() if key not in new})
+    assert verify(open_corpus(copy)) == []
 
 
 def test_a_build_does_again_what_its_notes_do_not_vouch_for(small_corpus, tmp_path):
