@@ -30,23 +30,33 @@ MinNodes = Annotated[
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the files, the corpus and the run.")] = "first",
-    model: Annotated[str, typer.Option(metavar="NAME", help="A file of configs/models.")] = "t5-v1.1-small",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A file of configs/models. Default: what this machine trains in an hour."),
+    ] = None,
     text: Annotated[
         str | None, path_option("--text", "Text: a path, glob or URL. Default: what ships.", paths.location)
     ] = None,
     text_format: Annotated[
-        str | None, typer.Option("--format", help="Of --text: text, jsonl, parquet, … Default: by its name.")
+        str | None,
+        typer.Option("--format", help="Of --text: text, jsonl, csv, … Default: by its names and first bytes."),
     ] = None,
     corpus: Annotated[
         str | None, path_option("--corpus", "Train on this finished corpus: no corpus file.", paths.location)
     ] = None,
 ) -> None:
-    """Write a first corpus file and run file into the current folder. Existing files stay as they are."""
+    """Write a first corpus file and run file into the current folder. Existing files stay as they are.
+
+    The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
+    """
     import shlex
 
     from launch.first_files import write_first_files
 
-    corpus_file, run_file = write_first_files(name, model, text, text_format, corpus)
+    written = write_first_files(name, model, text, text_format, corpus)
+    corpus_file, run_file = written.corpus_file, written.run_file
+    for line in written.lines:
+        print(line)
     print(f"wrote {f'{corpus_file} and ' if corpus_file else ''}{run_file}. Next:")
     print(f"  data-pipeline {f'build {corpus_file}' if corpus_file else f'show {shlex.quote(str(corpus))}'}")
     print(f"  launch local {run_file}")

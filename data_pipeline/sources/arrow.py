@@ -36,7 +36,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                rows = batch.select(list(columns.values()))
+                rows = batch.select(list(set(columns.values())))
                 for column in rows.columns:
                     column.validate()
             except UNREADABLE as error:
@@ -45,6 +45,12 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 if record:
                     yield record
             ordinal += len(rows)
+
+
+def names(path: str) -> list[str]:
+    """The names of the columns."""
+    with open_to_jump_about(path) as source:
+        return list(next(_batches(source)).names)
 
 
 def _batches(source: Any) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
@@ -23,15 +23,23 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = jsonl.Options(**file.options)
+    unit, found = objects(file, intake, options)
+    yield from jsonl.records(found, unit, options, intake)
+
+
+def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
+    """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
     with open_stream(file.path, verified=False) as stream:
         while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":
             pass
     if begins != b"[":
-        yield from jsonl.read(file, intake)
-        return
+        return "line", jsonl.json_lines(file, intake, options)
+    return "element", jsonl.parsed(_numbered(file, options), "element", intake, options)
+
+
+def _numbered(file: Input, options: jsonl.Options) -> Iterator[tuple[int, bytes | None]]:
     with open_stream(file.path, file.verified) as stream:
-        elements = enumerate(_elements(file.path, stream, options.max_record_bytes), 1)
-        yield from jsonl.records(jsonl.parsed(elements, "element", intake, options), "element", options, intake)
+        yield from enumerate(_elements(file.path, stream, options.max_record_bytes), 1)
 
 
 def _elements(path: str, stream: BinaryIO, limit: int) -> Iterator[bytes | None]:

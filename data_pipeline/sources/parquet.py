@@ -37,7 +37,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             described = parquet.metadata.row_group(group)
             end = ordinal + described.num_rows
             try:
-                for batch in parquet.iter_batches(_ROWS, [group], list(columns.values())):
+                for batch in parquet.iter_batches(_ROWS, [group], list(set(columns.values()))):
                     for record in records(batch, columns, ordinal, intake):
                         ordinal += 1
                         if record:
@@ -51,3 +51,9 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 intake.counters["read"] += lost
                 ordinal = end
             advance(sum(described.column(place).total_compressed_size for place in range(described.num_columns)))
+
+
+def names(path: str) -> list[str]:
+    """The names of the columns."""
+    with open_to_jump_about(path) as source:
+        return list(pq.ParquetFile(source).schema_arrow.names)

@@ -18,6 +18,8 @@ from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
 _LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
+_MORE_THAN_ANY = 500_000  # pieces; 1 MB of text gives some 30,000
+_TOO_HIGH = r"Vocabulary size too high .* a value <= (\d+)"
 _THREADS = 8  # affects the result: another number trains another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 pieces: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
 # Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
@@ -48,13 +50,27 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise UserError(f"tokenizer.vocab_size: {_refusal(config.vocab_size, str(error))}") from None
+        raise UserError(f"tokenizer.vocab_size: {_refusal(config.vocab_size, str(error))}") from error
     return SentencePiece(model.getvalue(), "the trained tokenizer")
+
+
+def most_pieces(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
+    """The most pieces that can be trained on `sample`, at most 1 MB: what sentencepiece says when asked for more.
+
+    Raises UserError where it can't train any.
+    """
+    try:
+        train(config.model_copy(update={"vocab_size": _MORE_THAN_ANY}), sample)
+    except UserError as error:
+        if isinstance(error.__cause__, RuntimeError) and (most := re.search(_TOO_HIGH, str(error.__cause__))):
+            return int(most[1])
+        raise
+    return _MORE_THAN_ANY
 
 
 def _refusal(pieces: int, error: str) -> str:
     """What sentencepiece says of a vocabulary that it can't train."""
-    if most := re.search(r"Vocabulary size too high .* a value <= (\d+)", error):
+    if most := re.search(_TOO_HIGH, error):
         return f"the sample gives at most {int(most[1]):,} pieces, not {pieces:,}; ask for fewer, or add text"
     return f"sentencepiece can't train {pieces:,} pieces: {' '.join(error.split())}"
 

@@ -132,7 +132,7 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
         highlight=False,
     )
     console.print(
-        f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now beside what else runs. "
+        f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. "
         f"Assumed: training reaches {question.mfu:.0%} of that (--mfu).",
         highlight=False,
     )

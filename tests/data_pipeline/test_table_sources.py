@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.foundation.errors import UserError
@@ -132,6 +133,14 @@ def test_arrow_rows_become_records(tmp_path, kind):
     kept, intake = read("arrow", arrow(tmp_path / "a", table, kind))
     assert kept == [Record(0, "a", "u"), Record(3, "b", "x"), Record(4, "c")]
     assert intake.counters == {"read": 5, "empty": 2}
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_one_column_may_be_two_fields(tmp_path, kind):
+    table = pa.table({"title": ["a"], "text": ["b"]})
+    path = tmp_path / "a"
+    pq.write_table(table, path) if kind == "parquet" else arrow(path, table)
+    assert read(kind, path, text="title")[0] == [Record(0, "a", title="a")]
 
 
 def test_an_arrow_row_that_is_not_utf8_is_damage(tmp_path):

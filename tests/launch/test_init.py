@@ -1,16 +1,32 @@
 """`launch init` writes files that load, fit each other and are never overwritten."""
 
+import csv
+import io
+import json
+import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from sentencepiece import SentencePieceTrainer
 
-from data_pipeline.config import CorpusConfig
+import data_pipeline
+from data_pipeline.config import CorpusConfig, TokenizerConfig
+from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
+from launch import first_machine
+from launch.first_machine import SIZES, Machine, an_hour, model_named
+from launch.first_text import sample_of, sources_of
+from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.gpus import GPUS
 from pretrain.models import FAMILIES
+from pretrain.setup import prepare
 from tests.in_process import run_here
 
+SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 # of each family one, and those that differ in their positions
 MODELS = (
     *("t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "transformer-base"),
@@ -21,6 +37,9 @@ MODELS = (
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    machine = Machine(0, "2 cores", None, bf16=False)
+    monkeypatch.setattr(Machine, "this", lambda: machine)
+    monkeypatch.setattr(first_machine, "product_flops", lambda: 200e9)
     return tmp_path
 
 
@@ -39,7 +58,10 @@ def test_the_files_of_every_family_load_and_fit_each_other(model):
 
 def test_the_next_two_commands_are_printed():
     done = run_here("launch", "init")
-    assert done.stdout.splitlines() == [
+    machine, model, *rest = done.stdout.splitlines()
+    assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide products")
+    assert model.startswith("model: t5-v1.1-1m, ")
+    assert rest == [
         "wrote first.corpus.yaml and first.run.yaml. Next:",
         "  data-pipeline build first.corpus.yaml",
         "  launch local first.run.yaml",
@@ -69,7 +91,7 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(
 
 def test_a_finished_corpus_needs_no_corpus_file():
     done = run_here("launch", "init", "b", "--corpus", "s3://bucket/a corpus")
-    assert done.stdout.splitlines()[1:] == ["  data-pipeline show 's3://bucket/a corpus'", "  launch local b.run.yaml"]
+    assert done.stdout.splitlines()[-2:] == ["  data-pipeline show 's3://bucket/a corpus'", "  launch local b.run.yaml"]
     assert load("b.run.yaml", [], RunConfig).data.train[0].corpus == "s3://bucket/a corpus"
     assert [path.name for path in Path().iterdir()] == ["b.run.yaml"]
 
@@ -88,6 +110,8 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
         (["--model", "t5-v1.1-bass"], "--model: configs:models/t5-v1.1-bass.yaml: no such file ships with the package"),
         (["../x"], "NAME: '../x': expected letters, digits"),
         (["--text", "data"], "--text: data: the name doesn't say what format it has; give --format"),
+        (["--text", "a.txt.xz"], "--text: a.txt.xz: no reader reads .xz; decompress it with xz -d"),
+        (["--text", "a.zip"], "--text: a.zip: no reader reads .zip; unpack it"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
     ],
@@ -97,3 +121,164 @@ def test_wrong_arguments_are_one_line_and_nothing_is_written(arguments, said):
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert done.stderr.startswith(f"error: {said}"), done.stderr
     assert list(Path().iterdir()) == []
+
+
+# --- what users have
+
+
+WORDS = ["one", "two", "tree", "house", "sea"]
+TEXTS = [
+    " ".join(f"{word}{number % 7}" for word in random.Random(number).choices(WORDS, k=300)) for number in range(60)
+]
+
+
+def arrow(path: Path, texts: list[str]) -> None:
+    """As datasets.save_to_disk writes a split."""
+    path.mkdir(parents=True)
+    table = pa.table({"id": range(len(texts)), "title": [text[:9] for text in texts], "body": texts})
+    for part in range(2):
+        with (
+            pa.OSFile(str(path / f"data-0000{part}-of-00002.arrow"), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as writer,
+        ):
+            writer.write_table(table.slice(part * 30, 30), max_chunksize=10)
+    (path / "state.json").write_text(json.dumps({"_data_files": []}, indent=2))
+    (path / "dataset_info.json").write_text(json.dumps({"features": {}}, indent=2))
+
+
+def make(kind: str) -> None:
+    folder = Path("data")
+    rows = [{"id": number, "title": text[:9], "body": text} for number, text in enumerate(TEXTS)]
+    if kind == "saved":
+        arrow(folder, TEXTS)
+        return
+    if kind == "splits":
+        for split in ("train", "validation", "test"):
+            arrow(folder / split, [f"{split} {text}" for text in TEXTS])
+        (folder / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
+        return
+    folder.mkdir()
+    if kind == "txt":
+        for number, text in enumerate(TEXTS):
+            (folder / f"{number}.txt").write_text(text.replace(" house", "\n\nhouse"))
+    elif kind == "csv":
+        with (folder / "a.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "title", "body"], delimiter=";")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "json":  # as Dataset.to_json and pandas write it
+        (folder / "a.json").write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "array":
+        (folder / "a.json").write_text(json.dumps(rows, indent=1))
+    elif kind == "parquet":
+        (folder / "README.md").write_text("# A data set")
+        pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
+    elif kind == "mixed":
+        (folder / "a.json").write_text(json.dumps(rows[:30]))
+        (folder / "b.txt").write_text("\n\n".join(TEXTS[30:]))
+        (folder / "c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats", "column"),
+    [
+        ("txt", ["text"], None),
+        ("csv", ["csv"], "body"),
+        ("json", ["json"], "body"),
+        ("array", ["json"], "body"),
+        ("saved", ["arrow"], "body"),
+        ("splits", ["arrow", "arrow"], "body"),
+        ("parquet", ["parquet"], "body"),
+        ("mixed", ["json", "text"], "body"),
+    ],
+)
+def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, formats, column):
+    make(kind)
+    done = run_here("launch", "init", "--text", "data")
+    assert done.returncode == 0, done.stderr
+    corpus = load("first.corpus.yaml", [], CorpusConfig)
+    assert [source.format for source in corpus.sources] == formats
+    assert {source.options.get("text") for source in corpus.sources if source.format != "text"} <= {column}
+    if kind == "splits":
+        assert [source.split for source in corpus.sources] == ["train", "validation"]
+        assert "left out: the split 'test'" in done.stdout
+    if kind == "mixed":
+        assert "left out: 1 file: data/c.txt.xz: no reader reads .xz; decompress it with xz -d" in done.stdout
+    built = run_here("data-pipeline", "build", "first.corpus.yaml")
+    assert built.returncode == 0, built.stderr
+    finished = open_corpus("corpora/first")
+    assert sum(split["documents"] for split in finished.manifest["splits"].values()) >= 60
+    setup = prepare(load("first.run.yaml", [], RunConfig), 0, 1)
+    assert setup.warnings == []
+    assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
+
+
+def test_a_vocabulary_is_one_that_the_text_can_fill():
+    """sentencepiece says what it can get out of the text; half of that beyond the characters is asked for."""
+    Path("a.txt").write_text("\n\n".join(TEXTS))
+    sample = sample_of(sources_of("a.txt", None)[0])
+    most = most_of(sample.texts)
+    characters = len(set("".join(TEXTS)) - {" "})
+    assert characters < sample.pieces(32_000) <= most  # five words, however often, give few
+    prose = sample_of(sources_of(str(SAMPLES / "c4-train.*.json.gz"), None)[0])
+    assert 3_000 < prose.pieces(32_000) < most_of(prose.texts) * 4
+    assert prose.pieces(1_000) == 1_000
+
+
+def most_of(texts: list[bytes]) -> int:
+    with pytest.raises(RuntimeError, match="Vocabulary size too high") as refused:
+        SentencePieceTrainer.train(
+            sentence_iterator=(line.decode() for text in texts for line in text.splitlines()),
+            model_writer=io.BytesIO(),
+            vocab_size=100_000,
+            character_coverage=TokenizerConfig().character_coverage,
+            byte_fallback=TokenizerConfig().byte_fallback,
+            bos_id=-1,
+            minloglevel=2,
+        )
+    return int(str(refused.value).split("<= ")[1].split(".")[0])
+
+
+# --- what fits the machine
+
+
+def test_an_hour_is_an_hour_and_a_faster_machine_takes_a_larger_model():
+    """1 M parameters on two cores; on eight H100 a T5 of 250 M or more. Tokens are 20 a parameter or more."""
+    lengths, found = (512, 114), []
+    for machine in (
+        Machine(0, "2 cores", None, bf16=False),
+        Machine(1, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
+        Machine(8, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
+    ):
+        course = an_hour(machine, 32_000, 100, lengths, float("inf"))
+        assert course.steps * course.seconds == pytest.approx(3600, rel=0.01)
+        assert course.steps >= 2000
+        parameters = models.outline(course.config).num_parameters()
+        assert course.steps * course.batch * sum(lengths) > 20 * parameters
+        found.append(SIZES.index(course.model))
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[2] >= SIZES.index("t5-v1.1-base")
+
+
+def test_a_small_text_is_read_forty_times_at_most():
+    course = an_hour(Machine(0, "2 cores", None, bf16=False), 1000, 100, (512, 114), rows=100)
+    assert (course.steps * course.batch, course.model) == (4000, "t5-v1.1-1m")
+    assert course.batch <= 100
+
+
+def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
+    """T5 small for 10,000 steps of 128 rows, 106.3 GFLOP each, at 0.6 · 512 / 662 of 200 GFLOP/s."""
+    done = run_here("launch", "init", "--model", "t5-v1.1-small")
+    days = 10_000 * 128 * 106.3e9 / (0.6 * 512 / 662 * 200e9) / 86_400
+    assert f"model: t5-v1.1-small, 10,000 steps of 128 rows: about {days:.1f} days" in done.stdout
+    assert load("first.run.yaml", [], RunConfig).precision == "fp32"
+
+
+def test_the_first_metrics_come_within_a_minute():
+    run_here("launch", "init")
+    run = load("first.run.yaml", [], RunConfig)
+    course = an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
+    a_row = course.seconds / course.batch
+    assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
+    assert model_named(course.model).init_output_std == 0.5

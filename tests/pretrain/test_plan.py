@@ -461,7 +461,7 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     options = ["--gpu", "cpu", "--inputs", 128, "--targets", 32]
     run_plan(*asked, *options, "--json")
     found = json.loads(capsys.readouterr().out)
-    share = 0.75 * 128 / (128 + 160)
+    share = 0.6 * 128 / (128 + 150)
     hours = 100_000 * 32 * found["flops_per_row"]["all"] / (share * 100e9) / 3600
     assert found["cheapest"]["hours"] == pytest.approx(hours)
     assert list(found["gpu_counts"]) == ["1"]

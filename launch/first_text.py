@@ -1,0 +1,327 @@
+"""What a user's text is, by its names, first bytes and a sample: formats, columns, what a vocabulary can hold."""
+
+import csv
+import itertools
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from data_pipeline.config import SourceConfig, TokenizerConfig
+from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
+from data_pipeline.foundation.progress import counted
+from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.sources.recognition import look_of
+
+FORMATS = {  # by the end of a name, without the ending of its compression
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".xml": "wikipedia",
+    ".wet": "wet",
+    ".warc": "warc",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_UNREAD = {  # what to do with files that no reader reads
+    **dict.fromkeys((".xz", ".lzma", ".txz"), "decompress it with xz -d"),
+    **dict.fromkeys((".lz4", ".br", ".z"), "decompress it, or compress it with gzip or zstd"),
+    **dict.fromkeys((".tar", ".tgz", ".tbz2"), "unpack it with tar -xf"),
+    **dict.fromkeys((".zip", ".7z", ".rar"), "unpack it"),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf"), "convert it to plain text"),
+}
+_BESIDE = (
+    "README",
+    "LICENSE",
+    "dataset_info.json",
+    "dataset_dict.json",
+    "dataset_infos.json",
+    "state.json",
+    "_SUCCESS",
+)
+_TABLES = ("csv", "json", "jsonl", "parquet", "arrow")
+_DELIMITERS = ",;\t|"
+_HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
+_SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
+_TEXT_PER_BYTE = 3  # of a compressed file
+_ENOUGH = 30  # documents held out, about
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one format: `path` is what the corpus file says of them, `options` those of the format."""
+
+    format: str
+    path: str | list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+    split: str | None = None
+
+    def files(self, name: str = "") -> list[InputFile]:
+        return list_files(SourceConfig(format=self.format, path=self.path, name=name))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts of a corpus, at most 300 kB. `bytes`: about as much text as all files have; `documents`: how many."""
+
+    texts: list[bytes]
+    bytes: int
+    documents: int
+
+    @property
+    def held_out(self) -> float:
+        """The share of the documents to hold out: 1 %, or more of few."""
+        share = _ENOUGH / max(1, self.documents)
+        return 0.01 if share <= 0.01 else round(min(0.3, share), 2)
+
+    def pieces(self, most: int) -> int:
+        """How many pieces a vocabulary can have, at most `most`: half of what the text gives beyond its characters.
+
+        sentencepiece says how many the sample gives. All of the text gives more, by a power of its size: the one by
+        which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
+        """
+        from data_pipeline.tokenizer.training import most_pieces
+
+        config = TokenizerConfig()
+        possible = most_pieces(config, self.texts)
+        half = most_pieces(config, _half(self.texts))
+        growth = max(1.0, self.bytes / sum(map(len, self.texts)))
+        possible = int(possible * growth ** min(0.5, max(0.0, 0.8 * math.log2(possible / half))))
+        known = Counter("".join(text.decode(errors="ignore") for text in self.texts))
+        left, characters = (1 - config.character_coverage) * known.total(), len(known)
+        for _, count in reversed(known.most_common()):  # the rarest are left out
+            left -= count
+            if left < 0:
+                break
+            characters -= 1
+        characters += 256 * config.byte_fallback + 3
+        return min(possible, max(int(1.2 * characters), min(most, (characters + possible) // 2)))
+
+
+def _half(texts: list[bytes]) -> list[bytes]:
+    if len(texts) > 1:
+        return texts[::2]
+    return [texts[0][: len(texts[0]) // 2] or texts[0]]
+
+
+def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[str]]:
+    """The sources of the files at `text`, a path, a glob or a URL, and lines about what is left out.
+
+    The format is `text_format`, else that of each file's name, else of its first bytes. Raises UserError for files that
+    no reader reads, with what to do.
+    """
+    try:
+        files = list_files(SourceConfig(format="text", path=text))
+    except UserError:  # not there yet; the name must do
+        return [_with_columns(Source(text_format or _by_name(text) or _unknown(text), text), None)], []
+    is_folder = Path(text).is_dir()
+    if is_folder and (splits := _saved_splits(Path(text))):
+        return splits
+    if text_format:
+        return [_with_columns(Source(text_format, text), files[0])], []
+    by_ending: dict[str, list[InputFile]] = defaultdict(list)
+    for file in files:
+        if not (is_folder and _is_beside(file.name)):
+            by_ending[_ending(file.name)].append(file)
+    formats: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for ending, some in by_ending.items():
+        try:
+            formats[ending] = _format_of(some[0], f"{text}/{some[0].name}" if is_folder else text, ending)
+        except UserError as error:
+            refused[ending] = str(error).removeprefix("--text: ")
+    if not formats:
+        raise UserError(f"--text: {next(iter(refused.values()), f'{text}: holds no text')}")
+    left_out = [f"left out: {counted(len(by_ending[ending]), 'file')}: {reason}" for ending, reason in refused.items()]
+    whole = len(set(formats.values())) == 1 and not refused and sum(map(len, by_ending.values())) == len(files)
+    if whole:
+        return [_with_columns(Source(next(iter(formats.values())), text), files[0])], []
+    if not is_folder:
+        kinds = ", ".join(sorted({*formats.values(), *("none" for _ in refused)}))
+        raise UserError(
+            f"--text: {text}: matches files of several formats ({kinds}); give a narrower glob, or a folder"
+        )
+    found = []
+    for kind in sorted(set(formats.values())):
+        endings = sorted(ending for ending in formats if formats[ending] == kind)
+        paths = [f"{text.rstrip('/')}/**/{_glob(by_ending[ending], ending)}" for ending in endings]
+        source = Source(kind, paths[0] if len(paths) == 1 else paths)
+        found.append(_with_columns(source, by_ending[endings[0]][0]))
+    return found, left_out
+
+
+def sample_of(sources: Sequence[Source]) -> Sample | None:
+    """A sample of all sources for training, from files that lie far apart; None if none of them can be read yet."""
+    texts: dict[bytes, None] = {}
+    seen = read = whole = 0
+    complete = True
+    for source in (one for one in sources if one.split != "validation"):
+        with suppress(UserError):
+            files = source.files()
+            whole += sum(file.bytes * _growth(file) for file in files)
+            some = files[:: -(-len(files) // _SAMPLE_FILES)]
+            complete &= len(some) == len(files)
+            budget = max(1, _SAMPLE // len(some) // len(sources))
+            for file in some:
+                records = taken = 0
+                for text in _texts(source, file):
+                    records += 1
+                    taken += len(text)
+                    texts.setdefault(text[:budget])
+                    if taken >= budget or records == _SAMPLE_RECORDS:
+                        complete = False
+                        break
+                seen, read = seen + records, read + taken
+    if not texts:
+        return None
+    size = read if complete else max(read, whole)
+    return Sample(list(texts), size, seen * size // read)
+
+
+def _texts(source: Source, file: InputFile) -> Iterator[bytes]:
+    from data_pipeline.cleaning.wikitext.markup import plain_text
+
+    with suppress(DamagedInput):
+        records = READERS[source.format](Input(file.path, options=source.options), Intake())
+        for record in records:
+            text = record.text
+            if source.format == "wikipedia":
+                text = plain_text(text, record.title, record.hidden_namespaces)
+            if text.strip():
+                yield text.encode()
+
+
+def _growth(file: InputFile) -> int:
+    return _TEXT_PER_BYTE if PurePosixPath(file.name).suffix in (*_COMPRESSED, ".parquet") else 1
+
+
+def _ending(name: str) -> str:
+    """ ".json.gz" of "a/b.json.gz", "" of a name without one."""
+    path = PurePosixPath(name)
+    packed = path.suffix.lower() if path.suffix.lower() in _COMPRESSED else ""
+    return (PurePosixPath(path.stem).suffix if packed else path.suffix).lower() + packed
+
+
+def _glob(files: list[InputFile], ending: str) -> str:
+    """A pattern for the names with this ending; datasets keeps cached tables beside its own."""
+    names = [PurePosixPath(file.name).name for file in files]
+    if ending == ".arrow" and any(name.startswith("data-") for name in names):
+        return "data-*.arrow"
+    return f"*{PurePosixPath(names[0]).name[-len(ending) :]}" if ending else "*"
+
+
+def _by_name(text: str) -> str | None:
+    ending = _ending(text)
+    for unread in (ending, PurePosixPath(text).suffix.lower()):
+        if unread in _UNREAD:
+            raise UserError(f"--text: {text}: no reader reads {unread}; {_UNREAD[unread]}")
+    return FORMATS.get(next((ending.removesuffix(one) for one in _COMPRESSED if ending.endswith(one)), ending))
+
+
+def _unknown(text: str) -> str:
+    raise UserError(f"--text: {text}: the name doesn't say what format it has; give --format")
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a file of a folder is about the data: a README, a description, a hidden file."""
+    last = PurePosixPath(name).name
+    return last.startswith((".", *_BESIDE)) or any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
+def _format_of(file: InputFile, shown: str, ending: str) -> str:
+    """The format of a file by its name and its first bytes. Raises UserError if no reader reads it."""
+    named, look = _by_name(shown), look_of(file.path)
+    if look and look.certain and named not in look.formats:
+        if not look.formats:
+            raise UserError(f"--text: {shown}: {look}")
+        return look.formats[0]
+    if named == "wikipedia":
+        raise UserError(f"--text: {shown}: XML, but no MediaWiki export; convert it to plain text or JSON Lines")
+    if named:
+        return named
+    if look and look.formats and not ending:
+        return "text" if look.formats[0] == "pairs" else look.formats[0]
+    return _unknown(shown)
+
+
+def _saved_splits(folder: Path) -> tuple[list[Source], list[str]] | None:
+    """The splits of a DatasetDict that `save_to_disk` wrote; None for any other folder."""
+    try:
+        names = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    held_out = next((name for name in _HELD_OUT if name in names), None)
+    found, left_out = [], []
+    for name in names:
+        split = "validation" if name == held_out else "train" if held_out else None
+        source = Source("arrow", f"{folder}/{name}/*.arrow", split=split)
+        if name not in ("train", held_out):
+            left_out.append(
+                f"left out: the split {name!r}, which a model is tested on; add it as a source to train on it"
+            )
+            continue
+        found.append(_with_columns(source, source.files()[0]))
+    return (found, left_out) if found else None
+
+
+def _with_columns(source: Source, file: InputFile | None) -> Source:
+    """`source` with the option `text`, the column with the longest strings, unless that is "text"."""
+    if file is None or source.format not in _TABLES:
+        return source
+    options: dict[str, Any] = {}
+    if source.format == "csv":
+        header = _first_line(file.path)
+        delimiter = max(_DELIMITERS, key=header.count)
+        if delimiter != ",":
+            options["delimiter"] = delimiter
+        names = next(csv.reader([header], delimiter=delimiter), [])
+    else:
+        names = _names(source.format, file)
+    if names and "text" not in names:
+        lengths = {name: _length(source.format, file, {**options, "text": name}) for name in names}
+        best = max(lengths, key=lambda name: lengths[name])
+        if not lengths[best]:
+            raise UserError(f"--text: {file.name}: has no column of text among {', '.join(names)}")
+        options["text"] = best
+    return Source(source.format, source.path, options, source.split)
+
+
+def _first_line(path: str) -> str:
+    from data_pipeline.sources.compression.stream import open_stream
+
+    with open_stream(path) as stream:
+        return stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
+
+
+def _names(kind: str, file: InputFile) -> list[str]:
+    """The columns, or the keys of the first object."""
+    from data_pipeline.sources import json_array, jsonl
+
+    if kind in ("json", "jsonl"):
+        objects = json_array.objects(Input(file.path), Intake(), jsonl.Options())[1]
+        return [*next(iter(objects), (0, {}))[1]]
+    from data_pipeline.sources import arrow, parquet
+
+    reader = parquet if kind == "parquet" else arrow
+    return reader.names(file.path)
+
+
+def _length(kind: str, file: InputFile, options: dict[str, Any]) -> float:
+    """The mean length of the strings in a column; 0 where they aren't any."""
+    try:
+        records = list(itertools.islice(READERS[kind](Input(file.path, options=options), Intake()), 100))
+    except StoreError:
+        raise
+    except UserError:
+        return 0.0
+    return sum(len(record.text) for record in records) / max(1, len(records))
