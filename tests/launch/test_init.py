@@ -233,6 +233,9 @@ def most_of(texts: list[bytes]) -> int:
             vocab_size=100_000,
             character_coverage=TokenizerConfig().character_coverage,
             byte_fallback=TokenizerConfig().byte_fallback,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
             bos_id=-1,
             minloglevel=2,
         )
