@@ -21,7 +21,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/launch local configs/runs/reversal.yaml --ranks 2
 	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 3 --likeliest 5
 	$(BIN)/pretrain generate runs/reversal "reverse: a b c d" "reverse: p a g e n o" "reverse: k i n d l e d"
-	$(BIN)/pretrain dashboard runs/quickstart --print
+	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 test: $(INSTALLED)  ## the test suite: the real pipeline and real ranks on the shipped text
 	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

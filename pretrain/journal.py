@@ -18,10 +18,11 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import in_time
+from data_pipeline.foundation.progress import counted, in_time
 from data_pipeline.foundation.secrets import masked, masked_values
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import changes
+from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import MlflowSection
@@ -31,7 +32,7 @@ from pretrain.metrics.system import SystemMonitor
 from pretrain.run import environment, lock, rank_logs, status, watchdog
 from pretrain.run.status import Status
 from pretrain.setup import Setup
-from pretrain.tracking.tracked_run import DatasetInfo
+from pretrain.tracking.tracked_run import NOTE, DatasetInfo
 from pretrain.tracking.tracker import Tracker
 from pretrain.zero.ranks import by_rank_0
 
@@ -65,7 +66,7 @@ class Journal:
         config = self.setup.config
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
-            f"{cut.ranks} ranks × {cut.accumulation} × {cut.micro_batch} rows, "
+            f"{counted(cut.ranks, 'rank')} × {cut.accumulation} × {cut.micro_batch} rows, "
             f"steps {self.setup.standing.step} to {config.run.max_steps}"
         )
         if self.setup.initial_weights and not self.setup.resume:
@@ -215,7 +216,7 @@ def _settings_in(config: Path) -> dict[str, Any] | None:
 
 def _tracker(setup: Setup, attempt: int) -> Tracker:
     config, run = setup.config, setup.directory
-    mlflow = config.tracking.mlflow
+    mlflow, parameters = config.tracking.mlflow, models.outline(setup.model).num_parameters()
     uses = [("train", corpus.name, corpus) for corpus in setup.training]
     uses += [("validation", name, corpus) for name, corpus in setup.validation.items()]
     return Tracker(
@@ -224,12 +225,13 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         run_name=config.run.name,
         uri=mlflow.uri if mlflow else None,
         experiment=(mlflow or MlflowSection()).experiment,
-        parameters=config.model_dump(mode="json"),
+        parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
             "ranks": setup.cut.ranks,
             "zero_stage": config.zero_stage,
             "precision": config.precision,
+            NOTE: _description(setup, parameters),
         },
         datasets=[
             DatasetInfo(
@@ -243,6 +245,19 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         ],
         artifacts=[run / CONFIG, run / "environment.json", run / environment.DIFF],
         parent=mlflow.parent if mlflow else None,
+    )
+
+
+def _description(setup: Setup, parameters: int) -> str:
+    """The run in a few words of Markdown, for MLflow's page of it."""
+    config = setup.config
+    corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in setup.training)
+    objective = (config.data.objective or setup.training[0].objective).name
+    steps = f"{config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows"
+    return (
+        f"A `{setup.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
+        f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
+        "Curves and pictures: tab *Model metrics*. What the model writes: tab *Artifacts*, `evaluation/samples.json`."
     )
 
 

@@ -101,6 +101,12 @@ class Setup:
         weights = self.stream.weights
         return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
 
+    def tokens(self, position: int) -> float:
+        """Tokens of the corpora in the run's first `position` rows: a corpus's rows count with their mean length."""
+        rows = self.stream.mixture.consumed(position)
+        splits = [corpus.manifest["splits"]["train"] for corpus in self.training]
+        return sum(taken * split["tokens"] / split["rows"] for taken, split in zip(rows, splits, strict=True))
+
     def accumulation(self, step: int) -> int:
         """Micro-batches of each rank in step `step`."""
         return self.config.batch.rows(step) // self.cut.rows(1)

@@ -29,6 +29,7 @@ from pretrain.run.watchdog import watching
 from pretrain.setup import Setup, prepare
 from pretrain.zero.construction import construct
 from pretrain.zero.layers import compiles
+from pretrain.zero.memory import most_held
 from pretrain.zero.ranks import by_rank_0, communication_device, first_of_ranks, joined, of_rank_0
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ class Training:
                     "train/skipped_steps": health.skipped,
                     "train/spikes": health.spikes,
                     "train/rows": before.position + rows,
+                    "train/tokens": setup.tokens(before.position + rows),
+                    "train/peak_memory_gigabytes": most_held(self.engine.device) / 1e9,
                 }
                 self.journal.log(step, {**self.engine.take_metrics(), **self.meter.take(), **counts})
             for findings in self.hooks.after(self.engine, step, last):

@@ -20,12 +20,11 @@ def dashboard(
         int, typer.Option(min=1, max=65535, help="The first port to try; the next free one is used.")
     ] = 5000,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    print_only: Annotated[bool, typer.Option("--print", help="Only print the page's address.")] = False,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
     from pretrain.tracking.dashboard import dashboard as serve
 
-    serve(run_dir, uri, port, browser, print_only)
+    serve(run_dir, uri, port, browser)
 
 
 @app.command(epilog="Example: pretrain watch runs/quickstart")

@@ -3,7 +3,7 @@
     mlflow.search_logged_models(
         experiment_ids=["1"],
         filter_string="tags.checkpoint = 'kept'",
-        order_by=[{"field_name": "metrics.validation/c4/loss", "ascending": True}],
+        order_by=[{"field_name": "metrics.loss/validation.c4", "ascending": True}],
     )
 
 The weights stay where they are: the tag `directory` names the place. A checkpoint that is deleted keeps its model,
@@ -19,9 +19,10 @@ from data_pipeline.foundation.atomic import sha256
 from pretrain.checkpoint.directory import all_steps, directory_of
 from pretrain.checkpoint.index import INDEX
 from pretrain.metrics import log as metric_log
+from pretrain.tracking.names import in_mlflow
 from pretrain.tracking.replays import Replays
 from pretrain.tracking.state import FeedState, LoggedCheckpoint
-from pretrain.tracking.store import DIGEST_LENGTH, METRICS_PER_BATCH, safe_key
+from pretrain.tracking.store import DIGEST_LENGTH, METRICS_PER_BATCH
 from pretrain.tracking.tracked_run import TrackedRun
 
 _KEY = "checkpoint_key"
@@ -113,7 +114,7 @@ def _metrics(path: Path, run: TrackedRun, model_id: str, step: int) -> Iterator[
         about_the_model = name == "train/loss" or not name.startswith(_NOT_ABOUT_THE_MODEL)
         if about_the_model and math.isfinite(value):  # MLflow would turn NaN into 0, the best of losses
             dataset = _dataset(run, name)
-            yield Metric(safe_key(name), value, int(time * 1000), step, model_id=model_id, **dataset)
+            yield Metric(in_mlflow(name), value, int(time * 1000), step, model_id=model_id, **dataset)
 
 
 def _dataset(run: TrackedRun, metric: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,9 @@ from types import FrameType
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, without_login
+from pretrain.tracking.moved import follow
 from pretrain.tracking.state import STATE_FILE, FeedState
-from pretrain.tracking.store import NO_TELEMETRY, absolute_uri, creating_alone, sqlite_file
+from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, creating_alone, sqlite_file
 
 _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
@@ -26,22 +28,19 @@ _SECONDS_TO_START = 120.0
 _SECONDS_TO_STOP = 10.0
 
 
-def dashboard(
-    run_dir: Path | None, uri: str, port: int = 5000, open_browser: bool = True, print_only: bool = False
-) -> None:
+def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bool = True) -> None:
     """Serves the MLflow UI until Ctrl-C or SIGTERM and prints its address.
 
     With `run_dir` it opens the charts of that run in the run's own MLflow, and ignores `uri`, unless that has the
-    password which the run has not recorded; otherwise it opens the
-    list of experiments. If MLflow already runs as a server, it only prints the address. `print_only` starts nothing and
-    prints the address that a dashboard on `port` has. Raises UserError if there is nothing to show.
+    password which the run has not recorded; otherwise it opens the list of experiments. If MLflow already runs as a
+    server, it only prints the address. Raises UserError if there is nothing to show.
     """
     state = _state_of(run_dir) if run_dir else None
     given, uri = absolute_uri(uri), state.tracking_uri if state else absolute_uri(uri)
     runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
     page = (f"{runs}/{state.run_id}/model-metrics" if state else runs) + _TRAINING
     if uri.startswith(("http://", "https://")):
-        _show(f"{without_login(uri).rstrip('/')}/{page}", open_browser and not print_only)
+        _show(f"{without_login(uri).rstrip('/')}/{page}", open_browser)
         return
     if MASK in uri:
         if masked(given) != uri:
@@ -50,16 +49,14 @@ def dashboard(
     database = sqlite_file(uri)
     if database and not database.exists():
         raise UserError(f"{database}: no such file, so there is nothing to show yet; runs create it when they train")
-    if print_only:
-        print(f"http://{_HOST}:{port}/{page}", flush=True)
-        return
-
     free = _free_port(port)
     if free != port:
         print(f"port {port} is in use, taking {free}", flush=True)
     address = f"http://{_HOST}:{free}"
-    with suppress(OSError), creating_alone(uri):
-        pass  # a run that has just begun may still be creating the tables, and the server would create them too
+    # a run that has just begun may still be creating the tables, and the server would create them too
+    with suppress(OSError, sqlite3.Error), creating_alone(uri):
+        if database:
+            follow(database)
     with _server(uri, free) as server:
         print("starting the MLflow UI ", end="", flush=True)
         _wait_until_it_answers(address, server)
@@ -105,7 +102,7 @@ def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
     if database := sqlite_file(uri):
-        command += ["--default-artifact-root", (database.parent / "mlartifacts").as_uri()]
+        command += ["--default-artifact-root", (database.parent / ARTIFACTS).as_uri()]
     # one process that serves pages: MLflow's job runners are for evaluating language-model applications
     environment = {**os.environ, **NO_TELEMETRY, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     environment |= {"MLFLOW_BACKEND_STORE_URI": uri}  # a command line is public, and the URI may have a password

@@ -22,11 +22,14 @@ from typing import Any
 from data_pipeline.foundation.secrets import masked
 from pretrain.metrics import log as metric_log
 from pretrain.metrics import system
+from pretrain.tracking import names
 from pretrain.tracking.checkpoints import log_checkpoints
+from pretrain.tracking.moved import follow
 from pretrain.tracking.parents import parent_run, settle_parent
 from pretrain.tracking.replays import Replays
 from pretrain.tracking.state import FeedState
 from pretrain.tracking.store import (
+    ARTIFACTS,
     DIGEST_LENGTH,
     METRICS_PER_BATCH,
     PARAMETER_LENGTH,
@@ -38,7 +41,7 @@ from pretrain.tracking.store import (
     safe_key,
     sqlite_file,
 )
-from pretrain.tracking.tracked_run import TrackedRun
+from pretrain.tracking.tracked_run import NOTE, TrackedRun
 from pretrain.tracking.uploads import Uploads
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
@@ -79,6 +82,8 @@ class MlflowFeeder:
         """The state of the MLflow run; the first call creates or reopens the run and describes it."""
         if self._state is None:
             with creating_alone(self.uri):
+                if database := sqlite_file(self.uri):
+                    follow(database)
                 self._client = client(self.uri)
                 experiment_id = self._experiment()
                 self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
@@ -95,7 +100,7 @@ class MlflowFeeder:
         if experiment is None:
             database = sqlite_file(self.uri)
             # a server has its own place for artifacts; with a file, they must not land in the working directory
-            location = (database.parent / "mlartifacts" / safe_key(name)).as_uri() if database else None
+            location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
             return self._client.create_experiment(name, artifact_location=location, tags={kind: value})
         if experiment.lifecycle_stage == "deleted":
             self._client.restore_experiment(experiment.experiment_id)
@@ -109,6 +114,8 @@ class MlflowFeeder:
         state = FeedState.load(self.run_dir)
         if state is None or state.tracking_uri != masked(self.uri):
             return None
+        if state.names != names.VERSION:
+            state.offsets, state.names = {}, names.VERSION
         try:
             self._client.get_run(state.run_id)
         except MlflowException as error:
@@ -122,14 +129,15 @@ class MlflowFeeder:
         started = int(self.run.started * 1000)
         tags = {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        return FeedState(masked(self.uri), experiment_id, run.info.run_id)
+        return FeedState(masked(self.uri), experiment_id, run.info.run_id, names=names.VERSION)
 
     def _describe(self, run_id: str) -> None:
         """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         self._client.update_run(run_id, status="RUNNING", name=self.run.run_name)
-        known = self._client.get_run(run_id).data.params
+        data = self._client.get_run(run_id).data
+        known = data.params
         parameters = flatten(self.run.parameters)
         new = [Param(key, value) for key, value in parameters.items() if key not in known]
         for start in range(0, len(new), PARAMETERS_PER_BATCH):
@@ -142,7 +150,7 @@ class MlflowFeeder:
         for key in parameters.keys() & known.keys():
             if parameters[key] != known[key]:
                 tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {self.run.attempt})"
-        tags |= self.run.tags
+        tags |= {key: value for key, value in self.run.tags.items() if key != NOTE or NOTE not in data.tags}
         run_tags = [RunTag(safe_key(key), str(value)[:TAG_LENGTH]) for key, value in tags.items()]
         for start in range(0, len(run_tags), PARAMETERS_PER_BATCH):
             self._client.log_batch(run_id, tags=run_tags[start : start + PARAMETERS_PER_BATCH])
@@ -182,7 +190,9 @@ def _batches(
         if batch and len(batch) + len(values) > METRICS_PER_BATCH:
             yield batch, offset
             batch = []
-        batch += [Metric(safe_key(name), value, int(row.time * 1000), row.step) for name, value in values.items()]
+        batch += [
+            Metric(names.in_mlflow(name), value, int(row.time * 1000), row.step) for name, value in values.items()
+        ]
         offset = end
     yield batch, offset
 

@@ -3,15 +3,17 @@
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.json_file import read_sound_json
+from pretrain.tracking.moved import uri_now
 
 TRACKING_FILE = "tracking.json"
 ARTIFACTS_DIRECTORY = "artifacts"
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class TrackedRun:
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
-        return read_sound_json(run_dir / TRACKING_FILE, cls)
+        run = read_sound_json(run_dir / TRACKING_FILE, cls)
+        return replace(run, uri=uri_now(run.uri, run_dir)) if run and run.uri else run
 
     def named_datasets(self) -> Iterator[tuple[str, DatasetInfo]]:
         """The datasets under names that differ: MLflow keeps one input for a name and digest."""

@@ -1,7 +1,7 @@
 """The files of a run that MLflow gets: artifacts, tables and images.
 
 RUN/artifacts/evaluation/NAME.json                 a table: MLflow's UI lists it as one
-RUN/artifacts/evaluation/NAME/step-00001000.png    an image of a step: the UI shows the images of a name over the steps
+RUN/artifacts/evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
 RUN/artifacts/…                                    any other file, under its own path
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
+from pretrain.tracking.names import PICTURES
 from pretrain.tracking.state import FeedState
 from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, TrackedRun
 
@@ -75,7 +76,7 @@ class Uploads:
         """Uploads an image as MlflowClient.log_image names it, but under the same name each time."""
         from mlflow.tracking.multimedia import Image, compress_image_size
 
-        key = str(file.target.parent)
+        key = str(PurePosixPath(PICTURES, *file.target.parent.parts[1:]))
         unique = uuid.uuid5(uuid.UUID(self._run.key), str(file.target))
         time = int(self._run.started * 1000) + step  # one image for each step, so any time will do that stays the same
         # MLflow writes ~ for /, since the name may not contain a slash

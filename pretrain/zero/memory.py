@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from data_pipeline.foundation.memory import available
 from pretrain.run.hardware import local_ranks
@@ -48,6 +49,14 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(self._cuda)
         work()
         return torch.cuda.max_memory_reserved(self._cuda) - self._held
+
+
+def most_held(device: torch.device) -> int:
+    """The most memory that a rank has held so far, in bytes, of the rank with the most. All ranks call it."""
+    cuda = device.type == "cuda"
+    held = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return int(held)
 
 
 def resident() -> int:

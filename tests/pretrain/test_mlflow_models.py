@@ -59,7 +59,7 @@ def ranked(client, run_dir, filter_string=None):
     found = client.search_logged_models(
         [FeedState.load(run_dir).experiment_id],
         filter_string=filter_string,
-        order_by=[{"field_name": "metrics.train/loss", "ascending": True}],
+        order_by=[{"field_name": "metrics.loss/train", "ascending": True}],
     )
     return [(model.name, model.tags["checkpoint"], [metric.value for metric in model.metrics]) for model in found]
 
@@ -91,7 +91,7 @@ def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
     state, before = FeedState.load(run_dir), ranked(client, run_dir)
 
     def points():
-        return [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")]
+        return [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")]
 
     curve = points()
     assert [step for step, _ in curve] == list(range(1, 13))
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
     assert client.get_logged_model(old.checkpoints["step-00000009"].model_id).tags["checkpoint"] == "deleted"
     model = client.get_logged_model(new.checkpoints["step-00000009"].model_id)
     assert ([metric.value for metric in model.metrics], model.tags["checkpoint"]) == ([1.5], "kept")
-    history = client.get_metric_history(new.run_id, "train/loss")
+    history = client.get_metric_history(new.run_id, "loss/train")
     assert [point.step for point in history].count(9) == 2
     # NaN would be 0 in MLflow, and the best of all
     assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
@@ -130,7 +130,7 @@ def test_a_step_that_is_taken_again_with_the_same_loss_adds_no_point(run_dir, ur
     state = FeedState.load(run_dir)
     model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
     assert [metric.value for metric in model.metrics] == [loss]
-    assert [one.step for one in client.get_metric_history(state.run_id, "train/loss")] == list(range(1, 13))
+    assert [one.step for one in client.get_metric_history(state.run_id, "loss/train")] == list(range(1, 13))
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
@@ -149,7 +149,7 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     assert list(table["given"]) == ["a <extra_id_0>", "c"] * 2
 
     other = client.create_run(state.experiment_id).info.run_id
-    client.log_image(other, record_image(tmp_path), key="evaluation/attention/layer-1", step=5)
+    client.log_image(other, record_image(tmp_path), key="pictures/attention/layer-1", step=5)
 
     def names(run_id):
         hidden = re.compile(r"(?<=timestamp\+)\d+\+[\w-]{36}")

@@ -140,7 +140,7 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages.click(NAMES[0])
     pages.see("Parent run", "pretrain train", "Train")
     pages.click("Model metrics")
-    pages.see("evaluation/norms")
+    pages.see("pictures/norms")
     pages.count("//*[contains(@class, 'js-plotly-plot')]", 2)
     pages.move_on("//*[@role='slider']")  # to the first step that has an image
     pages.count("//img[contains(@src, 'norms') or starts-with(@src, 'blob:')]", 1)

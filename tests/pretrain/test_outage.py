@@ -71,7 +71,7 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
 
         client = MlflowClient(tracking_uri=server.uri)
         run_id = FeedState.load(tmp_path / "run").run_id
-        history = client.get_metric_history(run_id, "train/loss")
+        history = client.get_metric_history(run_id, "loss/train")
         assert [(point.step, point.value) for point in history] == [
             (step, 1 / step) for step in range(1, len(waits) + 1)
         ]
@@ -108,7 +108,7 @@ def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlf
 
         run_id = FeedState.load(tmp_path / "run").run_id
         client = MlflowClient(tracking_uri=server.uri)
-        assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == [1, 2]
+        assert [point.step for point in client.get_metric_history(run_id, "loss/train")] == [1, 2]
         assert client.get_run(run_id).info.status == "FINISHED"
     finally:
         server.kill()

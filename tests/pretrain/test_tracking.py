@@ -3,24 +3,26 @@
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.metrics.log import MetricLog, read_metrics
-from pretrain.tracking import store
+from pretrain.tracking import names, store
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.dashboard import dashboard
 from pretrain.tracking.feeder import MlflowFeeder, flatten
 from pretrain.tracking.state import FeedState
-from pretrain.tracking.tracked_run import DatasetInfo, TrackedRun
+from pretrain.tracking.tracked_run import NOTE, DatasetInfo, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 
@@ -157,7 +159,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
     assert run.data.tags["ranks"] == "8"
     assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
     assert run.data.tags["mlflow.user"]
-    assert {"train/loss", "validation/c4 _en_/x/loss"} == set(run.data.metrics)
+    assert {"loss/train", "loss/validation.c4 _en_/x"} == set(run.data.metrics)
     inputs = {
         tag.value: (given.dataset.name, given.dataset.digest, json.loads(given.dataset.profile))
         for given in run.inputs.dataset_inputs
@@ -186,7 +188,7 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     tracker.close("KILLED")
 
     assert run_id(tmp_path) == first
-    assert points(client, tmp_path, "train/loss") == [
+    assert points(client, tmp_path, "loss/train") == [
         (10, 1 / 10),
         (20, 1 / 20),
         (30, 1 / 30),
@@ -195,7 +197,7 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
         (50, 1 / 50),
     ]
     assert [step for step, _ in points(client, tmp_path, "train/tokens_per_second")] == [10, 20, 30, 40, 40, 50]
-    assert points(client, tmp_path, "validation/loss") == [(30, 3.0)]
+    assert points(client, tmp_path, "evaluation/validation/loss") == [(30, 3.0)]
     run = client.get_run(first)
     assert run.info.status == "KILLED"
     assert run.data.params == {"max_steps": "40"}
@@ -271,7 +273,7 @@ def test_sigkill_while_feeding_neither_loses_nor_doubles_a_metric(tmp_path, uri,
             tracker.log(step, {"train/loss": 1 / step, "train/gradient_norm": step})
     steps = range(1, killed_at + 20)
     assert run_id(tmp_path) == state.run_id
-    assert points(client, tmp_path, "train/loss") == [(step, 1 / step) for step in steps]
+    assert points(client, tmp_path, "loss/train") == [(step, 1 / step) for step in steps]
     assert points(client, tmp_path, "train/gradient_norm") == [(step, step) for step in steps]
 
 
@@ -375,6 +377,88 @@ def test_flatten():
     assert flatten(nested) == {"a.b": "1", "a.c": "{}", "d.0.e": "None", "d.1.e": "True", "f": "[1, 2]", "g": "[]"}
 
 
+def test_a_run_whose_metrics_had_other_names_is_sent_again(tmp_path, uri, client):
+    with start(tmp_path, uri) as tracker:
+        tracker.log(1, {"train/loss": 2.0})
+    state = FeedState.load(tmp_path)
+    replace(state, names=1).save(tmp_path)
+    assert sync(tmp_path, uri) == 1
+    assert FeedState.load(tmp_path) == state
+    assert points(client, tmp_path, "loss/train") == [(1, 2.0)]
+
+
+def test_a_note_that_someone_wrote_stays(tmp_path, uri, client):
+    with start(tmp_path, uri, tags={NOTE: "of the run"}):
+        pass
+    assert client.get_run(run_id(tmp_path)).data.tags[NOTE] == "of the run"
+    client.set_tag(run_id(tmp_path), NOTE, "diverged")
+    with start(tmp_path, uri, attempt=2, tags={NOTE: "of the run"}):
+        pass
+    assert client.get_run(run_id(tmp_path)).data.tags[NOTE] == "diverged"
+
+
+# ---- names and places
+
+
+def test_the_sections_of_a_page_begin_with_evaluations_and_losses_and_end_with_seconds_and_sizes():
+    """A section is what stands before the last slash; MLflow sorts them."""
+    logged = [
+        *("train/loss", "train/embedding_loss", "train/cross_entropy", "train/tokens", "train/peak_memory_gigabytes"),
+        *("validation/c4/loss", "validation/c4/text_loss", "validation/c4/unigram_entropy", "validation/c4/accuracy"),
+        *("checkpoint/gigabytes", "checkpoint/write_seconds", "evaluation/samples/seconds", "embedding/mean_norm"),
+        *("norms/gradient/encoder.layers.0", "text_to_text/sums/bleu", "of_my_own_hook/score"),
+    ]
+    sections = {}
+    for name in sorted(map(names.in_mlflow, logged)):
+        section, _, last = name.rpartition("/")
+        sections.setdefault(section, []).append(last)
+    assert sections == {
+        "evaluation": ["c4.accuracy"],
+        "evaluation/of_my_own_hook": ["score"],
+        "evaluation/text_to_text/sums": ["bleu"],
+        "loss": [
+            *("train", "train.cross_entropy", "train.embedding_loss"),
+            *("validation.c4", "validation.c4.text_loss", "validation.c4.unigram_entropy"),
+        ],
+        "model/embedding": ["mean_norm"],
+        "model/norms/gradient": ["encoder.layers.0"],
+        "train": ["tokens"],
+        "usage": [
+            *("checkpoint.gigabytes", "checkpoint.write_seconds"),
+            *("evaluation.samples.seconds", "peak_memory_gigabytes"),
+        ],
+    }
+    assert list(sections) == sorted(sections)
+    assert names.in_mlflow("system/cpu_utilization_percentage") == "system/cpu_utilization_percentage"
+
+
+@pytest.mark.parametrize("how", [shutil.move, shutil.copytree])
+def test_a_folder_of_runs_may_be_moved_or_copied_with_its_database(tmp_path, empty_mlflow, how):
+    from mlflow.tracking import MlflowClient
+    from mlflow.tracking._tracking_service import utils
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "run").mkdir(parents=True)
+    (old / "run/config.yaml").write_text("a: 1\n")
+    with start(old / "run", empty_mlflow(old), artifacts=[old / "run/config.yaml"]) as tracker:
+        tracker.log(1, {"train/loss": 2.0})
+    before = FeedState.load(old / "run")
+    how(old, new)
+    utils._artifact_repos_cache.clear()  # another process would have none
+    MetricLog(new / "run", attempt=1).log(2, {"train/loss": 1.0})
+    (new / "run/artifacts").mkdir(exist_ok=True)
+    (new / "run/artifacts/more.txt").write_text("more")
+
+    moved, uri = how is shutil.move, f"sqlite:///{new}/mlflow.db"
+    assert sync(new / "run", None if moved else uri) == (1 if moved else 2)
+    client = MlflowClient(uri)
+    assert client.get_run(before.run_id).info.artifact_uri.startswith(f"{(new / 'mlartifacts').as_uri()}/")
+    assert {file.path for file in client.list_artifacts(before.run_id)} == {"config.yaml", "more.txt"}
+    assert Path(client.download_artifacts(before.run_id, "config.yaml")).read_text() == "a: 1\n"
+    assert [point.value for point in client.get_metric_history(before.run_id, "loss/train")] == [2.0, 1.0]
+    assert not old.exists() if moved else not list(old.rglob("more.txt"))
+
+
 # ---- the dashboard
 
 
@@ -415,7 +499,7 @@ def test_dashboard_serves_the_run_and_ends_with_its_server(tmp_path, uri):
             api = f"{address}/api/2.0/mlflow"
             run = json.loads(get(f"{api}/runs/get?run_id={state.run_id}"))["run"]
             assert run["info"]["run_name"] == "t5-small"
-            history = json.loads(get(f"{api}/metrics/get-history?run_id={state.run_id}&metric_key=train/loss"))
+            history = json.loads(get(f"{api}/metrics/get-history?run_id={state.run_id}&metric_key=loss/train"))
             assert [(point["step"], point["value"]) for point in history["metrics"]] == [(1, 1.0), (2, 2.0)]
         finally:
             process.send_signal(signal.SIGTERM)
@@ -430,10 +514,3 @@ def test_dashboard_of_nothing_is_one_line(tmp_path):
         dashboard(tmp_path, "sqlite:///mlflow.db")
     with pytest.raises(UserError, match="no such file"):
         dashboard(None, f"sqlite:///{tmp_path}/mlflow.db")
-
-
-def test_dashboard_prints_the_page_alone(tmp_path, uri, capsys):
-    with start(tmp_path, uri) as tracker:
-        tracker.log(1, {"a": 1.0})
-    dashboard(tmp_path, uri, port=5099, print_only=True)
-    assert capsys.readouterr().out.startswith("http://127.0.0.1:5099/#/experiments/")
