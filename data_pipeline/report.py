@@ -20,7 +20,7 @@ from data_pipeline.stages.deduplication import DecontaminationResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.text.tally import NO_RULES, smallest
+from data_pipeline.text.tally import NO_RULES, most_common, smallest
 
 Json = dict[str, Any]
 FILE, FOR_PEOPLE, PAGE = "report.json", "report.md", "report.html"
@@ -53,6 +53,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "lines": {"read": _lines_read(counts), "dropped": _of_kind(_LINE, rules)},
         "spans": {"dropped": _of_kind(_SPAN, rules), "substring_words": counts["substring_words"]},
         "masked": _of_kind(_MASKED, rules),
+        "template_holes": _most_common(result.template_holes for result in documents),
         "evaluation_sets": evaluation_sets,
         "undecodable_documents": counts["undecodable"],
         "examples": _examples(cleaned),
@@ -153,6 +154,11 @@ def as_markdown(report: Json) -> str:
             "## Masked personal data",
             _table(["kind", "places"], [[kind, f"{n:,}"] for kind, n in masked.items()]),
         ]
+    if holes := report.get("template_holes"):
+        parts += [
+            "## Templates that left a hole in a sentence",
+            _table(["template", "places"], [[_cell(name), f"{n:,}"] for name, n in holes.items()]),
+        ]
     if report["splits"]:
         columns = ("documents", "rows", "tokens", "dropped_tokens", "shards")
         splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
@@ -218,8 +224,8 @@ def _sum(counts: Any) -> Counter[str]:
 
 
 def _most_common(counts: Any, number: int = 20) -> dict[str, int]:
-    """The most frequent keys, sorted by count and then by name."""
-    return dict(sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))[:number])
+    """The most frequent keys of several counts, added."""
+    return most_common(_sum(counts), number)
 
 
 def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:

@@ -90,6 +90,8 @@ def _distributions(report: Json) -> Iterable[str]:
     yield _chart("Language", report["languages"])
     if report["domains"]:
         yield _chart("Domain", report["domains"])
+    if holes := report.get("template_holes"):
+        yield _chart("Templates that left a hole in a sentence", holes, "drop")
 
 
 def _lengths(powers: Mapping[str, int]) -> dict[str, int]:

@@ -138,7 +138,7 @@ def _cleaner() -> Cleaner:
 def _clean(source: str, record: Record) -> None:
     text = record.text
     if source == "wikipedia":
-        text = plain_text(text, record.title, record.hidden_namespaces)
+        text = plain_text(text, record.title, record.hidden_namespaces, record.timestamp)
     kept = _cleaner()(text, record.url, record.language, Tally())
     for value in (record.text, record.url, record.title, record.timestamp, record.language, record.target, text):
         value.encode()

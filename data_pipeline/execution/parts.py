@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.tally import Tally, most_common
 
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
@@ -99,7 +99,7 @@ class Histograms:
 
     def most_common_domains(self, number: int = _DOMAINS_IN_RESULT) -> dict[str, int]:
         """The most frequent domains, sorted by count and then by name."""
-        return dict(sorted(self.domains.items(), key=lambda item: (-item[1], item[0]))[:number])
+        return most_common(self.domains, number)
 
 
 @dataclass(frozen=True, kw_only=True)

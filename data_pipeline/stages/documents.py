@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.tally import Tally, most_common
+
+_HOLES_IN_RESULT = 100  # a report shows 20
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,14 @@ class InputResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsResult(PartsResult):
-    """What was read of the inputs of a unit, in order."""
+    """What was read of the inputs of a unit, in order.
+
+    `template_holes`: the templates that left the most holes in sentences, and how many.
+    """
 
     source: str
     inputs: list[InputResult]
+    template_holes: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -202,22 +208,23 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     reason. The status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store refuses or
     doesn't answer, which is no damage.
     """
-    counts, results = Tally(), list[InputResult]()
+    counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     clean = Cleaner(spec.cleaning)
     with PartsWriter(corpus, spec) as parts:
         for of in spec.inputs:
             if of.range.start:
-                results.append(_write_input(spec, of, clean, parts, counts))
+                results.append(_write_input(spec, of, clean, parts, counts, holes))
                 continue
             with checksums.taken_of(of.path) as checksum:
-                result = _write_input(spec, of, clean, parts, counts)
+                result = _write_input(spec, of, clean, parts, counts, holes)
             size, sha256 = checksum.finish()
             results.append(replace(result, bytes=size, sha256=sha256))
     of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
-    return DocumentsResult(source=spec.name, inputs=results, **of_parts)
+    most = most_common(holes, _HOLES_IN_RESULT)
+    return DocumentsResult(source=spec.name, inputs=results, template_holes=most, **of_parts)
 
 
-STAGE = Stage("documents", 7, write_documents, "lower characters_per_part")
+STAGE = Stage("documents", 8, write_documents, "lower characters_per_part")
 
 
 def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:
@@ -230,12 +237,14 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
 
 
-def _write_input(spec: DocumentsSpec, of: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally) -> InputResult:
+def _write_input(
+    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
+) -> InputResult:
     intake = Intake(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
     try:
-        for record, document, competes in _pages(spec, of, clean, intake):
+        for record, document, competes in _pages(spec, of, clean, intake, holes):
             parts.add(of.file, record, document, competes)
             documents += document is not None
     except DamagedInput as error:
@@ -265,15 +274,16 @@ def _advice(spec: DocumentsSpec, of: InputSpec, reason: str) -> str:
 
 
 def _pages(
-    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, intake: Intake
+    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, intake: Intake, holes: Counter[str]
 ) -> Iterator[tuple[Record, Document | None, bool]]:
     """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
-    Every page that isn't too long may be the newest, even one that cleaning drops.
+    Every page that isn't too long may be the newest, even one that cleaning drops. `holes` counts the templates that
+    left one in a sentence.
     """
     splits = Splits(spec, of)
     for record in read_records(spec, of, intake):
-        split, text = splits.of_next(record), text_of(record, spec.format)
+        split, text = splits.of_next(record), text_of(record, spec.format, holes)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
@@ -306,10 +316,10 @@ class Splits:
         return split
 
 
-def text_of(record: Record, declared: str) -> str:
-    """The text of a record of the format `declared`: wikitext as plain text."""
+def text_of(record: Record, declared: str, holes: Counter[str] | None = None) -> str:
+    """The text of a record of the format `declared`: wikitext as plain text, whose `holes` are counted."""
     if declared == "wikipedia":
-        return plain_text(record.text, record.title, record.hidden_namespaces)
+        return plain_text(record.text, record.title, record.hidden_namespaces, record.timestamp, holes)
     return record.text
 
 

@@ -2,6 +2,7 @@
 
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 
 EXAMPLES = 3
@@ -41,6 +42,11 @@ class Tally(Counter[str]):
         elif place < max(kept) and place not in kept:
             del kept[max(kept)]
             kept[place] = example
+
+
+def most_common(counts: Mapping[str, int], number: int) -> dict[str, int]:
+    """The most frequent keys, sorted by count and then by name."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number])
 
 
 def smallest(examples: list[str]) -> list[str]:

@@ -184,6 +184,11 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path):
     stats = json.loads(run_here("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     assert stats["documents"]["read"] == stats["documents"]["kept"] + sum(stats["documents"]["dropped"].values())
     assert stats["documents"]["dropped"]["redirect"] > 0
+    phrases = dict.fromkeys(("s1/2", "s16", "s36/37/39", "s45", "s61"), 1)  # S-Phrases: {{S1/2}}, {{S16}}, …
+    assert stats["template_holes"] | phrases == stats["template_holes"]
+    for name in phrases:
+        assert f"\n| {name} | 1 |\n" in (tmp_path / "corpus/report.md").read_text()
+        assert f">{name}</span>" in (tmp_path / "corpus/report.html").read_text()
     assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
     assert stats["inputs"][1]["documents"] == 1000
     assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()

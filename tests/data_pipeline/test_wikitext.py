@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import mwparserfromhell
@@ -65,6 +66,36 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
             "the b is 1, c is 2 and es, f.",
         ),
         ("a {{val|5|ul=km}} road", "a 5 km road"),
+        # so is the first of several that reads as prose: no code, file or identifier, and a number with its unit
+        (
+            "l'ha {{chiarire|scritta|quando?}} con la {{NazNB|CA|ITA}} e {{nihongo||東京|Tōkyō}} ({{link|de|Ziel}})",
+            "l'ha scritta con la ITA e Tōkyō (Ziel)",
+        ),
+        (
+            "da {{M|10||km}}, {{M|10|k|m}}, {{M|4|-|6|ul=m²}} a {{M|1,5|e=6|u=km}}, {{M|5|+-|2|Pa}} o {{M|3|a|4|m}} e",
+            "da 10 km, 10 km, 4–6 m² a 1,5×10^6 km, 5 ± 2 Pa o 3 a 4 m e",
+        ),
+        (
+            "di 30 m{{exp|3}} per {{Exp|4,2|5}} kg; scritto in {{TeX}} e {{LaTeX}}.",
+            "di 30 m^3 per 4,2×10^5 kg; scritto in TeX e LaTeX.",
+        ),
+        (
+            "del {{ITA}}, alta 600 {{m s.l.m.}}, nell'anno {{CURRENTYEAR}}.",
+            "del ITA, alta 600 m s.l.m., nell'anno 2013.",
+        ),
+        (
+            "is at {{coor dms|48|52|25.5|N|2|17|41.5|E|type:x}}, {{Coord|13|N|105.5|W}} and {{coord|1.5|-2}} too",
+            "is at 48°52′25.5″N 2°17′41.5″E, 13°N 105.5°W and too",
+        ),
+        (
+            "born {{OldStyleDate|31 March|1727|20 March}} in {{verse||Isaiah|14:9-17|NIV}}, a",
+            "born 31 March 1727 in Isaiah 14:9-17, a",
+        ),
+        (
+            "in {{x|A.jpg|20}} or {{x|IV2|2EE}} or {{x|26|2035}} or {{x|8|&minus;20}} or {{x|n=a}} or {{puppet}} so",
+            "in or or or or or so",
+        ),
+        ("A {{sfn|Smith|2005}} and {{ref|a|b}} is{{x|a|b}} c. {{x|a|b}} D", "A and is c. D"),
         # ... elsewhere, or by their names, they are notes, pictures and boxes
         (
             "So it is {{ref|N2}}. A{{x|7}} b. {{x|8}}\n* {{flagicon|Austria}} Vienna\n{{Portale|musica}}\n{{x|B}}",
@@ -136,7 +167,19 @@ ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060
     ],
 )
 def test_construct(wikitext, text):
-    assert plain_text(wikitext, title="Ulm") == text
+    assert plain_text(wikitext, title="Ulm", timestamp="2013-03-24T03:38:10Z") == text
+
+
+def test_templates_that_leave_a_hole_are_counted():
+    """In the middle of a sentence, not in brackets that go with them; notes leave none."""
+    wikitext = (
+        "It is in {{Usc|26|2035}} and {{usc|26|2036}} (see {{oeis|id=A1}}) by {{#expr:1+1}} of {{lang|fr|}}, at "
+        "{{CURRENTYEAR}}. {{box|x}} The {{fact}} end ({{x}}) is {{ref|1}} near{{y}} [[A|{{z}}]] {{nowrap|{{u}}}}.\n"
+        "{{Box}}\n* {{flag2|x}}: text {{w|a}}\n{{v\n|a}} {{#if:|x}} b {{#if:|x}} c {{main|A}}"
+    )
+    holes = Counter()
+    plain_text(wikitext, holes=holes)
+    assert holes == {"usc": 2, "oeis": 1, "#expr": 1, "lang": 1, "currentyear": 1, "nowrap": 1}
 
 
 def test_files_are_in_the_namespaces_of_their_wiki():
@@ -270,6 +313,9 @@ def test_any_markup_gives_tidy_text(wikitext):
             "[[File:a|[[b]]",
             "{{a|b}}",
             "c {{a|b}}",
+            "{{" + "1" * 900 + "|1}}",
+            "c {{a|" + "1" * 900 + "|b}} ",
+            "c {{a|" + "1|" * 400 + "N}} ",
         ),
         *("<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"),
         *("-{", "-{a", "-{A|zh:", "<math>", "<math>{", "{{#if:", "{{#switch:a|b", "&a"),

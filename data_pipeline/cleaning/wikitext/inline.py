@@ -1,20 +1,23 @@
-"""Unknown templates: one with a single argument, in the middle of a sentence, is replaced by that argument.
+"""Unknown templates: in the middle of a sentence, one is replaced by its argument that reads as prose.
 
-Otherwise the sentence would have a gap: "built in {{year|1900}} by" would become "built in by". Templates that aren't
-words of the sentence (a note, a flag) are recognised by their name, by their position (after a word or a sentence) and
-by the form of their argument.
+Otherwise the sentence would have a hole: "built in {{year|1900}} by" would become "built in by". Templates that aren't
+words of the sentence (a note, a flag) are recognised by their position (after a word or a sentence), by the form of
+their arguments and by their name. What leaves a hole nevertheless is counted by name.
 """
 
 import re
+from collections import Counter
 
-from data_pipeline.cleaning.wikitext.names import FILE_SUFFIXES
-from data_pipeline.cleaning.wikitext.templates import positional, with_unit
+from data_pipeline.cleaning.wikitext.names import FILE_SUFFIXES, LANGUAGES
+from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, measure, positional, with_unit
 
-_OPEN, _CLOSE = "\x01", "\x02"  # around an argument until its line is complete; no page contains them
-_MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+# Around a template's number on the page and its text, until its line is complete; no page contains them.
+_OPEN, _THEN, _CLOSE = "\x01", "\x03", "\x02"
+_MARKED = re.compile(f"{_OPEN}(\\d+){_THEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _MARKED_AND_SPACE = re.compile(rf"{_MARKED.pattern} *")
+_PART_OF_A_MARK = re.compile(f"{_OPEN}\\d*{_THEN}?|[{_THEN}{_CLOSE}]")
 _MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin with
-_LONGEST = 1000
+_LONGEST, _LONGEST_NAME = 1000, 60
 _LOOKED_AT = 8  # characters looked at on each side
 
 # Names, in lower case, of templates whose argument is no text, by their purpose.
@@ -39,26 +42,24 @@ _NO_TEXT_NAMES = {
     "pictures": """
         flagicon, flag icon, nft, nfb, icon, lang icon, language icon, image, gbmapping, pronunciation, audio2
     """,
-    "boxes that lead elsewhere": """
-        main, mainarticle, main article, see, seealso, see also, further, redirect, commons, wikisource,
-        wiktionary, wikiquote, otheruses, about, for, distinguish
-    """,
     "German, French, Spanish, Italian, Portuguese, Dutch, Polish, Swedish, Russian": """
-        anm, anm., anmerkung, beleg, belege, seite, fußnote, internetquelle, literatur, flagge, hauptartikel,
-        siehe auch, référence, références, réf, refsou, article détaillé, voir, drapeau, ouvrage, lien web, nota,
-        notas, cita requerida, demostrar, bandera, bandera2, véase, ap, enlace roto, nota a piè di pagina,
-        senza fonte, bandiera, band, vedi, vedi anche, vedi categoria, nota disambigua, collegamento interrotto,
-        carece de fontes, bandeira, artigo principal, bron, bron?, feit, noot, vlag, zie hoofdartikel, przypis,
-        przypisy, uwaga, fakt, flaga, källa behövs, flagga, huvudartikel, fotnot, примечание, прим., сноска,
-        нет аи, источник, флаг, основная статья
+        anm, anm., anmerkung, beleg, belege, seite, fußnote, internetquelle, literatur, flagge, référence,
+        références, réf, refsou, drapeau, ouvrage, lien web, nota, notas, cita requerida, demostrar, bandera,
+        bandera2, enlace roto, nota a piè di pagina, senza fonte, bandiera, band, collegamento interrotto,
+        carece de fontes, bandeira, bron, bron?, feit, noot, vlag, przypis, przypisy, uwaga, fakt, flaga,
+        källa behövs, flagga, fotnot, примечание, прим., сноска, нет аи, источник, флаг
     """,
 }
 _NO_TEXT = frozenset(name.strip() for names in _NO_TEXT_NAMES.values() for name in names.split(","))
 _NO_TEXT_BEGINNINGS = (
-    *("cite", "citation ", "cita ", "coor", "koord", "harv", "sfn", "efn", "ref-", "ref ", "note-", "flagicon", "icon"),
-    *("infobox", "navbox", "portal", "stub", "pp-", "r from", "user ", "ipac-"),
+    *("cite", "citation ", "cita ", "coor", "koord", "harv", "sfn", "efn", "ref-", "ref ", "note-"),
+    *("flagicon", "icon", "ipac-"),
 )
 _IDENTIFIER = re.compile(r"\S*_\S*|[A-Za-z]+-?\d\S*|\S*://.*|\S+\.\S+/.*")
+_LETTERS = re.compile(r"[A-Z]{2,4}")  # the code of a country, an airport
+_CODE = re.compile(r"[A-Z\d]{1,4}|[a-z]|[\W\d]+")
+_YEAR_OR_VERSE = re.compile(r"\d[\d:–-]{2,}")
+_ACRONYM = re.compile(r"(?=.{2,12}$)(?:(?=.*[A-Z].*[A-Z])[A-Za-z]{2,6}|.*[^\W\d_]\.[^\W\d_].*)")
 _WORD = re.compile(r"[^\W_]")
 
 _AMID = re.compile(
@@ -70,27 +71,94 @@ _GOES_ON = re.compile(rf"[.,;:!?)\]”»\"'’]|-?[^\W_]|{_OPEN}| +\S")
 _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
 
-def marked(name: str, source: str) -> str:
-    """The argument of an unknown template, marked so that `fill_in` can decide on it; "" if it is certainly no text.
+class Marks:
+    """The templates of a page that may leave a hole, marked in its text until their lines are complete.
 
-    `name` is in lower case; `source` is the inside of the template.
+    `holes` counts those that left one, by their names in lower case.
     """
-    if len(source) > _LONGEST or name in _NO_TEXT or name.startswith(_NO_TEXT_BEGINNINGS) or ":" in name:
-        return ""
-    arguments = positional(source.partition("|")[2])
-    if len(arguments) != 1:
-        return ""
-    text = _unmarked(arguments[0])
-    if "\n" in text or not _WORD.search(text) or text.lower().endswith(FILE_SUFFIXES) or _IDENTIFIER.fullmatch(text):
-        return ""
-    return f"{_OPEN}{with_unit(text, source)}{_CLOSE}"
+
+    def __init__(self, holes: Counter[str]) -> None:
+        self._holes = holes
+        self._names: list[str] = []
+
+    def of(self, name: str, written: str, source: str) -> str | None:
+        """The mark of an unknown template; "" if it has no words, None if it is no part of a sentence.
+
+        `name` is `written` in lower case; `source` is the inside of the template.
+        """
+        if len(source) > _LONGEST or name in _NO_TEXT:
+            return None
+        text = "" if ":" in name else _text(name, written, source)
+        return self.around(name, text) if text else text
+
+    def around(self, name: str, text: str = "") -> str:
+        """The mark of the template `name` around its text."""
+        self._names.append(name)
+        return f"{_OPEN}{len(self._names) - 1}{_THEN}{text}{_CLOSE}"
+
+    def fill_in(self, line: str) -> str:
+        r"""A line in which each mark has become its text or been removed.
+
+        "built in \x010\x031900\x02 by"  ->  "built in 1900 by"        "by them. \x010\x03A 7\x02"  ->  "by them. "
+        """
+        if _OPEN not in line and _CLOSE not in line:  # only one of them if {{#switch}} has split an argument
+            return line
+        pieces, position, before = list[str](), 0, ""
+        for mark in _MARKED.finditer(line):
+            between = line[position : mark.start()]
+            before = (before + between)[-_LOOKED_AT:]
+            amid = _amid_a_sentence(before, line[mark.end() : mark.end() + _LOOKED_AT])
+            text = mark[2] if amid else ""
+            if amid and not text and not before.rstrip().endswith(("(", "[")):  # emptied brackets are removed
+                self._holes[self._names[int(mark[1])].partition(":")[0][:_LONGEST_NAME]] += 1
+            pieces += [between, text]
+            before = (before + text)[-_LOOKED_AT:]
+            position = mark.end()
+        return _unmarked("".join([*pieces, line[position:]]))
+
+
+def _text(name: str, written: str, source: str) -> str | None:
+    """The words that an unknown template stands for: "" if none of its arguments reads as prose, None for a note.
+
+    "chiarire|la prima|quale?"  ->  "la prima"        "M|10|k|m"  ->  "10 km"        "NazNB|CA|ITA"  ->  "ITA"
+    "TeX"  ->  "TeX"                                  "link|de|Ziel"  ->  "Ziel"     "OEIS|id=A1"  ->  ""
+    """
+    rest = source.partition("|")[2]
+    if text := coordinates(rest):
+        return text
+    if name.startswith(_NO_TEXT_BEGINNINGS):
+        return None
+    arguments = positional(rest)
+    if _OPEN in rest or _CLOSE in rest:
+        arguments = [_unmarked(argument) for argument in arguments]
+    if "\n" in rest and any("\n" in argument for argument in arguments):
+        return None
+    if not any(arguments):
+        return written.strip() if not rest and _ACRONYM.fullmatch(written.strip()) else ""
+    if len(arguments) > 1 and is_number(next(filter(None, arguments))):
+        return with_unit(measure(arguments), source)
+    if len(arguments) == 1:
+        return with_unit(arguments[0], source) if _is_prose(arguments[0]) else ""
+    for position, words in enumerate(arguments):
+        if words not in LANGUAGES and not _CODE.fullmatch(words) and _is_prose(words):
+            following = next(filter(None, arguments[position + 1 :]), "")
+            return f"{words} {following}" if _YEAR_OR_VERSE.fullmatch(following) else with_unit(words, source)
+    return max(filter(_LETTERS.fullmatch, arguments), key=len, default="")  # a country rather than its sport
+
+
+def _is_prose(argument: str) -> bool:
+    return bool(
+        _WORD.search(argument) and not argument.lower().endswith(FILE_SUFFIXES) and not _IDENTIFIER.fullmatch(argument)
+    )
 
 
 def without_edges(line: str) -> str:
-    r"""A line without marked arguments at its end, which can't be text, or before its markup, which they would hide.
+    r"""A line without marks at its end, which can't be text, or before its markup, which they would hide.
 
-    "== A ==\x01b\x02"  ->  "== A =="        "\x01b\x02* c"  ->  "* c"        "\x01b\x02 c"  ->  "\x01b\x02 c"
+    "== A ==\x010\x03b\x02"  ->  "== A =="        "\x010\x03b\x02* c"  ->  "* c"
     """
+    if _OPEN not in line and _CLOSE not in line:
+        return line
     start, end = 0, len(line)
     while end and line[end - 1] in f"{_CLOSE} ":
         opening = line.rfind(_OPEN, 0, end) if line[end - 1] == _CLOSE else -1
@@ -100,27 +168,8 @@ def without_edges(line: str) -> str:
     return line[start if line[start : start + 1] in _MARKUP else 0 : end]
 
 
-def fill_in(line: str) -> str:
-    r"""A line in which each marked argument has become text or been removed.
-
-    "built in \x011900\x02 by"  ->  "built in 1900 by"        "by them. \x01A 7\x02"  ->  "by them. "
-    """
-    if _OPEN not in line and _CLOSE not in line:  # only one of them if {{#switch}} has split an argument
-        return line
-    pieces, position, before = list[str](), 0, ""
-    for mark in _MARKED.finditer(line):
-        between = line[position : mark.start()]
-        before = (before + between)[-_LOOKED_AT:]
-        after = line[mark.end() : mark.end() + _LOOKED_AT]
-        text = mark[1] if _amid_a_sentence(before, after) else ""
-        pieces += [between, text]
-        before = (before + text)[-_LOOKED_AT:]
-        position = mark.end()
-    return _unmarked("".join([*pieces, line[position:]]))
-
-
 def _unmarked(text: str) -> str:
-    return text.replace(_OPEN, "").replace(_CLOSE, "")
+    return _PART_OF_A_MARK.sub("", text)
 
 
 def _amid_a_sentence(before: str, after: str) -> bool:

@@ -8,8 +8,9 @@ linear in the length of the page whatever it looks like: markup that is never cl
 import functools
 import html
 import re
+from collections import Counter
 
-from data_pipeline.cleaning.wikitext.inline import fill_in, marked, without_edges
+from data_pipeline.cleaning.wikitext.inline import Marks, without_edges
 from data_pipeline.cleaning.wikitext.math import math_text
 from data_pipeline.cleaning.wikitext.names import (
     CATEGORY_NAMESPACES,
@@ -18,22 +19,30 @@ from data_pipeline.cleaning.wikitext.names import (
     LANGUAGES,
     PAGE_NAMES,
     SISTER_PROJECTS,
+    YEAR_NAMES,
     normalised_namespace,
 )
 from data_pipeline.cleaning.wikitext.templates import has_text, normalised, template_text
 from data_pipeline.cleaning.wikitext.variants import one_variant
 
 
-def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str] = frozenset()) -> str:
+def plain_text(
+    wikitext: str,
+    title: str = "",
+    hidden_namespaces: frozenset[str] = frozenset(),
+    timestamp: str = "",
+    holes: Counter[str] | None = None,
+) -> str:
     """The prose of a page: paragraphs, headings and list items, one to a line, at most one blank line between them.
 
-    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with a single argument in the
-    middle of a sentence), tables, files, categories, language links, references, comments, galleries, code blocks,
-    magic words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links keep their
-    labels, external ones too. Never raises, whatever the markup.
+    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with an argument that reads
+    as prose in the middle of a sentence), tables, files, categories, language links, references, comments, galleries,
+    code blocks, magic words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links
+    keep their labels, external ones too. Never raises, whatever the markup.
 
-    `title` replaces {{PAGENAME}}. `hidden_namespaces` are this wiki's normalised names for files and categories, in
-    addition to the names known here.
+    `title` replaces {{PAGENAME}}, and the year of `timestamp` {{CURRENTYEAR}}. `hidden_namespaces` are this wiki's
+    normalised names for files and categories, in addition to the names known here. `holes` counts the templates, by
+    name, that left a hole in a sentence.
 
         "'''Ulm''' is a [[city]] on the [[Danube|river]]{{sfn|A|p=2}}.<ref>B</ref>\n== See also ==\n[[Category:Ulm]]"
         ->  "Ulm is a city on the river."
@@ -46,10 +55,11 @@ def plain_text(wikitext: str, title: str = "", hidden_namespaces: frozenset[str]
         text = _INLINE_TAG.sub("", text)
     if "-{" in text:
         text = one_variant(text)
-    text = _resolve_nested(text, _Nesting(title, _without_text(hidden_namespaces)))
+    marks = Marks(Counter() if holes is None else holes)
+    text = _resolve_nested(text, _Nesting(title, timestamp[:4], _without_text(hidden_namespaces), marks))
     if "[" in text:
         text = _EXTERNAL_LINK.sub(r"\1", text)
-    return _assemble(text.split("\n"))
+    return _assemble(text.split("\n"), marks)
 
 
 # --- what is never shown --------------------------------------------------------------------------
@@ -161,10 +171,10 @@ def _resolve_nested(text: str, nesting: "_Nesting") -> str:
 class _Nesting:
     """The constructs that are open at a position in the page, each with its pieces of text."""
 
-    def __init__(self, title: str, hidden: frozenset[str]) -> None:
-        """`title` is the page's; `hidden` are the namespaces and prefixes whose links show no text."""
+    def __init__(self, title: str, year: str, hidden: frozenset[str], marks: Marks) -> None:
+        """`title` and `year` are the page's; `hidden` are the namespaces and prefixes whose links show no text."""
         self.out: list[str] = []  # the pieces of the innermost construct
-        self._title, self._hidden = title, hidden
+        self._title, self._year, self._hidden, self._marks = title, year, hidden, marks
         self._outer: list[tuple[str, list[str]]] = []
         self._open = {"link": 0, "template": 0, "table": 0}
 
@@ -196,12 +206,19 @@ class _Nesting:
     def _add_template(self, inside: list[str]) -> None:
         written = inside[0].partition("|")[0]
         name = normalised(written)
+        text: str | None = None  # of a box, or a parser function that yields nothing
         if has_text(name):
-            self.out.append(template_text("".join(inside)))
+            text = template_text("".join(inside)) or (None if ":" in name else "")
         elif name in PAGE_NAMES:
-            self.out.append(self._title)
-        elif "\n" not in written:  # else it is a box
-            self.out.append(marked(name, "".join(inside)))
+            text = self._title
+        elif name in YEAR_NAMES:
+            text = self._year
+        elif "\n" not in written:
+            text = self._marks.of(name, written, "".join(inside))
+        if text:
+            self.out.append(text)
+        elif text is not None and not self._outer:
+            self.out.append(self._marks.around(name))
 
     def finish(self) -> str:
         while self._outer:
@@ -288,7 +305,7 @@ _BEFORE_STOP = re.compile(r" (?=[,.](?: |$))")
 _BODY = 9  # below every heading
 
 
-def _assemble(lines: list[str]) -> str:
+def _assemble(lines: list[str], marks: Marks) -> str:
     """Joins the cleaned lines, without empty sections.
 
     It works from the last line to the first: a heading stays if text or a deeper heading remains below it.
@@ -296,7 +313,7 @@ def _assemble(lines: list[str]) -> str:
     kept: list[str] = []
     below = 0
     for raw in reversed(lines):
-        level, line = _line_text(raw)
+        level, line = _line_text(raw, marks)
         if not line:
             if kept and kept[-1]:
                 kept.append("")
@@ -307,7 +324,7 @@ def _assemble(lines: list[str]) -> str:
     return "\n".join(kept).strip("\n")
 
 
-def _line_text(line: str) -> tuple[int, str]:
+def _line_text(line: str, marks: Marks) -> tuple[int, str]:
     """The level (1 to 6 for a heading, else `_BODY`) and text of a line; "" for a line without a letter or digit.
 
     "== '''A''' =="  ->  (2, "A")        "* b  c"  ->  (9, "b c")        "| a cell"  ->  (9, "")
@@ -318,7 +335,7 @@ def _line_text(line: str) -> tuple[int, str]:
         return level, ""
     first = line[0]
     if first in "*#:;":
-        line = line.lstrip("*#:; ")
+        line = without_edges(line.lstrip("*#:; ")).lstrip("*#:; ")
     elif first == "=":
         level, line = _heading(line)
     elif first == "|" or (first == "!" and "|" in line):  # a cell of a table whose beginning is missing
@@ -331,7 +348,7 @@ def _line_text(line: str) -> tuple[int, str]:
         line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line).replace("\n", " ")
     if not line.isascii():
         line = _INVISIBLE.sub("", _SPACE.sub(" ", line))
-    line = fill_in(line)
+    line = marks.fill_in(line)
     if "  " in line:
         line = _SPACES.sub(" ", line)
     if "(" in line or "[" in line:

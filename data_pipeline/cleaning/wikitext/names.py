@@ -104,3 +104,5 @@ PAGE_NAMES = _names(
     nazwastrony sidnamn sidenavn sivunimi имястраницы названиестраницы назва_сторінки 页面名 頁面名 ページ名 문서이름
     """
 )
+
+YEAR_NAMES = frozenset({"currentyear", "localyear"})

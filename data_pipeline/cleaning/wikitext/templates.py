@@ -1,16 +1,25 @@
 """Known templates that are words of their sentence, and parser functions."""
 
+import html
 import re
 from collections.abc import Callable
 
 _NUMBER = re.compile(r"[-−+]?[\d,.]*\d(?:[ +]?\d+[/⁄]\d+)?(?:e[-−+]?\d+)?")
+_LONGEST_NUMBER = 40
 _UNIT_ARGUMENT = re.compile(r"(?:^|\|) *ul? *=([^|]*)")
+_EXPONENT_ARGUMENT = re.compile(r"\| *e *= *([-−+]?\d+) *(?:\||$)")
+_COORDINATES = re.compile(r" *((?:[\d.]+\|){1,3})([NS])\|((?:[\d.]+\|){1,3})([EWO])(?:\||$)")
 _ARGUMENT_NAME = re.compile(r"[\w .-]*")
 
 _RANGES = {
     **{"to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "+/-": " ± ", "±": " ± "},
+    **{"+-": " ± ", "a": " a ", "à": " à ", "bis": " bis "},
     **{"-": "–", "–": "–", "to(-)": " to ", "and(-)": " and "},
 }
+_PREFIXES = frozenset({"da", *"yzafpnµμmcdhkMGTPEZY"})
+_TAKE_PREFIXES = re.compile(
+    "(?:m|g|s|A|K|mol|cd|Hz|N|Pa|J|W|C|V|F|Ω|S|Wb|T|H|lm|lx|Bq|Gy|Sv|kat|l|L|t|B|b|bit|byte|eV|pc|bar|Wh)(?:/.*|[²³⁰-⁹])?"
+)
 _SMALLER_UNITS = {"mi": ("yd", "ft", "ch"), "yd": ("ft", "in"), "ft": ("in",), "st": ("lb",), "lb": ("oz",)}
 _UNITS = {
     **{"mm2": "mm²", "cm2": "cm²", "m2": "m²", "km2": "km²", "sqkm": "km²", "cm3": "cm³", "m3": "m³", "km3": "km³"},
@@ -63,9 +72,36 @@ def positional(rest: str) -> list[str]:
 
 
 def with_unit(text: str, source: str) -> str:
-    """ "5", "val|5|ul=km"  ->  "5 km" """
+    """ "5", "val|5|ul=km"  ->  "5 km"        "5", "val|5|e=6|u=m"  ->  "5×10^6 m" """
+    if text and (exponent := _EXPONENT_ARGUMENT.search(source)):
+        text += f"×10^{exponent[1]}"
     unit = _UNIT_ARGUMENT.search(source)
-    return f"{text} {unit[1].strip()}".rstrip() if unit else text
+    return f"{text} {unit[1].strip()}".strip() if unit and text else text
+
+
+def is_number(text: str) -> bool:
+    return len(text) <= _LONGEST_NUMBER and _NUMBER.fullmatch(text) is not None
+
+
+def measure(arguments: list[str]) -> str:
+    """A number, or several with words between them, and a unit; "" for numbers that nothing joins.
+
+    ["10", "k", "m"]  ->  "10 km"        ["4", "-", "6"]  ->  "4–6"        ["26", "2035"]  ->  ""
+    """
+    parts = [argument for argument in arguments if argument]
+    if len(parts) > 2 and parts[1] in _PREFIXES and _TAKE_PREFIXES.fullmatch(parts[2]):
+        parts[1:3] = ["".join(parts[1:3])]
+    text = _convert(parts)
+    return "" if len(parts) > 1 and html.unescape(parts[1]).lstrip("-−+")[:1].isdigit() else text
+
+
+def coordinates(source: str) -> str:
+    """ "53|00|S|73|30|E|type:isle"  ->  "53°00′S 73°30′E"        "40 N"  ->  "" """
+    found = _COORDINATES.match(source)
+    if not found:
+        return ""
+    north, east = ("".join(map("".join, zip(found[group].split("|")[:-1], "°′″", strict=False))) for group in (1, 3))
+    return f"{north}{found[2]} {east}{found[4]}"
 
 
 def _first(arguments: list[str]) -> str:
@@ -90,6 +126,11 @@ def _constant(text: str) -> Callable[[list[str]], str]:
 
 def _prefix(text: str) -> Callable[[list[str]], str]:
     return lambda arguments: text + arguments[0] if arguments and arguments[0] else ""
+
+
+def _power(arguments: list[str]) -> str:
+    """["3"]  ->  "^3"        ["4.2", "5"]  ->  "4.2×10^5" """
+    return f"^{arguments[0]}" if len(arguments) == 1 else "×10^".join(arguments[:2])
 
 
 def _fraction(arguments: list[str]) -> str:
@@ -157,9 +198,11 @@ _NAMES: dict[str, Callable[[list[str]], str]] = {
     "convert, cvt": _convert,
     "nowrap, nobr, nobold, noitalic, small, smaller, big, larger, center, sup, sub, em, strong, sic, linktext": _first,
     "abbr, tooltip, ill, interlanguage link, flag, flagcountry, flagu, vanchor, visible anchor, script, mvar": _first,
-    "math, var, samp, code, mono, key, kbd, smallcaps, sc, angbr, nihongo, val": _first,
+    "math, var, samp, code, mono, key, kbd, smallcaps, sc, angbr, val": _first,
+    "nihongo": lambda arguments: next(filter(None, [*arguments[:1], *arguments[2:3], *arguments[1:2]]), ""),
+    "exp": _power,
     "polytonic, unicode, arabdin, ar, hayeren": _first,
-    "lang, langx, transl, transliteration, audio, color, colour, font color, resize": _second,
+    "lang, langx, transl, transliteration, audio, color, colour, colore, font color, resize": _second,
     "ipa": _last,
     "quote, blockquote, cquote, bquote, quotation, rquote, poemquote": _block,
     "frac, sfrac, fraction": _fraction,
