@@ -172,7 +172,9 @@ class _Text:
             return 0
         if self.sample is None:
             return 0.01
-        return replace(self.sample, documents=max(self.pieces, self.sample.documents)).held_out
+        if self.pieces:
+            return replace(self.sample, documents=max(self.pieces, self.sample.documents), identities=[]).held_out
+        return self.sample.held_out
 
 
 def _shipped() -> _Text:

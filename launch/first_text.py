@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_pipeline.config import SourceConfig, TokenizerConfig
+from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import counted
-from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.recognition import look_of
 
 FORMATS = {  # by the end of a name, without the ending of its compression
@@ -55,6 +55,9 @@ _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
 _TEXT_PER_BYTE = 3  # of a compressed file
 _ENOUGH = 30  # documents held out, about
+_CERTAIN = 0.9  # of the pieces that the sample gives: what is held out isn't trained on
+_FEWEST_BYTES = 6_000  # to train on: two rows of T5's
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,37 @@ class Source:
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts of a corpus, at most 300 kB. `bytes`: about as much text as all files have; `documents`: how many."""
+    """Texts of a corpus, at most 300 kB. `bytes`: about as much text as all files have; `documents`: how many.
+
+    `identities` has the URL, the id and the size of each document, if the sample has all of them.
+    """
 
     texts: list[bytes]
     bytes: int
     documents: int
+    identities: list[tuple[str, str, int]]
 
     @property
     def held_out(self) -> float:
-        """The share of the documents to hold out: 1 %, or more of few."""
+        """The share of the documents to hold out: 1 %, or more of few.
+
+        Raises UserError where all documents go to one side, whatever the share.
+        """
+        from data_pipeline.stages.documents import split_of
+
         share = _ENOUGH / max(1, self.documents)
-        return 0.01 if share <= 0.01 else round(min(0.3, share), 2)
+        share = 0.01 if share <= 0.01 else round(min(0.3, share), 2)
+        if not self.identities:
+            return share
+        for one in (share, *(other for other in _SHARES if other > share)):
+            ratio = SplitConfig(validation_fraction=one).ratio
+            sizes = Counter[str]()
+            for url, identity, size in self.identities:
+                sizes[split_of(url, identity, *ratio)] += size
+            if sizes["validation"] and sizes["train"] >= _FEWEST_BYTES:
+                return one
+        found = f"{counted(len(self.identities), 'document')}, {self.bytes / 1000:.1f} kB"
+        raise UserError(f"--text: holds {found}; expected more, so that some are held out and the others fill rows")
 
     def pieces(self, most: int) -> int:
         """How many pieces a vocabulary can have, at most `most`: half of what the text gives beyond its characters.
@@ -105,7 +128,8 @@ class Sample:
                 break
             characters -= 1
         characters += 256 * config.byte_fallback + 3
-        return min(possible, max(int(1.2 * characters), min(most, (characters + possible) // 2)))
+        wanted = max(int(1.2 * characters), min(most, (characters + possible) // 2))
+        return min(wanted, max(characters, int(_CERTAIN * possible)))
 
 
 def _half(texts: list[bytes]) -> list[bytes]:
@@ -165,6 +189,7 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     texts: dict[bytes, None] = {}
     seen = read = whole = 0
     complete = True
+    identities: list[tuple[str, str, int]] = []
     for source in (one for one in sources if one.split != "validation"):
         with suppress(UserError):
             files = source.files()
@@ -174,7 +199,9 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
             budget = max(1, _SAMPLE // len(some) // len(sources))
             for file in some:
                 records = taken = 0
-                for text in _texts(source, file):
+                for record, text in _texts(source, file):
+                    if complete and source.format != "text":  # whose files are cut
+                        identities.append((record.url, f"{source.format}/{file.name}/{record.ordinal:09d}", len(text)))
                     records += 1
                     taken += len(text)
                     texts.setdefault(text[:budget])
@@ -185,10 +212,10 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     if not texts:
         return None
     size = read if complete else max(read, whole)
-    return Sample(list(texts), size, seen * size // read)
+    return Sample(list(texts), size, seen * size // read, identities if complete else [])
 
 
-def _texts(source: Source, file: InputFile) -> Iterator[bytes]:
+def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
     from data_pipeline.cleaning.wikitext.markup import plain_text
 
     with suppress(DamagedInput):
@@ -198,7 +225,7 @@ def _texts(source: Source, file: InputFile) -> Iterator[bytes]:
             if source.format == "wikipedia":
                 text = plain_text(text, record.title, record.hidden_namespaces)
             if text.strip():
-                yield text.encode()
+                yield record, text.encode()
 
 
 def _growth(file: InputFile) -> int:

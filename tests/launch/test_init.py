@@ -1,6 +1,7 @@
 """`launch init` writes files that load, fit each other and are never overwritten."""
 
 import csv
+import gzip
 import io
 import json
 import random
@@ -211,6 +212,20 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     setup = prepare(load("first.run.yaml", [], RunConfig), 0, 1)
     assert setup.warnings == []
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
+def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
+    pages = gzip.decompress(next(SAMPLES.glob("c4-train*.json.gz")).read_bytes()).splitlines(keepends=True)
+    Path("a.jsonl").write_bytes(b"".join(pages[100 : 100 + number]))
+    done = run_here("launch", "init", "--text", "a.jsonl")
+    if done.returncode == 2:
+        assert done.stderr.startswith(f"error: --text: holds {number} document")
+        assert not Path("first.run.yaml").exists()
+        return
+    assert number > 1
+    assert run_here("data-pipeline", "build", "first.corpus.yaml").returncode == 0
+    prepare(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
 
 
 def test_a_vocabulary_is_one_that_the_text_can_fill():
