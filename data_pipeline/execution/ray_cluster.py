@@ -91,7 +91,8 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
                 lost[name] = inputs[name]
         yield from _alone(function, lost)
     except ray.exceptions.RayError as error:
-        raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; what is finished is kept") from None
+        way_out = "run the command again, what is finished is kept"
+        raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; {way_out}") from None
     finally:
         for left in running:
             with contextlib.suppress(ray.exceptions.RayError):

@@ -4,10 +4,10 @@ import os
 
 from data_pipeline.execution.attempts import RETRIES
 
-# Ray prints pages about every lost worker; our own messages have what matters.
+# Ray prints pages about every lost worker and raylet; our own messages have what matters.
 _OF_LOST_WORKERS = (
     "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
-    r"|how to address the out of memory issue|^\s*$"
+    r"|how to address the out of memory issue|Raylet is terminated|has been marked dead because|^\s*$"
 )
 
 
