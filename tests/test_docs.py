@@ -1,0 +1,99 @@
+"""Figures that commands print in the docs, computed again. Those of `pretrain plan` are in pretrain/test_plan.py, those
+of docs/recipes.md in pretrain/test_recipes.py."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import load
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.ladder.file import read as read_ladder
+from pretrain.ladder.fit import fit
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+IDS_OF_LETTERS = 140  # of the reversal's tokenizer: 40 pieces and 100 sentinels
+
+
+def page(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+
+
+def parameters(path: Path, *overrides: str) -> int:
+    return models.outline(load(path, list(overrides), RunConfig).model).num_parameters()
+
+
+def ids(corpus: str) -> int:
+    tokenizer = load(ROOT / f"configs/corpora/{corpus}.yaml", [], CorpusConfig).tokenizer
+    return tokenizer.vocab_size + tokenizer.sentinels
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines() if re.match(r"\| `?\w", line)]
+
+
+COUNTS = rows_of(page("models").split("### Parameters of configs/models")[1].split("\n### ")[0])[1:]
+
+
+@pytest.mark.parametrize(("name", "count"), [row[:2] for row in COUNTS], ids=[row[0] for row in COUNTS])
+def test_the_parameters_of_every_model_that_ships(name, count):
+    file, _, without = name.partition(", without ")
+    values = yaml.safe_load((ROOT / f"configs/models/{file}.yaml").read_text())["model"]
+    model = models.outline(models.FAMILIES[values["family"]].config.model_validate(values))
+    left_out = [one.numel() for part, one in model.named_parameters() if without == "positions" and "position" in part]
+    assert count == f"{model.num_parameters() - sum(left_out):,}"
+
+
+def test_the_parameters_of_the_small_experiment():
+    folder, vocabulary = ROOT / "configs/experiments/autoregressive-small", ids("wikipedia-2014-small")
+    table = page("experiments").split("    row                 params ")[1]
+    shown = dict(re.findall(r"^    ([\w-]+)\*? +(\d{3},\d{3}) ", table, re.MULTILINE))
+    assert shown == {
+        name: f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}" for name in shown
+    }
+    assert set(shown) == {path.stem for path in folder.glob("*.yaml")} - {"experiment"}
+
+
+def test_the_ladders_sizes_steps_and_law():
+    ladder, run = read_ladder(ROOT / "configs/ladders/t5-quickstart.yaml")
+    rows = rows_of(page("scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
+    rungs = {rung.name: rung for rung in ladder.all}
+    tokens_of_row = int(re.search(r"rows of (\d+)\s+tokens", README)[1])
+    tokens = load(run, [], RunConfig).batch.rows(0) * tokens_of_row
+    flops, losses, laws = [], [], []
+    for name, count, steps, arithmetic, loss, law in rows:
+        rung = rungs[name.split("`")[1]]
+        found = parameters(run, *rung.overrides, f"model.vocab_size={ids('quickstart')}")
+        assert count == f"{found:,}"
+        assert int(steps) == round(ladder.tokens_per_parameter * found / tokens)
+        flops, losses, laws = [*flops, float(arithmetic)], [*losses, float(loss.split()[0])], [*laws, law]
+    law = fit(flops[:-1], losses[:-1])  # of losses that the page rounds to 0.001
+    assert [law(each) for each in flops[:-1]] == pytest.approx([float(one) for one in laws[:-1]], abs=0.0015)
+    predicted, low, high = map(float, re.findall(r"\d\.\d+", laws[-1]))
+    assert law(flops[-1]) == pytest.approx(predicted, abs=0.0015)
+    # the interval is 12.7 standard deviations of four losses around three constants
+    assert law.interval(flops[-1]) == pytest.approx((low, high), abs=12.7 * 0.001)
+
+
+def test_the_sizes_and_bounds_of_the_readme():
+    sizes = [
+        parameters(ROOT / "configs/runs/quickstart.yaml", f"model.vocab_size={ids('quickstart')}"),
+        parameters(ROOT / "configs/runs/reversal.yaml", f"model.vocab_size={IDS_OF_LETTERS}"),
+    ]
+    assert re.findall(r"of (\d\.\d) M parameters", README) == [f"{size / 1e6:.1f}" for size in sizes]
+    pieces = load(ROOT / "configs/corpora/quickstart.yaml", [], CorpusConfig).tokenizer.vocab_size
+    assert f"vocabulary of {pieces:,} pieces" in README
+    assert f"ln(vocabulary) is {math.log(pieces):.4f}" in README
+
+
+def test_the_share_of_rows_in_a_mixture_by_tokens():
+    found = re.search(
+        r"for (\d+) % and (\d+) % of the tokens,\s+from rows of (\d+) and of (\d+) tokens, (\d+) %", page("tasks")
+    )
+    first, second, long, short, rows = map(int, found.groups())
+    assert round(100 * (second / short) / (first / long + second / short)) == rows
