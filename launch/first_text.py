@@ -272,7 +272,7 @@ def _format_of(file: InputFile, shown: str, ending: str) -> str:
         if not look.formats:
             raise UserError(f"--text: {shown}: {look}")
         return look.formats[0]
-    if named == "wikipedia":
+    if named == "wikipedia" and not (look and named in look.formats):
         raise UserError(f"--text: {shown}: XML, but no MediaWiki export; convert it to plain text or JSON Lines")
     if named:
         return named

@@ -214,6 +214,29 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "format_"),
+    [
+        ("a.xml.bz2", SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2", "wikipedia"),
+        ("a.json.gz", SAMPLES / "c4-train.00000-of-01024-first1000.json.gz", "json"),
+        ("a.txt", b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),  # first bytes say more than the name
+        ("wiki_00", b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n', "wikiextractor"),
+    ],
+)
+def test_a_format_follows_from_the_name_and_the_first_bytes(name, content, format_):
+    Path("data").mkdir()
+    Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    for text in ("data", f"data/{name}"):
+        assert [source.format for source in sources_of(text, None)[0]] == [format_]
+
+
+def test_xml_that_is_no_dump_of_a_wiki_is_refused():
+    Path("a.xml").write_text("<rss><item>Text.</item></rss>")
+    done = run_here("launch", "init", "--text", "a.xml")
+    said = "error: --text: a.xml: XML, but no MediaWiki export; convert it to plain text or JSON Lines\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
 def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
     pages = gzip.decompress(next(SAMPLES.glob("c4-train*.json.gz")).read_bytes()).splitlines(keepends=True)
