@@ -23,6 +23,7 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.locks import lock
+from data_pipeline.stages import documents
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
@@ -546,8 +547,13 @@ def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_
     assert tokenizer.decode(tokenizer.encode([text])[0]) in tokenizer.decode(rows[first : last + 34])
 
 
-def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_costs_no_other(tmp_path, small_corpus):
-    """Fourteen files, five of them damaged or alike, in a unit for each, in a few units, and in one for each source."""
+def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_costs_no_other(
+    tmp_path, small_corpus, monkeypatch
+):
+    """Fourteen files, three of them damaged, in a unit for each, in a few units, and in one for each source.
+
+    The build with a few units is interrupted within one of them.
+    """
     for source in ("a", "b"):
         (tmp_path / source).mkdir()
         for number in range(7):
@@ -566,9 +572,24 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
     found, written = {}, {}
     for share in (0, 40_000, 10**7):
         corpus = tmp_path / f"shared-{share}"
+        if share == 40_000:
+            files = itertools.count()
+            read = documents._write_input
+
+            def interrupted(*arguments, files=files, read=read):
+                if next(files) == 9:
+                    raise KeyboardInterrupt
+                return read(*arguments)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(documents, "_write_input", interrupted)
+                stopped = run_here("data-pipeline", "build", config, f"output={corpus}", "bytes_per_shared_unit=40000")
+            assert stopped.returncode != 0
+            assert 0 < len(list((corpus / ".stages/documents").glob("*.json"))) < 14
         done = run_here("data-pipeline", "build", config, f"output={corpus}", f"bytes_per_shared_unit={share}")
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("warning: ") == 3
+        assert (", 0 up to date" in done.stdout.splitlines()[1]) is (share != 40_000)
         found[share] = report.read(corpus)
         written[share] = {path.name: path.read_bytes() for path in (corpus / "shards").rglob("*.tar")}
         manifest = json.loads((corpus / "manifest.json").read_text())
