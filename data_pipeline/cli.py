@@ -228,6 +228,8 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
         for split, counts in found["splits"].items():
             shards = counted(counts["shards"], "shard")
             print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {shards}")
+        if told := report.coverage(found):
+            print(told)
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
     print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.FOR_PEOPLE}")

@@ -108,6 +108,9 @@ class SplitConfig(Section):
         return fraction.numerator, fraction.denominator
 
 
+_LEAST_WITH_BYTES = 256 + 3 + 1
+
+
 class TokenizerConfig(Section):
     """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing tokenizer of
     another kind. The training sample is the first training documents in the order of a hash."""
@@ -133,9 +136,10 @@ class TokenizerConfig(Section):
     sample_bytes: PositiveInt = 50_000_000
     """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
-    """The share of the sample's characters that get pieces of their own; the rest are unknown."""
-    byte_fallback: bool = False
-    """Encode unknown characters as the bytes of their UTF-8."""
+    """The share of the sample's characters that get pieces of their own; the rest become bytes, or unknown."""
+    byte_fallback: bool = True
+    """Encode characters without a piece as the bytes of their UTF-8, which are 256 of the pieces. false: they are
+    unknown, and lost."""
 
     @field_validator("path")
     @classmethod
@@ -154,6 +158,15 @@ class TokenizerConfig(Section):
         if dictionary is not None and kind != "byte_level_bpe":
             raise ValueError(f"only kind byte_level_bpe takes a dictionary; found kind {kind}")
         return dictionary
+
+    @model_validator(mode="after")
+    def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":
+        if self.path is None and self.byte_fallback and self.vocab_size < _LEAST_WITH_BYTES:
+            raise ValueError(
+                f"vocab_size: {self.vocab_size} pieces are too few for byte_fallback, which takes 256 of them beside 3 "
+                "special ones: ask for more, or set byte_fallback to false, and rare characters are unknown"
+            )
+        return self
 
     @field_validator("special_tokens")
     @classmethod

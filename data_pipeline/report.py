@@ -14,12 +14,13 @@ from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
-from data_pipeline.report_page import as_html
+from data_pipeline.report_page import as_html, named
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.deduplication import DecontaminationResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
 from data_pipeline.stages.shards import ShardResult
+from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.tally import NO_RULES, most_common, smallest
 
 Json = dict[str, Any]
@@ -59,6 +60,7 @@ def write(corpus: Path, name: str, built: Built) -> Json:
         "examples": _examples(cleaned),
         "lengths": _by_power(result.lengths for result in left),
         "token_lengths": _by_power(unit.result.lengths for unit in built.tokens),
+        "coverage": _coverage([unit.result for unit in built.tokens]),
         "languages": _most_common(result.languages for result in left),
         "domains": _most_common(result.domains for result in left),
         "sources": _sources(documents, left, [unit.result for unit in built.deduplicated]),
@@ -104,6 +106,20 @@ def summary(report: Json) -> str:
     line = f"documents: {counted(files, 'file')} → {counted(documents['read'], 'document')}, {documents['kept']:,} kept"
     dropped = sum(documents["dropped"].values())
     return line + (f", {dropped:,} dropped: {_rules(documents['dropped'])}" if dropped else "")
+
+
+def coverage(report: Json) -> str:
+    """One line: how many tokens are unknown or bytes, and the characters behind most of them; "" before tokens."""
+    if not (found := report.get("coverage")):
+        return ""
+    tokens, unknown, in_bytes = (found[key] for key in ("tokens", "unknown", "bytes"))
+    if not unknown + in_bytes:
+        return f"tokens: {tokens:,}, none of them unknown or a byte of a character without a token"
+    shown = ", ".join(f"{named(character)} {n:,}" for character, n in found["characters"].items())
+    return (
+        f"tokens: {tokens:,}, {unknown:,} of them unknown ({unknown / tokens:.3%}) and {in_bytes:,} bytes "
+        f"({in_bytes / tokens:.3%}) of characters without a token, most often {shown}"
+    )
 
 
 def cut_pairs(report: Json) -> list[str]:
@@ -164,6 +180,11 @@ def as_markdown(report: Json) -> str:
         splits = [[split, *(f"{counts[key]:,}" for key in columns)] for split, counts in report["splits"].items()]
         header = ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"]
         parts += ["## Splits", _table(header, splits), *cut_pairs(report)]
+    if told := coverage(report):
+        characters = report["coverage"]["characters"]
+        rows = [[_cell(named(one)), f"U+{ord(one):04X}", f"{n:,}"] for one, n in characters.items()]
+        parts += ["## Characters without a token", f"{_cell(told[:1].upper() + told[1:])}."]
+        parts += [_table(["character", "code point", "times"], rows)] if rows else []
     parts += [
         "## Lengths of documents, in characters",
         _histogram({f"{2 ** int(power):,}–{2 ** (int(power) + 1) - 1:,}": n for power, n in report["lengths"].items()}),
@@ -221,6 +242,18 @@ def _sum(counts: Any) -> Counter[str]:
     for count in counts:
         total.update(count)
     return Counter(dict(sorted(total.items())))
+
+
+def _coverage(parts: Sequence[TokensResult]) -> Json:
+    """Tokens in all, unknown ones and bytes, and the ten most frequent characters behind these."""
+    if not any(part.uncovered for part in parts):  # not yet, or by an earlier version
+        return {}
+    uncovered = _sum(part.uncovered for part in parts)
+    return {
+        "tokens": sum(sum(part.tokens.values()) for part in parts),
+        **{key: uncovered[key] for key in ("unknown", "bytes")},
+        "characters": _most_common((part.characters for part in parts), 10),
+    }
 
 
 def _most_common(counts: Any, number: int = 20) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The report as one HTML page: no script, nothing from the network, light and dark."""
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -87,11 +88,25 @@ def _distributions(report: Json) -> Iterable[str]:
     yield _chart("Length in characters", _lengths(report["lengths"]))
     if report["token_lengths"]:
         yield _chart("Length in tokens", _lengths(report["token_lengths"]))
+    if report.get("coverage"):
+        yield _coverage(report["coverage"])
     yield _chart("Language", report["languages"])
     if report["domains"]:
         yield _chart("Domain", report["domains"])
     if holes := report.get("template_holes"):
         yield _chart("Templates that left a hole in a sentence", holes, "drop")
+
+
+def named(character: str) -> str:
+    """A character, and its code point if it doesn't show by itself: "K", "U+00AD"."""
+    shows = character.isprintable() and not character.isspace() and not unicodedata.combining(character)
+    return character if shows else f"U+{ord(character):04X}"
+
+
+def _coverage(found: Json) -> str:
+    told = f"{found['unknown']:,} of {found['tokens']:,} tokens are unknown, {found['bytes']:,} are bytes"
+    characters = {named(character): n for character, n in found["characters"].items()}
+    return _chart("Characters without a token", characters).replace("</h3>", f"</h3><p class=soft>{told}</p>", 1)
 
 
 def _lengths(powers: Mapping[str, int]) -> dict[str, int]:

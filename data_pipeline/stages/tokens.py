@@ -22,6 +22,7 @@ from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.tokenizer.coverage import Coverage
 
 _ENCODE_BATCH, _ENCODE_CHARACTERS = 512, 8_000_000  # documents that are encoded at once, and their characters
 _ORDER_BITS = 12  # of a hash, for the place in a run of documents that stay together
@@ -47,10 +48,15 @@ class TokensSpec:
 
 @dataclass(frozen=True)
 class TokensResult(Result):
-    """The number of tokens by split, and of documents by length: `lengths` has the power of two of their tokens."""
+    """The number of tokens by split, and of documents by length: `lengths` has the power of two of their tokens.
+
+    `uncovered`: how many tokens are unknown and how many are bytes; `characters`: the counts of those behind them.
+    """
 
     tokens: dict[str, int]
     lengths: dict[str, int] = field(default_factory=dict)  # builds of earlier versions have none
+    uncovered: dict[str, int] = field(default_factory=dict)
+    characters: dict[str, int] = field(default_factory=dict)
 
 
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
@@ -83,11 +89,14 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
     documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
     end = [model.vocabulary.eos] if spec.end_of_document else []
+    coverage = Coverage(model.model)
     for batch in _batches(documents):
         texts = model.encode([document["text"] for document in batch])
         of_targets = model.encode([document["target"] for document in batch]) if spec.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
-            tokens[document["split"]].append(np.array([*text, *target, *end], dtype=dtype))
+            ids = np.array([*text, *target, *end], dtype=dtype)
+            coverage.add(ids[: len(text) + len(target)], document["text"], document["target"])
+            tokens[document["split"]].append(ids)
             hashes[document["split"]].append(shuffle_hash(spec.seed, document["id"], spec.together))
             targets[document["split"]].append(len(text))
     arrays: dict[str, np.ndarray] = {}
@@ -106,10 +115,12 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     return TokensResult(
         {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS},
         {str(power): n for power, n in sorted(powers.items())},
+        coverage.tokens,
+        coverage.characters,
     )
 
 
-STAGE = Stage("tokens", 3, tokenize, "lower characters_per_part")
+STAGE = Stage("tokens", 4, tokenize, "lower characters_per_part")
 MERGING = Merging("tokens", merge_tokens)
 
 

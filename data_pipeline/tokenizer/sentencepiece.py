@@ -64,6 +64,10 @@ class SentencePiece(TextModel):
             sentence_ends=np.array([ends_sentence(piece) for piece in text]),
         )
 
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        return frozenset(filter(self._processor.is_byte, range(self.size)))
+
     @property
     def names(self) -> Mapping[int, str]:
         return {}

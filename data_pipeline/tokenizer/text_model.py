@@ -37,6 +37,11 @@ class TextModel(ABC):
         """The roles of the model's ids."""
 
     @property
+    def byte_ids(self) -> frozenset[int]:
+        """The ids of single bytes, which spell the characters that have no token."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def names(self) -> Mapping[int, str]:
         """Names of the ids that stand for no text, for display."""

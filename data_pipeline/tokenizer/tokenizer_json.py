@@ -93,6 +93,11 @@ class TokenizerJson(TextModel):
         return max(self._tokens) + 1
 
     @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        spelled = self.saved["model"].get("byte_fallback")
+        return frozenset(id_ for id_, token in self._tokens.items() if spelled and _BYTE.fullmatch(token))
+
+    @cached_property
     def names(self) -> Mapping[int, str]:
         return {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
 

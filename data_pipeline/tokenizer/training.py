@@ -50,7 +50,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise UserError(f"tokenizer.vocab_size: {_refusal(config.vocab_size, str(error))}") from error
+        raise UserError(f"tokenizer.vocab_size: {_refusal(config, str(error))}") from error
     return SentencePiece(model.getvalue(), "the trained tokenizer")
 
 
@@ -68,8 +68,15 @@ def most_pieces(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
     return _MORE_THAN_ANY
 
 
-def _refusal(pieces: int, error: str) -> str:
+def _refusal(config: TokenizerConfig, error: str) -> str:
     """What sentencepiece says of a vocabulary that it can't train."""
+    pieces = config.vocab_size
+    if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
+        also, way_out = (" and 256 bytes", ", or set byte_fallback to false") if config.byte_fallback else ("", "")
+        return (
+            f"{pieces:,} pieces are too few: the sample's characters{also} need {int(least[1]):,}; ask for more, lower "
+            f"character_coverage{way_out}"
+        )
     if most := re.search(_TOO_HIGH, error):
         return f"the sample gives at most {int(most[1]):,} pieces, not {pieces:,}; ask for fewer, or add text"
     return f"sentencepiece can't train {pieces:,} pieces: {' '.join(error.split())}"

@@ -32,7 +32,8 @@ def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> No
     `Tokenizer.encode_with_sentinels`.
     """
     model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
-    if isinstance(model, SentencePiece) and interchange.model_type == "t5" and not tokenizer.special_tokens:
+    as_t5s = isinstance(model, SentencePiece) and interchange.model_type == "t5" and not model.byte_ids
+    if as_t5s and not tokenizer.special_tokens:
         from transformers import T5Tokenizer  # takes seconds to import
 
         # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
@@ -76,7 +77,8 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
             from transformers import T5Tokenizer
 
             (directory / MODEL).write_bytes(model.files[MODEL])
-            return T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer, config
+            backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
+            return tokenizer_json.with_bytes(backend) if model.byte_ids else backend, config
         case ByteLevelBPE():
             for name, content in model.files.items():
                 (directory / name).write_bytes(content)

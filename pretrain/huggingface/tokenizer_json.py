@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +18,7 @@ from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from pretrain.huggingface import json_files
 from pretrain.huggingface.json_files import Json
 
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 SENTINEL = "<extra_id_"
 END_MARKS = {"<|endoftext|>", "</s>"}
 # Before T5's pieces are looked up, text is split at white space, which becomes the mark of a word's beginning.
@@ -24,6 +26,13 @@ _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
+# T5Tokenizer knows no bytes of characters without a piece. They are no pieces of text: "<0x41>" isn't taken for one.
+_NO_BYTES = {
+    "type": "Split",
+    "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
 # Options of BPE in a tokenizer.json besides merging, where it is GPT-2's.
 _PLAIN_BPE: Json = {
     "dropout": None,
@@ -99,28 +108,39 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
     from sentencepiece import sentencepiece_model_pb2 as protocol
 
     pieces = text_pieces(saved)
-    normalizer = saved["normalizer"] or {}
+    normalizer, splits = saved["normalizer"] or {}, (saved["pre_tokenizer"] or {}).get("pretokenizers")
     inside = sorted(token["id"] for token in saved["added_tokens"] if UNK < token["id"] < len(pieces))
     _refuse(
         path,
         [
             (f"the normalizer is {normalizer.get('type')}", normalizer.get("type") not in (None, "Precompiled")),
-            ("the pre_tokenizer is not T5's", (saved["pre_tokenizer"] or {}).get("pretokenizers") != _WORDS),
+            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, _NO_BYTES])),
             (f"unk_id is {saved['model']['unk_id']}, not {UNK}", saved["model"]["unk_id"] != UNK),
-            ("byte_fallback is true", saved["model"]["byte_fallback"]),
             (f"ids {inside[:8]} are pieces and added tokens at once", bool(inside)),
         ],
     )
     model = protocol.ModelProto()
+    in_bytes = saved["model"]["byte_fallback"]
     for id_, (piece, score) in enumerate(pieces):
         kind = {PAD: "CONTROL", EOS: "CONTROL", UNK: "UNKNOWN"}.get(id_, "NORMAL")
+        if in_bytes and _BYTE.fullmatch(piece):
+            kind = "BYTE"
         model.pieces.add(piece=piece, score=score, type=protocol.ModelProto.SentencePiece.Type.Value(kind))
     model.trainer_spec.model_type = protocol.TrainerSpec.UNIGRAM
     model.trainer_spec.vocab_size = len(pieces)
     model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.unk_id = PAD, EOS, UNK
-    model.trainer_spec.bos_id = -1
+    model.trainer_spec.bos_id, model.trainer_spec.byte_fallback = -1, in_bytes
     model.normalizer_spec.precompiled_charsmap = base64.b64decode(normalizer.get("precompiled_charsmap") or "")
     return SentencePiece(model.SerializeToString(), path)
+
+
+def with_bytes(t5: Tokenizer) -> Tokenizer:
+    """T5Tokenizer's tokenizer, with the bytes of characters that have no piece: as sentencepiece has them."""
+    saved: Json = json.loads(t5.to_str())
+    saved["model"]["byte_fallback"] = True
+    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
+    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
+    return Tokenizer.from_str(json.dumps(saved))
 
 
 def text_pieces(saved: Json) -> list[tuple[str, float]]:

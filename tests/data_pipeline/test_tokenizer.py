@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from data_pipeline import report
 from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.parts import part_file
@@ -28,6 +30,7 @@ from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, Token
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.coverage import Coverage
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
@@ -280,6 +283,73 @@ def test_bytes_of_rare_characters_start_no_word_and_end_no_sentence():
     assert [tokenizer.decode([id_]) for id_ in ids if vocabulary.sentence_ends[id_]] == ["."]
 
 
+def in_bytes(pieces: int = 280, **settings: object) -> SentencePiece:
+    sample = ["the cat sat on the mat.", "the dog ate the cat.", "King Zog: a ☃!"] * 20
+    config = TokenizerConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
+    return train(config, [text.encode() for text in sample])
+
+
+def test_characters_without_a_piece_become_bytes_by_default():
+    """UTF-8 of Q is 51, of ☃ E2 98 83; the 256 bytes are the pieces 3 to 258. A part of a character shows as �."""
+    model = in_bytes()
+    assert (model.size, model.byte_ids) == (280, frozenset(range(3, 259)))
+    (ids,) = model.encode(["the Q ☃"])
+    assert [id_ - 3 for id_ in ids if id_ in model.byte_ids] == [0x51, 0xE2, 0x98, 0x83]
+    assert model.decode(ids) == "the Q ☃"
+    assert model.decode(ids[-2:]) == "\ufffd\ufffd"
+    tokenizer = Tokenizer(model, sentinels=2)
+    assert tokenizer.decode([ids[-3], 281, *ids[-3:], 280]) == "\ufffd <extra_id_0> ☃ <extra_id_1>"
+    lost = in_bytes(25, byte_fallback=False)
+    assert not lost.byte_ids
+    assert lost.encode(["the Q ☃"])[0].count(2) == 2
+
+
+def test_a_vocabulary_without_room_for_the_bytes_or_the_characters_is_refused():
+    with pytest.raises(UserError) as error:
+        in_bytes(262)
+    told = "tokenizer.vocab_size: 262 pieces are too few: the sample's characters and 256 bytes need 277; ask"
+    assert re.match(told, str(error.value))
+    assert str(error.value).endswith("lower character_coverage, or set byte_fallback to false")
+    with pytest.raises(UserError, match=r"10 pieces are too few: the sample's characters need 21; ask for more"):
+        in_bytes(10, byte_fallback=False)
+
+
+def test_tokens_that_are_unknown_or_bytes_are_counted_with_their_characters():
+    """The é is two characters that become one; the last two texts have no such token."""
+    texts = ["☃☃ K the", "K☃ cafe\u0301", "K", "the cat sat"]
+    for model, counts in (
+        (in_bytes(), {"unknown": 0, "bytes": 3 * 3 + 1 + 2}),  # ☃ has 3 bytes, f 1, é 2
+        (in_bytes(25, byte_fallback=False), {"unknown": 3, "bytes": 0}),  # ☃☃, ☃ and fé
+    ):
+        coverage = Coverage(model)
+        for text, ids in zip(texts, model.encode(texts), strict=True):
+            coverage.add(np.array(ids, dtype=np.uint16), text)
+        assert coverage.tokens == counts
+        assert list(coverage.characters.items()) == [("☃", 3), ("f", 1), ("é", 1)]
+
+
+def test_a_build_tells_which_characters_have_no_token(small_corpus):
+    """Compared with the surfaces that sentencepiece names for each token of each document."""
+    tokenizer = open_corpus(small_corpus).tokenizer
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
+    behind: Counter[str] = Counter()
+    unknown = 0
+    for path in sorted((small_corpus / "documents").glob("*.parquet")):
+        for text in pq.read_table(path)["text"].to_pylist():
+            pieces = [piece for piece in processor.encode(text, return_type="proto").pieces if piece.id == 2]
+            unknown += len(pieces)
+            behind.update("".join(piece.surface for piece in pieces))
+    found = report.read(small_corpus)["coverage"]
+    assert (found["unknown"], found["bytes"]) == (unknown, 0)
+    assert unknown > 10
+    most = sorted(behind.items(), key=lambda item: (-item[1], item[0]))[:10]
+    assert list(found["characters"].items()) == most
+    assert f"{unknown:,} of them unknown" in report.coverage(report.read(small_corpus))
+    assert "## Characters without a token" in (small_corpus / "report.md").read_text()
+    assert f"{unknown:,} of" in (small_corpus / "report.html").read_text()
+    assert tokenizer.model.byte_ids == frozenset()
+
+
 @pytest.mark.parametrize("text", [".", "!", " ?", "...", '."', ".”", "?!)", " 2018.", "。", "」。", "。」", ".\n"])
 def test_a_sentence_ends(text):
     assert ends_sentence(text)
@@ -377,6 +447,10 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         (["tokenizer.special_tokens=['a b']"], "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
         (["tokenizer.special_tokens=[<extra_id_3>]"], "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
         (["tokenizer.sentinels=-1"], "tokenizer.sentinels"),
+        (
+            ["tokenizer.byte_fallback=true", "tokenizer.vocab_size=259"],
+            "tokenizer: vocab_size: 259 pieces are too few for byte_fallback, which takes 256",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(overrides, problem, tmp_path):
@@ -477,7 +551,7 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
 
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
-    config = TokenizerConfig(sample_bytes=10**15, vocab_size=6)
+    config = TokenizerConfig(sample_bytes=10**15, vocab_size=6, byte_fallback=False)
     spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
     text = "".join(documents.values())
     sample = Sample(documents=len(documents), bytes=len(text.encode()))
@@ -490,6 +564,8 @@ def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
             part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
-    model = train(TokenizerConfig(vocab_size=60), draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6))
+    model = train(
+        TokenizerConfig(vocab_size=60, byte_fallback=False), draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6)
+    )
     (ids,) = model.encode(["το σπίτι είναι παλιό"])
     assert model.vocabulary.unk not in ids

@@ -1,5 +1,6 @@
 """Exported checkpoints, as transformers loads them."""
 
+import io
 import json
 from pathlib import Path
 
@@ -99,6 +100,29 @@ def test_tokenizer_has_the_ids_of_sentencepiece(sentinels, spiece, tmp_path):
         *processor.encode(first), size - 1, *processor.encode(second), size - 2, *processor.encode(third), 1
     ]  # fmt: skip
     assert tokenizer.decode(processor.encode(lines[-1])) == processor.decode(processor.encode(lines[-1]))
+
+
+def test_a_tokenizer_with_bytes_keeps_its_ids_in_transformers_and_back(tmp_path):
+    """Also without spiece.model. Text that spells a byte is no byte."""
+    model, sample = io.BytesIO(), ["the cat sat on the mat.", "King Zog: a <hat> 0x4!"] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sample), model_writer=model, vocab_size=283, byte_fallback=True, minloglevel=2,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1,
+    )  # fmt: skip
+    tokenizer = Tokenizer(SentencePiece(model.getvalue(), "bytes"), (), 20)
+    made = build(T5Config(**{**T5_SIZES, "vocab_size": tokenizer.size}))
+    export(made.state_dict(), made.config, tokenizer, tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = ["the Queen ☃ and 東京", "🙂🙂 cat", "a <0x41> <0xE6>", "<0x4", "\u00e9 Ω the"]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert theirs(text).input_ids == [*ids, 1]
+        assert theirs.decode(ids) == tokenizer.decode(ids) == text
+    assert theirs("a <extra_id_0> Q").input_ids == [*tokenizer.encode_with_sentinels("a <extra_id_0> Q")]
+    assert tokenizer_files.read(tmp_path / "out").sha256 == tokenizer.sha256
+    (tmp_path / "out/spiece.model").unlink()
+    again = tokenizer_files.read(tmp_path / "out")
+    assert again.encode(texts) == tokenizer.encode(texts)
+    assert (again.model.byte_ids, again.sentinels) == (frozenset(range(3, 259)), 20)
 
 
 def test_files(spiece, tmp_path):
