@@ -23,6 +23,7 @@ from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 
 _ERRORS_SHOWN = 10
+_KEPT = "; its undamaged records were kept"
 
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> Path:
@@ -133,7 +134,8 @@ def tell_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         if strict or source not in readable:
             errors.append(line)
         else:
-            print(f"warning: {line}; its undamaged records were kept", file=sys.stderr)
+            kept = "" if of.status == "unreadable" else _KEPT
+            print(f"warning: {line}{kept}", file=sys.stderr)
     if errors and not strict:
         sources = sorted({source for source, _ in inputs} - readable)
         others = [f"and {len(errors) - _ERRORS_SHOWN:,} more inputs"] if len(errors) > _ERRORS_SHOWN else []

@@ -31,7 +31,7 @@ def _for_its_format(declared: str, reader: ReadFunction) -> ReadFunction:
     return read
 
 
-def _counted(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFunction) -> DamagedInput:
+def _counted(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFunction) -> CorruptMember:
     """The damage with the number of records that it costs, which are counted as read and as damaged.
 
     They are counted in the content that can't be trusted, up to the last byte that can be decompressed.
@@ -44,8 +44,8 @@ def _counted(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFun
     lost = max(0, unverified.counters["read"] - intake.counters["read"])
     intake.counters["read"] += lost
     intake.counters["damaged"] += lost
-    left_out = f"{counted(lost, 'record')} left out, as far as they can be counted"
-    return DamagedInput(damage.path, position, f"{damage.reason}; which byte is wrong can't be known; {left_out}")
+    left_out = f"{counted(lost, 'record')} left out, as far as they can be counted, with all that follows in the file"
+    return CorruptMember(damage.path, position, f"{damage.reason}; which byte is wrong can't be known; {left_out}")
 
 
 _READERS: dict[str, ReadFunction] = {

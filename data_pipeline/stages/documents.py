@@ -21,6 +21,7 @@ from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
+from data_pipeline.sources.compression.stream import CorruptMember
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally, most_common
@@ -243,12 +244,14 @@ def _write_input(
     intake = Intake(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
+    corrupt = False
     try:
         for record, document, competes in _pages(spec, of, clean, intake, holes):
             parts.add(of.file, record, document, competes)
             documents += document is not None
     except DamagedInput as error:
         damage.append(Damage(error.position, error.reason))
+        corrupt = isinstance(error, CorruptMember)
     except StoreError:
         raise
     except UserError as error:  # the file was removed, or can't be read
@@ -256,7 +259,7 @@ def _write_input(
     read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
     found = [*damage, *intake.damage]
     unreadable = bool(found) and read <= damaged
-    if unreadable:
+    if unreadable and not corrupt:  # else its format isn't what is wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{_advice(spec, of, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"

@@ -199,7 +199,8 @@ def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatc
     assert int(damage.split(" to ")[1].split()[0]) in checked
     assert f" of {end}: corrupt " in damage
     assert damage.endswith(
-        "; which byte is wrong can't be known; 1,100 records left out, as far as they can be counted"
+        "; which byte is wrong can't be known; 1,100 records left out, as far as they can be counted, with all that "
+        "follows in the file"
     )
 
 

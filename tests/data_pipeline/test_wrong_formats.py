@@ -1,5 +1,6 @@
 """Files whose format isn't the declared one are never read silently, and the message says what they look like."""
 
+import gzip
 import itertools
 from pathlib import Path
 from typing import get_args
@@ -112,6 +113,16 @@ def test_of_what_looks_like_nothing_the_question_is_its_path_and_format(tmp_path
     (tmp_path / "a").write_bytes(b"\xff\xfe\xfa" * 9)
     (damage,) = read_as("wet", tmp_path / "a").result.inputs[0].damage
     assert damage.reason.endswith("; are its path and format right?")
+
+
+def test_of_a_corrupt_member_nobody_is_asked_for_the_format(tmp_path):
+    stored = bytearray(gzip.compress(b'{"text": "One text."}\n' * 9))
+    stored[-6] ^= 1
+    (tmp_path / "a").write_bytes(stored)
+    (damage,) = read_as("jsonl", tmp_path / "a").result.inputs[0].damage
+    assert damage.reason.endswith(
+        "9 records left out, as far as they can be counted, with all that follows in the file"
+    )
 
 
 def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
