@@ -145,8 +145,8 @@ class Setup:
         if schedule.warmup_steps < steps or getattr(schedule, "warmup", "linear") == "constant":
             return []
         return [
-            f"schedule.warmup_steps: {schedule.warmup_steps:,}, but the run ends after {steps:,} steps "
-            "(run.max_steps), inside its warm-up; a twentieth of the steps is usual"
+            f"schedule.warmup_steps: {schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run ends inside "
+            "its warm-up; a twentieth of the steps is usual"
         ]
 
 

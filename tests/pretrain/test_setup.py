@@ -148,7 +148,7 @@ def test_a_run_that_ends_inside_its_warm_up_is_warned_of(prepared, tmp_path, sch
     run = {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 20}
     found = prepared(VANILLA, sections={"run": run, "schedule": schedule}).warnings
     assert [line.partition(":")[0] for line in found] == ["schedule.warmup_steps"] * warned
-    assert all("the run ends after 20 steps (run.max_steps), inside its warm-up" in line for line in found)
+    assert all("run.max_steps is 20, so the run ends inside its warm-up" in line for line in found)
 
 
 def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, corpus_built_with_noise):
