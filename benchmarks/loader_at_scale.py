@@ -27,7 +27,7 @@ from rich.table import Table
 
 import data_pipeline
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream, StreamState
@@ -74,7 +74,8 @@ def multiply(corpus: Path, copies: int) -> Path:
     pq.write_table(pa.Table.from_pylist(table), many / "blocks.parquet")
     manifest["splits"] = {"train": {**train, "rows": train["rows"] * copies}}
     manifest["blocks"]["sha256"] = sha256(many / "blocks.parquet")
-    (many / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["sha256"]
+    write_json(many / "manifest.json", manifest, sealed=True)
     return many
 
 

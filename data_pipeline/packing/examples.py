@@ -25,7 +25,8 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
     tokens = _padded(pairs)
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
-    packed = _in_rows(one_each, row, segment, (objective.inputs_length, objective.targets_length))
+    count = int(row.max(initial=-1)) + 1
+    packed = _in_rows(one_each, row, segment, count, (objective.inputs_length, objective.targets_length))
     offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
     return replace(pairs, offsets=offsets, columns={}, examples=packed)
 
@@ -66,12 +67,11 @@ def balanced(one_each: Examples, per_row: int) -> Examples:
         held[place] += 1
         row[example], segment[example] = place, held[place]
     inputs, targets = (max(1, -(-int(width) // _MULTIPLE)) * _MULTIPLE for width in tokens.max(axis=0))
-    return _in_rows(one_each, row, segment, (inputs, targets))
+    return _in_rows(one_each, row, segment, len(tokens), (inputs, targets))
 
 
-def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, widths: tuple[int, int]) -> Examples:
-    """The examples in their rows, and as the numbers of their segments say."""
-    count = int(row.max(initial=-1)) + 1
+def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, count: int, widths: tuple[int, int]) -> Examples:
+    """The examples in their rows, of which there are `count`, and as the numbers of their segments say."""
     inputs, input_segments = _side(one_each.inputs, row, segment, count, widths[0])
     targets, target_segments = _side(one_each.targets, row, segment, count, widths[1])
     along = {}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
@@ -186,6 +186,7 @@ def test_examples_are_shared_out_over_rows_of_like_length():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=40), st.integers(1, 9))
+@example([(0, 0), (0, 0)], 1)  # rows without a token are rows
 def test_shared_rows_hold_every_example_whole(sizes, per_row):
     packed = balanced(one_each(*sizes), per_row)
     assert len(packed.inputs.lengths) == -(-len(sizes) // per_row)

@@ -120,4 +120,4 @@ def _write_manifest(directory: Path, tokenizer: Tokenizer, objective: Objective,
         "splits": splits,
         "blocks": {"file": "blocks.parquet", "sha256": sha256(directory / "blocks.parquet")},
     }
-    write_json(directory / "manifest.json", {**manifest, "fingerprint": fingerprint(manifest)})
+    write_json(directory / "manifest.json", {**manifest, "fingerprint": fingerprint(manifest)}, sealed=True)
