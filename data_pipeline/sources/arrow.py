@@ -20,7 +20,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
     Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. Raises
     `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` where a batch can't be read,
-    since nothing says where the next one begins, and at the end of a stream without its end mark.
+    since nothing says where the next one begins, and at the end of a stream without its end-of-stream marker.
 
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -72,4 +72,4 @@ def _batches(source: Any) -> Iterator[Any]:
         yield batch
     source.seek(-min(len(_END_OF_STREAM), position), 2)
     if source.read() != _END_OF_STREAM:
-        raise pa.ArrowInvalid("the stream ends without its end mark; the file may be cut off")
+        raise pa.ArrowInvalid("the stream ends without its end-of-stream marker; the file may be cut off")

@@ -91,7 +91,7 @@ def _stack_to_theirs(config: T5GemmaConfig, name: str) -> Json:
 def _padding(config: T5GemmaConfig) -> int:
     """The id that stacks in transformers don't see where they are given no mask: padding, or if that is a mark too, a
     row beyond the vocabulary, which no text has."""
-    marks = {"the decoder's start": config.decoder_start_id, "the end mark": config.eos_id}
+    marks = {"the decoder's start": config.decoder_start_id, "EOS": config.eos_id}
     same = [mark for mark, id_ in marks.items() if id_ == config.pad_id]
     if not same:
         return config.pad_id

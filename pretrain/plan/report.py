@@ -68,17 +68,21 @@ def _option(option: Option) -> dict[str, Any]:
     return found
 
 
-def show(planner: Planner, gpus: int, console: Console) -> None:
-    question = planner.question
-    config, row = question.config, question.rows
-    options = planner.options(gpus)
-    nodes = options[0].cluster.nodes
+def _show_run(planner: Planner, console: Console) -> None:
+    config, row = planner.question.config, planner.question.rows
     console.print(
         f"{config.run.name}: {planner.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
         f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
         f"{row.inputs} inputs and {row.targets} targets",
         highlight=False,
     )
+
+
+def show(planner: Planner, gpus: int, console: Console) -> None:
+    question = planner.question
+    options = planner.options(gpus)
+    nodes = options[0].cluster.nodes
+    _show_run(planner, console)
     console.print(
         f"{gpus} × {question.gpu_name} on {_number(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the "
         f"model's layers and DeepSpeed's rules: memory. Assumed: {question.mfu:.0%} MFU while computing, "
@@ -123,14 +127,8 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
 
 def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
     """A plan of the one setting that matters on a CPU: nothing is shared with other devices."""
-    question, row = planner.question, planner.question.rows
-    config = question.config
-    console.print(
-        f"{config.run.name}: {planner.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
-        f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
-        f"{row.inputs} inputs and {row.targets} targets",
-        highlight=False,
-    )
+    question = planner.question
+    _show_run(planner, console)
     console.print(
         f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. "
         f"Assumed: training reaches {question.mfu:.0%} of that (--mfu).",

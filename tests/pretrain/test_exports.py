@@ -18,7 +18,7 @@ from pretrain.generation.texts import padded
 from pretrain.huggingface import export, read
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.config.t5gemma import StackConfig
-from pretrain.models.loss import IGNORED
+from pretrain.models.loss import IGNORED, shift_right
 from tests.pretrain.exported import randomise
 
 transformers = pytest.importorskip("transformers")
@@ -187,6 +187,17 @@ def loss_here(model, inputs, mask, labels, **others):
     return (losses["labels"].sum() / (labels != IGNORED).sum() + of_sentences).item()
 
 
+def logits_here(model, inputs, mask, labels):
+    """Those from which the losses of `labels` are made."""
+    way = FAMILIES[model.config.family].generates
+    if way is None:
+        return model.masked_lm_logits(model.encode(inputs, mask))
+    if way == "continuations":
+        return model.decode(inputs, attention_mask=mask)
+    answers = shift_right(labels, model.config.decoder_start_id, pad_id=model.config.pad_id)
+    return model.decode(answers, model.encode(inputs, mask), mask)
+
+
 def loaded_by_transformers(out: Path):
     saved, _ = transformers.PreTrainedConfig.get_config_dict(out)
     kind = getattr(transformers, saved["architectures"][0], transformers.AutoModelForCausalLM)
@@ -221,6 +232,14 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         expected = loss_here(model, inputs[rows], given, labels[rows], **others)
         found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
         assert found.loss.item() == pytest.approx(expected, rel=1e-5), use_cache
+        counts = labels[rows] != IGNORED
+        logits = logits_here(model, inputs[rows], given, labels[rows])[counts]
+        assert logits.std() > 0.1  # the comparison is not one of zeros
+        theirs = found.prediction_logits if hasattr(found, "prediction_logits") else found.logits
+        torch.testing.assert_close(theirs[counts], logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            logits_here(again, inputs[rows], given, labels[rows])[counts], logits, rtol=0, atol=2e-5
+        )
         assert loss_here(again, inputs[rows], given, labels[rows], **others) == pytest.approx(expected, rel=1e-5)
 
     if way is None:

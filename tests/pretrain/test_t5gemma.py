@@ -195,7 +195,7 @@ def test_what_transformers_or_we_cannot_be_is_refused(tmp_path):
             {"bos_id": None},
             "padding, id 0, is also the decoder's start: train with model.pad_vocab_to_multiple_of: 128",
         ),
-        ({"bos_id": 5, "eos_id": 5, "pad_id": 5}, "padding, id 5, is also the decoder's start and the end mark: train"),
+        ({"bos_id": 5, "eos_id": 5, "pad_id": 5}, "padding, id 5, is also the decoder's start and EOS: train"),
     ):
         with pytest.raises(UserError, match=expected):
             in_transformers(made("t5gemma", **marks), tmp_path)
