@@ -17,7 +17,7 @@ import torch
 from harness import Options, Side, Table, compare, main
 from torch import Tensor, nn
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib import pyplot
 
 from pretrain.evaluation.record import directory, table
-from pretrain.metrics.log import Row, read_metrics
+from pretrain.run.metrics_file import Row, read_metrics
 
 BEGIN, END = "<!-- benchmarks/first_run.py writes these lines -->\n", "<!-- until here -->\n"
 SENTENCES = 2

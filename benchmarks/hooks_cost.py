@@ -20,8 +20,8 @@ from pathlib import Path
 
 from learning import command
 
-from pretrain.hook_settings import HOOKS, HookSettings
-from pretrain.metrics.log import Row, read_metrics
+from pretrain.config.evaluation import HOOKS, HookSettings
+from pretrain.run.metrics_file import Row, read_metrics
 
 ROOT = Path(__file__).parent.parent
 EVERY = 4

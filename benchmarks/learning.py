@@ -18,8 +18,8 @@ from pathlib import Path
 from families import KINDS, arguments_of, show
 from harness import ROOT, Json, Table
 
-from pretrain.metrics.log import read_metrics
 from pretrain.models import outline, parse
+from pretrain.run.metrics_file import read_metrics
 
 STEPS, ROWS = 200, 32
 WIDTH: Json = {"d_model": 128, "num_heads": 4}

@@ -28,8 +28,8 @@ from rich.table import Table
 import data_pipeline
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import sha256, write_json
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream, StreamState
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

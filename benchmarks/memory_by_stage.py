@@ -11,10 +11,10 @@ from matplotlib import pyplot
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.gpus import gpu_named
-from pretrain.plan.fit import GIB, Planner, Question
-from pretrain.plan.row import described
-from pretrain.plan.states import settings, states
+from pretrain.run.gpus import gpu_named
+from pretrain.tools.plan.fit import GIB, Planner, Question
+from pretrain.tools.plan.row import described
+from pretrain.tools.plan.states import settings, states
 
 ROOT = Path(__file__).parent.parent
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from learning import command
 
-from pretrain.metrics.log import read_metrics
 from pretrain.run.hardware import free_port
+from pretrain.run.metrics_file import read_metrics
 
 ROOT = Path(__file__).parent.parent
 WARM_UP = 10

@@ -13,9 +13,9 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
-from pretrain.gpus import gpu_named
-from pretrain.plan.fit import Planner, Question
-from pretrain.plan.row import described
+from pretrain.run.gpus import gpu_named
+from pretrain.tools.plan.fit import Planner, Question
+from pretrain.tools.plan.row import described
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (

@@ -22,7 +22,7 @@ from harness import ROOT, Options, Table, main
 from peers import our_model
 from start_up import command
 
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 
 LIMIT = """The pause is one copy of the parameters and the optimizer's state within memory, for which fresh memory must
 be mapped; the write goes on beside the next steps and is bound by the disk."""

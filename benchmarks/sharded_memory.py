@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.run.hardware import free_port
-from pretrain.setup import Setup
+from pretrain.trainer.validate import Setup
 from pretrain.zero.memory import give_back, peak_resident, resident
 
 KINDS = ("weights", "masters", "moments", "gradients")  # bf16, fp32, fp32, fp32
@@ -97,7 +97,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
 
 def _by_kind(engine: Any) -> dict[str, float]:
     """The resident bytes of all existing tensors; each storage counts once."""
-    from pretrain.zero.internals import fragments
+    from pretrain.zero.deepspeed_private import fragments
 
     optimizer = engine.deepspeed.optimizer.optimizer
     kinds = {

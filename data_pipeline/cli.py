@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.fetch.commands import fetch_app
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tools.fetch.commands import fetch_app
 
 # Each command imports what it needs itself, so that --help and a mistyped option answer at once.
 
@@ -100,8 +100,8 @@ def publish_command(
 ) -> None:
     """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
     from data_pipeline.corpus import open_corpus
-    from data_pipeline.corpus.publish import publish
     from data_pipeline.foundation.progress import counted
+    from data_pipeline.tools.publish import publish
 
     done = publish(open_corpus(directory), url, documents, connections)
     sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
@@ -161,8 +161,8 @@ def plan_command(
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
     from data_pipeline.foundation.config_file import load
-    from data_pipeline.planning import plan
-    from data_pipeline.planning.calibration import calibrate
+    from data_pipeline.tools.planning import plan
+    from data_pipeline.tools.planning.calibration import calibrate
 
     settings = load(config, overrides or [], CorpusConfig)
     if speeds is None:
@@ -183,8 +183,8 @@ def trace_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
 ) -> None:
     """Tell what became of a document, and by which rule. Its input is read again."""
-    from data_pipeline.story import trace
-    from data_pipeline.story.finished_build import open_build
+    from data_pipeline.tools.provenance import trace
+    from data_pipeline.tools.provenance.finished_build import open_build
 
     found = trace.trace(open_build(location), name)
     if as_json:
@@ -201,8 +201,8 @@ def diff_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
-    from data_pipeline.story import differences
-    from data_pipeline.story.finished_build import open_build
+    from data_pipeline.tools.provenance import differences
+    from data_pipeline.tools.provenance.finished_build import open_build
 
     found = differences.summary(open_build(a), open_build(b), limit)
     print(json.dumps(found, indent=1, ensure_ascii=False) if as_json else differences.as_text(found))

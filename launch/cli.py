@@ -51,7 +51,7 @@ def init(
     """
     import shlex
 
-    from launch.first_files import write_first_files
+    from launch.tools.scaffold.files import write_first_files
 
     written = write_first_files(name, model, text, text_format, corpus)
     corpus_file, run_file = written.corpus_file, written.run_file
@@ -248,8 +248,8 @@ def doctor(
 
     from data_pipeline.foundation.config_file import load
     from launch.cluster import ClusterConfig
-    from launch.doctor import places
-    from launch.doctor.doctor import doctor as examine
+    from launch.tools.doctor import places
+    from launch.tools.doctor.doctor import doctor as examine
 
     if hostfile:
         place = places.on_hosts(hostfile, shlex.split(ssh))
@@ -263,7 +263,7 @@ def doctor(
 @app.command(hidden=True)
 def doctor_node() -> None:
     """Check one machine for a doctor, which says through stdin what to check."""
-    from launch.doctor.node import node
+    from launch.tools.doctor.node import node
 
     raise typer.Exit(node())
 

@@ -8,10 +8,10 @@ from data_pipeline.foundation.progress import counted, in_time
 from launch.supervise import commands, supervise
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
-from pretrain.plan.cpu import seconds_left
 from pretrain.run import lock, status
+from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
-from pretrain.setup import prepare
+from pretrain.trainer.validate import prepare
 
 _LONG = 7200.0  # s
 

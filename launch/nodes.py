@@ -17,7 +17,7 @@ from launch.supervise.remote import Agent, Agents
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
-from pretrain.setup import Setup, cut_rows, prepare
+from pretrain.trainer.validate import Setup, cut_rows, prepare
 
 NOTHING_BEGUN = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 

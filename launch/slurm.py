@@ -17,9 +17,9 @@ from data_pipeline.foundation.config_file import load, sections
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
 from launch import nodes, staging
-from launch.beforehand import run_first
 from launch.cluster import ClusterConfig
 from launch.nodes import Node, Run
+from launch.prelaunch import run_first
 from launch.supervise.remote import Agent, Agents
 from pretrain.config import RunConfig
 from pretrain.run import slurm

@@ -40,7 +40,7 @@ from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.directory import all_steps
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import train_ranks

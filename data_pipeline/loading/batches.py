@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader

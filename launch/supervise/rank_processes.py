@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from launch.supervise import keep
+from launch.supervise import rank_wrapper as keep
 from launch.supervise.events import Event
 from launch.supervise.session import Session
 from pretrain.run import stop_signals

@@ -15,8 +15,8 @@ from torch import Tensor
 from pretrain.checkpoint.table import Piece
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.run import watchdog
+from pretrain.zero.deepspeed_private import in_memory, optimizer_state, swapped
 from pretrain.zero.engine import Engine
-from pretrain.zero.internals import in_memory, optimizer_state, swapped
 from pretrain.zero.optimizer import before_updates, factored_state
 
 

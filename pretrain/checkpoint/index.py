@@ -15,7 +15,7 @@ from data_pipeline.loading.stream import Skipped, differences
 from pretrain.checkpoint import rank_file
 from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.health import Health
-from pretrain.run.standing import Standing
+from pretrain.run.train_state import Standing
 
 FORMAT_VERSION = 2
 INDEX = "index.json"

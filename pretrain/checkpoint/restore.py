@@ -7,8 +7,8 @@ import torch
 from pretrain.checkpoint.buffers import load_buffers
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
+from pretrain.zero.deepspeed_private import in_memory, optimizer_state, update_parameters
 from pretrain.zero.engine import Engine
-from pretrain.zero.internals import in_memory, optimizer_state, update_parameters
 from pretrain.zero.optimizer import set_factored_state
 
 

@@ -37,7 +37,7 @@ from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import desk, write_index, write_part
 from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
-from pretrain.run.standing import Standing
+from pretrain.run.train_state import Standing
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_rank_0
 

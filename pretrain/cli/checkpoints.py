@@ -125,15 +125,15 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="For --lm-eval: only so many rows of each task.")] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
-    from pretrain.hook_settings import SUITES
+    from pretrain.config.evaluation import SUITES
 
     if suite not in SUITES:
         raise UserError(f"--suite: expected {' or '.join(SUITES)}, got {suite!r}")
     from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.evaluation import command
+    from pretrain.cli import evaluate as command
 
     if lm_eval is not None:
-        from pretrain.evaluation.harness import HarnessSettings
+        from pretrain.evaluation.lm_eval import HarnessSettings
 
         settings = HarnessSettings(lm_eval.split(","), include_path, few_shot, limit)
         command.evaluate_on_tasks(checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
@@ -153,7 +153,7 @@ def attention(
 ) -> None:
     """Draw what each layer and head attends to."""
     trained = _open(checkpoint).on_best_device()
-    from pretrain.evaluation.command import draw_attention
+    from pretrain.cli.evaluate import draw_attention
 
     for path in draw_attention(trained, text, target, tokens, out):
         print(path)
@@ -294,7 +294,7 @@ def adapt(
     seed: Annotated[int, typer.Option(help="Seed of the weights that no decoder has.")] = 0,
 ) -> None:
     """Turn a decoder alone into an encoder-decoder that a run can start from."""
-    from pretrain.adapt.command import adapt as make
+    from pretrain.tools.adapt.command import adapt as make
 
     for line in make(decoder, out, style, encoder, sentinels, seed):
         print(line)

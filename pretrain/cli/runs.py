@@ -39,7 +39,7 @@ def train(
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
-    from pretrain.train import train as run  # slow to import, and not needed to refuse a wrong run file
+    from pretrain.trainer.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
@@ -68,7 +68,7 @@ def experiment(
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    from pretrain.experiment.command import experiment as run
+    from pretrain.tools.experiment.command import experiment as run
 
     raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
@@ -91,7 +91,7 @@ def ladder(
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    from pretrain.ladder.command import ladder as run
+    from pretrain.tools.ladder.command import ladder as run
 
     raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
 
@@ -109,7 +109,7 @@ def mup_check(
     ] = None,
 ) -> None:
     """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
-    from pretrain.mup_check.command import mup_check as run
+    from pretrain.tools.mup_check.command import mup_check as run
 
     raise typer.Exit(run(config, overrides or [], widths, out))
 
@@ -149,8 +149,8 @@ def plan(
     """
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
-    from pretrain.gpus import gpu_named
-    from pretrain.plan import cpu
+    from pretrain.run import cpu_speed as cpu
+    from pretrain.run.gpus import gpu_named
 
     settings, on_cpu = load(config, overrides or [], RunConfig), gpu == cpu.NAME
     if on_cpu and (gpus or nodes or price is not None):
@@ -164,9 +164,9 @@ def plan(
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
     from rich.console import Console
 
-    from pretrain.plan import report
-    from pretrain.plan.fit import Planner, Question
-    from pretrain.plan.row import described
+    from pretrain.tools.plan import report
+    from pretrain.tools.plan.fit import Planner, Question
+    from pretrain.tools.plan.row import described
 
     settings, row = described(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
@@ -187,6 +187,6 @@ def reference(
     ] = None,
 ) -> None:
     """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
-    from pretrain.reference import of_key, page
+    from pretrain.tools.reference import of_key, page
 
     print(of_key(key) if key else page(), end="")

@@ -33,7 +33,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
 ) -> None:
     """Show a run's curves and samples in the terminal, until Ctrl-C."""
-    from pretrain.metrics.watch import watch as show
+    from pretrain.tools.watch import watch as show
 
     show(run_dir, once)
 

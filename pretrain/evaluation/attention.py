@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batches import IGNORED, Batch
 from data_pipeline.tokenizer import Tokenizer
+from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.hook_settings import AttentionSettings
 from pretrain.models.attention import Attention, noting_weights
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Model

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from pretrain.config.evaluation import EmbeddingSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.hook_settings import EmbeddingSettings
 from pretrain.models.layers import Embedding
 from pretrain.models.model import Model
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, Batch, validation_batches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.evaluation.together import Together
+from pretrain.evaluation.collectives import Together
 from pretrain.models.loss import noting_hits
 from pretrain.models.model import Model
 from pretrain.run import watchdog

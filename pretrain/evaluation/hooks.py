@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.atomic import write_bytes
+from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
+from pretrain.evaluation.collectives import Ended, Together
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, StepHook, Subject, Trainer
-from pretrain.evaluation.together import Ended, Together
-from pretrain.hook_settings import HookSettings
 from pretrain.run import watchdog
 
 

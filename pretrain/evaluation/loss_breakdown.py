@@ -10,8 +10,8 @@ from torch import Tensor
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.config.evaluation import LossBreakdownSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.hook_settings import LossBreakdownSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pretrain.config.evaluation import NormsSettings
 from pretrain.evaluation.hook import Evaluation, Findings, Trainer
-from pretrain.hook_settings import NormsSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from pretrain.config.evaluation import PositionsSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.hook_settings import PositionsSettings
 from pretrain.models.positions import LearnedPositions, RelativePositionBias
 
 if TYPE_CHECKING:

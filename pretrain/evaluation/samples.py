@@ -5,11 +5,11 @@ from typing import Any
 
 from data_pipeline.corpus import Corpus
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config.evaluation import SamplesSettings
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.generation.fill_blanks import beginnings, blank_out, can_blank_out
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Written, write
-from pretrain.hook_settings import SamplesSettings
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 

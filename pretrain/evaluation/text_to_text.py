@@ -14,13 +14,13 @@ from data_pipeline.loading.batches import IGNORED
 from data_pipeline.objectives import TextToText
 from data_pipeline.sources import READERS, Input, Intake
 from data_pipeline.tokenizer import Tokenizer
+from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.generation.decoding import generate
 from pretrain.generation.incremental import Weights
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.hook_settings import TextToTextSettings
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 

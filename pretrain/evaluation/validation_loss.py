@@ -7,9 +7,9 @@ import torch
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batches import IGNORED
+from pretrain.config.evaluation import ValidationLossSettings
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.loss_breakdown import is_text
-from pretrain.hook_settings import ValidationLossSettings
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
 

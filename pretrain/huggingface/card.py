@@ -7,7 +7,7 @@ import yaml
 from pretrain.huggingface.engines import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
 from pretrain.huggingface.interchange import Interchange
 from pretrain.huggingface.provenance import CorpusFacts, Provenance
-from pretrain.metrics.text_plot import plot
+from pretrain.huggingface.text_plot import plot
 from pretrain.models import FAMILIES, ModelConfig, outline
 
 _MOST_INPUTS = 20

@@ -17,8 +17,8 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.average import AVERAGE_OF
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
 from pretrain.models.model import Sizes
+from pretrain.run.metrics_file import read_metrics
 
 _RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out texts, among those of a run
 _SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without names and paths of the machines

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention_masks import Sight
 from pretrain.models.config.blocks import Heads, Norm
 from pretrain.models.layers import Dropout, FeedForward, GatedFeedForward, feed_forward, normalisation
-from pretrain.models.sight import Sight
 
 
 @dataclass(frozen=True)

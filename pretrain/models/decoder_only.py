@@ -9,6 +9,7 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeyValueCache
+from pretrain.models.attention_masks import Sight, Sights, before_only, bias_or_causal
 from pretrain.models.blocks import Block
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Dropout, Embedding, times_root
@@ -24,7 +25,6 @@ from pretrain.models.positions import (
     rotation,
     sinusoids,
 )
-from pretrain.models.sight import Sight, Sights, before_only, bias_or_causal
 
 
 def _block(config: DecoderOnlyConfig) -> Block:

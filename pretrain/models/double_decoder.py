@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeysAndValues, KeyValueCache
+from pretrain.models.attention_masks import Sight, bias_or_causal
 from pretrain.models.blocks import Block
 from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.decoder_only import Layer
@@ -25,7 +26,6 @@ from pretrain.models.loss_head import Head
 from pretrain.models.masks import masked, seen
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import Rotation, positions_from, real_positions, rotation
-from pretrain.models.sight import Sight, bias_or_causal
 from pretrain.models.t5gemma2 import DecoderLayer
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pretrain.models.attention_masks import Sight, Sights, before_only, bias_or_causal
 from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
 from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5gemma import Gemma
@@ -12,7 +13,6 @@ from pretrain.models.encoder_decoder import Caches, bias_of_cross_attention
 from pretrain.models.layers import Dropout, times_root
 from pretrain.models.masks import Window
 from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
-from pretrain.models.sight import Sight, Sights, before_only, bias_or_causal
 
 StacksConfig = Gemma | ModernConfig
 

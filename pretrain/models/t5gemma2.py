@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache, attend
+from pretrain.models.attention_masks import Sight, before_only
 from pretrain.models.blocks import Block
 from pretrain.models.config.t5gemma import T5Gemma2Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder
@@ -20,7 +21,6 @@ from pretrain.models.loss_head import Head
 from pretrain.models.masks import Window, masked, seen
 from pretrain.models.model import Sizes, matrix_weights
 from pretrain.models.positions import Rotation, positions_from, rotation
-from pretrain.models.sight import Sight, before_only
 from pretrain.models.stacks import Encoder, Stack
 
 

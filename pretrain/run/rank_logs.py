@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.metrics import log as metric_log
+from pretrain.run import metrics_file as metric_log
 from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks

@@ -18,7 +18,7 @@ from typing import Any
 from data_pipeline.foundation.atomic import sha256
 from pretrain.checkpoint.directory import all_steps, directory_of
 from pretrain.checkpoint.index import INDEX
-from pretrain.metrics import log as metric_log
+from pretrain.run import metrics_file as metric_log
 from pretrain.tracking.names import in_mlflow
 from pretrain.tracking.replays import Replays
 from pretrain.tracking.state import FeedState, LoggedCheckpoint

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.secrets import masked
-from pretrain.metrics import log as metric_log
-from pretrain.metrics import system
+from pretrain.run import metrics_file as metric_log
+from pretrain.run import system_metrics as system
 from pretrain.tracking import names
 from pretrain.tracking.checkpoints import log_checkpoints
 from pretrain.tracking.moved import follow

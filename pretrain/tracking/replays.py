@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from pretrain.metrics.log import Row
+from pretrain.run.metrics_file import Row
 
 
 class Replays:

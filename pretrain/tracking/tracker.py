@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
-from pretrain.metrics.log import MetricLog
+from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.feeder import MlflowFeeder
 from pretrain.tracking.store import absolute_uri, answers, one_line
 from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun

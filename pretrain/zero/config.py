@@ -4,9 +4,9 @@ import logging
 import warnings
 from typing import Any
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain.config import RunConfig
-from pretrain.deepspeed_keys import zero_defaults
+from pretrain.config.deepspeed_keys import zero_defaults
 
 
 def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
@@ -46,14 +46,14 @@ def deepspeed_config(config: RunConfig, cut: Cut) -> dict[str, Any]:
 
 def _device() -> str:
     """The type of the device that DeepSpeed computes on."""
-    from pretrain.zero.internals import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed
 
     return deepspeed.accelerator.get_accelerator().device_name()
 
 
 def quiet_deepspeed() -> None:
     """Silences DeepSpeed except for warnings and errors."""
-    from pretrain.zero.internals import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

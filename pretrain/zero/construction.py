@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import ModelConfig
@@ -31,7 +31,7 @@ def construct(config: RunConfig, model_config: ModelConfig, cut: Cut) -> Model:
 
 @contextlib.contextmanager
 def _sharded(config: RunConfig, cut: Cut) -> Iterator[None]:
-    from pretrain.zero.internals import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed
 
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, cut)):
         yield

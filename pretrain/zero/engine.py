@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, LABELS, Batch
-from data_pipeline.loading.cut import Cut
 from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.models.loss import PARTS, Losses
 from pretrain.models.model import Model
-from pretrain.zero import internals
+from pretrain.zero import deepspeed_private as internals
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
-from pretrain.zero.internals import deepspeed
+from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.optimizer import attach, set_rates
 from pretrain.zero.step_norms import StepNorms
 

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.internals import DeepSpeedEngine, flats, process_group, wrapped
+from pretrain.zero.deepspeed_private import DeepSpeedEngine, flats, process_group, wrapped
 
 
 def attach(engine: DeepSpeedEngine) -> None:

@@ -16,7 +16,7 @@ from data_pipeline.loading.batches import IGNORED
 from pretrain.models.model import Model
 from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.sharded import sums_of_squares
-from pretrain.zero.internals import DeepSpeedEngine, flats, wrapped
+from pretrain.zero.deepspeed_private import DeepSpeedEngine, flats, wrapped
 from pretrain.zero.layers import layers_by_name
 
 GRADIENT, WEIGHT, UPDATE = range(3)

@@ -21,9 +21,9 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
-from data_pipeline.planning import plan
-from data_pipeline.story import differences, trace
-from data_pipeline.story.finished_build import open_build
+from data_pipeline.tools.planning import plan
+from data_pipeline.tools.provenance import differences, trace
+from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import C4_SAMPLE, SAMPLES, write_corpus_file
 from tests.data_pipeline.test_dedup import OFF, page, write_pages
 from tests.in_process import run_here

@@ -22,15 +22,16 @@ from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 
-from data_pipeline.fetch.catalogues import c4_files, wet_files, wikipedia_files
-from data_pipeline.fetch.client import Client
-from data_pipeline.fetch.many import Outcome, fetch_files
-from data_pipeline.fetch.published import PublishedFile
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tools.fetch.catalogues import c4_files, wet_files, wikipedia_files
+from data_pipeline.tools.fetch.client import Client
+from data_pipeline.tools.fetch.many import Outcome, fetch_files
+from data_pipeline.tools.fetch.published import PublishedFile
 from tests.in_process import run_here
 
 FETCH = (
-    "from data_pipeline.foundation.command import run_command; from data_pipeline.fetch.commands import fetch_app;"
+    "from data_pipeline.foundation.command import run_command;"
+    "from data_pipeline.tools.fetch.commands import fetch_app;"
     "run_command(fetch_app)"
 )
 CRAWL = "CC-MAIN-2019-18"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.mixing import Mixture, rates_of_rows
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
@@ -260,7 +260,7 @@ ABANDONED = """
 import sys
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.stream import Stream
 
 stream = Stream([open_corpus(sys.argv[1])], [1.0], 0, 8)

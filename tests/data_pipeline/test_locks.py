@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.execution import ownership
-from data_pipeline.fetch.many import _sole_user
 from data_pipeline.foundation import locks
 from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.locks import lock
+from data_pipeline.tools.fetch.many import _sole_user
 from pretrain.run import lock as run_lock
 from pretrain.tracking.store import creating_alone
 

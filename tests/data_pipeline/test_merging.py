@@ -20,8 +20,8 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
-from data_pipeline.planning import plan
 from data_pipeline.stages import tokens
+from data_pipeline.tools.planning import plan
 from tests.conftest import write_c4, write_corpus_file
 from tests.soak_build import checksums
 

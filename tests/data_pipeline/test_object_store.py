@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus import publish as publishing
 from data_pipeline.corpus.manifest import verify
-from data_pipeline.corpus.publish import publish
 from data_pipeline.execution.inputs import list_files
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
-from data_pipeline.loading.ahead import Ahead
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.lookahead import Ahead
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.stages import documents
+from data_pipeline.tools import publish as publishing
+from data_pipeline.tools.publish import publish
 from tests.conftest import run, write_corpus_file
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
 from tests.in_process import run_here

@@ -11,8 +11,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.manifest import verify
 from data_pipeline.foundation.config_file import load
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, as_batch, validation_batches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.objective import Examples, Padded

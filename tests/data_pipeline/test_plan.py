@@ -11,8 +11,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.planning import plan
-from data_pipeline.planning.calibration import calibrate
+from data_pipeline.tools.planning import plan
+from data_pipeline.tools.planning.calibration import calibrate
 from tests.conftest import SAMPLES
 from tests.in_process import run_here
 

@@ -17,8 +17,8 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.report_page import as_html
-from data_pipeline.story import differences, trace
-from data_pipeline.story.finished_build import open_build
+from data_pipeline.tools.provenance import differences, trace
+from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
 from tests.in_process import run_here

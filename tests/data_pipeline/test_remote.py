@@ -14,8 +14,8 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.disk_cache import DiskCache, default_directory
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream
 
 

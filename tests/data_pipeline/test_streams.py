@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
@@ -76,7 +76,7 @@ RANK = """
 import sys, torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.stream import StreamState, Stream
 
 if __name__ == "__main__":

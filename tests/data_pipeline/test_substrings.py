@@ -16,9 +16,9 @@ from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
-from data_pipeline.story import trace
-from data_pipeline.story.finished_build import open_build
 from data_pipeline.text.tally import Tally
+from data_pipeline.tools.provenance import trace
+from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import C4_SAMPLE, write_corpus_file
 from tests.data_pipeline.test_dedup import OFF, dealt, page, write_pages
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import yaml
 
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
-from pretrain.gpus import gpu_of_device
 from pretrain.models.model import Sizes
+from pretrain.run.gpus import gpu_of_device
 from tests.gpu.report import Json, Report
 from tests.gpu.runner import ROOT
 from tests.pretrain.small_runs import T5, run_config

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from launch import local
-from launch.doctor import gpus, places, ranks
-from launch.doctor.checks import CHECKS, Settings, checked
-from launch.doctor.directory import clock_finding, directory, held
-from launch.doctor.findings import Finding, report
+from launch.tools.doctor import gpus, places, ranks
+from launch.tools.doctor.checks import CHECKS, Settings, checked
+from launch.tools.doctor.directory import clock_finding, directory, held
+from launch.tools.doctor.findings import Finding, report
 from pretrain.run.hardware import count_gpus
 from tests.launch import slurm_cluster, two_hosts
 from tests.launch.slurm_cluster import NODES
@@ -128,7 +128,7 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
 )
 def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, reason):
     code = (
-        "import sys; from pathlib import Path; from launch.doctor.directory import directory\n"
+        "import sys; from pathlib import Path; from launch.tools.doctor.directory import directory\n"
         "(finding,) = directory(Path(sys.argv[1]) / 'a/run', None); print(finding.level, finding.found)"
     )
     done = mounted(options, tmp_path / "disk", [sys.executable, "-c", code, str(tmp_path / "disk")])
@@ -139,7 +139,7 @@ def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there
     with held(tmp_path) as locked:
         found = levels(directory(tmp_path, locked))
         assert (found["file locks"], found["clock"]) == ("ok", "ok")
-    monkeypatch.setattr("launch.doctor.directory._SECONDS_TO_BE_SEEN", 0)
+    monkeypatch.setattr("launch.tools.doctor.directory._SECONDS_TO_BE_SEEN", 0)
     (locks,) = (one for one in directory(tmp_path, locked) if one.check == "file locks")
     assert (locks.level, locks.expected) == ("fault", "one file system for all nodes")
     unlocked = tmp_path / "unlocked"

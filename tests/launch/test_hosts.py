@@ -13,7 +13,7 @@ import pytest
 
 from launch.hosts import handed_over, read, remote_command
 from launch.nodes import Node
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.launch import two_hosts
 from tests.launch.conftest import a_run

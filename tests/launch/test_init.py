@@ -17,14 +17,14 @@ from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
-from launch import first_machine
-from launch.first_machine import SIZES, Machine, an_hour, model_named
-from launch.first_text import sample_of, sources_of
+from launch.tools.scaffold import machine as first_machine
+from launch.tools.scaffold.machine import SIZES, Machine, an_hour, model_named
+from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.gpus import GPUS
 from pretrain.models import FAMILIES
-from pretrain.setup import prepare
+from pretrain.run.gpus import GPUS
+from pretrain.trainer.validate import prepare
 from tests.in_process import run_here
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")

@@ -11,7 +11,7 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from launch import staging
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run
 from tests.launch import shared_files, slurm_cluster
 from tests.launch.conftest import a_run

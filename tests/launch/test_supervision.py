@@ -26,12 +26,12 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.local import launch_local
-from launch.supervise import keep
+from launch.supervise import rank_wrapper as keep
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
 from pretrain.run import rank_logs
+from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -197,7 +197,7 @@ def train_with_output(path: Path, to_rank_1: list[signal.Signals]) -> int:
 
     if rank == 1 and to_rank_1:
         threading.Thread(target=send, daemon=True).start()
-    from pretrain.train import train
+    from pretrain.trainer.train import train
 
     try:
         return train(load(path, [], RunConfig))
@@ -289,7 +289,7 @@ def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
         os.kill(one.pid, signal.SIGSEGV)
         assert one.wait() == -signal.SIGSEGV
         stack = one.stderr.partition("Fatal Python error: Segmentation fault")[2]
-        assert "pretrain/train.py" in stack
+        assert "pretrain/trainer/train.py" in stack
 
 
 def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_corpus, folder):
@@ -299,7 +299,7 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert one.wait() == 1
         report, _, stacks = one.stderr.partition("all stacks follow")
         assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
-        assert "pretrain/train.py" in stacks
+        assert "pretrain/trainer/train.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
 
 

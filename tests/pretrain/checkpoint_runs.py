@@ -47,7 +47,7 @@ def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
 
 def recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
     """The exit code of a run on the ranks that have joined, which write down the rows that they take."""
-    from pretrain.train import train_on
+    from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
     from tests.pretrain.recorded import record_steps
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import check
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, Batch
-from data_pipeline.loading.cut import Cut
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.zero.optimizer import set_rates
@@ -141,7 +141,7 @@ def train(engine: Any, steps: range) -> list[float]:
 
 def whole_parameters(engine: Any) -> dict[str, Tensor]:
     """The whole parameters, gathered from all ranks, which call this together."""
-    from pretrain.zero.internals import gathered_whole
+    from pretrain.zero.deepspeed_private import gathered_whole
 
     module = engine.deepspeed.module
     with gathered_whole(module):

@@ -22,8 +22,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
-    "pretrain.train",
-    "pretrain.micro_batch",
+    "pretrain.trainer.train",
+    "pretrain.trainer.micro_batch",
     "pretrain.checkpoint.restore",
     "pretrain.checkpoint.save",
     "pretrain.evaluation.hooks",

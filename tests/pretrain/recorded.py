@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import Batch, TrainingBatches
-from data_pipeline.loading.cut import Cut
 from data_pipeline.loading.stream import Stream
 
 

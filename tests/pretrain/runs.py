@@ -8,7 +8,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -65,7 +65,7 @@ def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None
 
 
 def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool) -> int:
-    from pretrain.train import train
+    from pretrain.trainer.train import train
 
     return train(load(path, list(overrides), RunConfig), stop, fresh)
 
@@ -76,7 +76,7 @@ def train_each(ranks: int, starts: list[tuple[Path, int | None]]) -> list[list[i
 
 
 def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
-    from pretrain.train import train_on
+    from pretrain.trainer.train import train_on
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return [train_on(rank, ranks, load(path, [], RunConfig), stop) for path, stop in starts]

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.cut import Cut
 from pretrain.config import RunConfig
-from pretrain.setup import Setup
+from pretrain.trainer.validate import Setup
 
 T5 = {
     "family": "t5",

@@ -10,14 +10,14 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain import cli, huggingface
-from pretrain.adapt.command import crosses_like_self
-from pretrain.adapt.target import target
-from pretrain.adapt.weights import adapted
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
-from pretrain.models.sight import Sights, before_only
+from pretrain.models.attention_masks import Sights, before_only
+from pretrain.tools.adapt.command import crosses_like_self
+from pretrain.tools.adapt.target import target
+from pretrain.tools.adapt.weights import adapted
 from tests.pretrain.exported import randomise
 from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.pretrain.test_rotary_decoders import KINDS, ids

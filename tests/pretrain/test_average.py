@@ -46,7 +46,7 @@ def config(folder, corpus, name):
 
 
 def trained(segments: list[tuple[RunConfig, int | None]]) -> None:
-    from pretrain.train import train_on
+    from pretrain.trainer.train import train_on
 
     for settings, stop in segments:
         train_on(dist.get_rank(), dist.get_world_size(), settings, stop)

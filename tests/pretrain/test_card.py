@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.huggingface import import_
 from pretrain.huggingface.card import LICENCES
-from pretrain.metrics.log import read_metrics
 from pretrain.models.model import Sizes
+from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file

@@ -27,7 +27,7 @@ from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
-from pretrain.run.standing import Standing
+from pretrain.run.train_state import Standing
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
@@ -294,7 +294,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     from data_pipeline.foundation import atomic
     from pretrain.checkpoint import write
-    from pretrain.train import train_on
+    from pretrain.trainer.train import train_on
 
     confirm = atomic.flush
 

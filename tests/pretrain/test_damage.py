@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from data_pipeline.foundation.atomic import fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.choose import checkpoint_in, newest_verified
-from pretrain.metrics.log import FILE_NAME
 from pretrain.run import rank_logs, status
-from pretrain.run.standing import rewinds
+from pretrain.run.metrics_file import FILE_NAME
+from pretrain.run.train_state import rewinds
 from pretrain.tracking.state import FeedState
 from pretrain.tracking.tracked_run import TrackedRun
 

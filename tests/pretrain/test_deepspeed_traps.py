@@ -12,8 +12,7 @@ from torch import nn
 
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
-from pretrain import deepspeed_keys
-from pretrain.config import RunConfig
+from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.models.model import Model
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
@@ -177,7 +176,7 @@ def rows_of_step(step: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
 
 
 def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    from pretrain.zero.internals import gathered_whole
+    from pretrain.zero.deepspeed_private import gathered_whole
 
     with gathered_whole(module):
         return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

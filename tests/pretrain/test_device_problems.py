@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from data_pipeline.foundation.config_file import load
-from pretrain import device_problems as module
 from pretrain.config import RunConfig
-from pretrain.device_problems import device_problems
+from pretrain.trainer import device_problems as module
+from pretrain.trainer.device_problems import device_problems
 from tests.pretrain.small_runs import run_config
 
 

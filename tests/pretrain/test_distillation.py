@@ -10,8 +10,8 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.batches import IGNORED, as_batch
-from data_pipeline.loading.cut import Cut
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
@@ -20,14 +20,14 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
 from pretrain.config import DistillationSection, RunConfig
-from pretrain.distillation.teacher import Teacher, forward_flops
-from pretrain.gpus import GPUS
-from pretrain.metrics.log import read_metrics
 from pretrain.models import distilled_loss, parse
 from pretrain.models.model import Model, Sizes
-from pretrain.plan.activations import Rows
-from pretrain.plan.fit import Planner, Question
-from pretrain.setup import prepare
+from pretrain.run.gpus import GPUS
+from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.plan.activations import Rows
+from pretrain.tools.plan.fit import Planner, Question
+from pretrain.trainer.teacher import Teacher, forward_flops
+from pretrain.trainer.validate import prepare
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import MODEL, losses, run_file, train_each

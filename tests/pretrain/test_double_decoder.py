@@ -7,14 +7,14 @@ from pydantic import ValidationError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.metrics.products import products
 from pretrain.models import DoubleDecoderConfig, build
 from pretrain.models.double_decoder import visible_in_blocks
 from pretrain.models.model import Sizes
+from pretrain.trainer.matmul_speed import products
 from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config

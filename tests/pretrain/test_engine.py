@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain.run.health import Health
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.splits import (

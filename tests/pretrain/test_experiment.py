@@ -15,15 +15,15 @@ import yaml
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
-from pretrain.experiment import curves, folder, runs, table
-from pretrain.experiment.budget import Budget
-from pretrain.experiment.command import experiment
-from pretrain.experiment.plan import PlannedRun, plan
-from pretrain.experiment.results import Result
-from pretrain.experiment.statistics import compare
-from pretrain.metrics.log import read_metrics
 from pretrain.models import outline
 from pretrain.run import status
+from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.experiment import curves, folder, runs, table
+from pretrain.tools.experiment.budget import Budget
+from pretrain.tools.experiment.command import experiment
+from pretrain.tools.experiment.plan import PlannedRun, plan
+from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.statistics import compare
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
 

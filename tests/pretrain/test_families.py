@@ -18,8 +18,8 @@ from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import export
-from pretrain.metrics.log import read_metrics
 from pretrain.models import AutoregressiveConfig, build
+from pretrain.run.metrics_file import read_metrics
 from tests.conftest import write_c4, write_corpus_file
 from tests.pretrain.runs import train_ranks
 

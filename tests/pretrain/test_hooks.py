@@ -17,18 +17,18 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation import command
+from pretrain.cli import evaluate as command
+from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.evaluation.attention import patterns_of
+from pretrain.evaluation.collectives import Ended, Together
 from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.hooks import Hooks
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.evaluation.record import table
-from pretrain.evaluation.together import Ended, Together
-from pretrain.hook_settings import SamplesSettings, ValidationLossSettings
-from pretrain.metrics.log import read_metrics
 from pretrain.models import build, parse
 from pretrain.models.loss import shift_right
+from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
@@ -95,7 +95,7 @@ def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
 PACKAGE = '''
 import time
 from typing import ClassVar, Literal
-from pretrain.hook_settings import HookSettings
+from pretrain.config.evaluation import HookSettings
 
 class TroubleSettings(HookSettings):
     """Trouble."""

@@ -19,7 +19,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.huggingface import export, import_, interchanges_of, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build
-from pretrain.setup import prepare
+from pretrain.trainer.validate import prepare
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file

@@ -13,15 +13,15 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
-from pretrain.experiment import runs as experiment_runs
-from pretrain.experiment.results import Result
-from pretrain.ladder import file, plan
-from pretrain.ladder.command import ladder
-from pretrain.ladder.fit import fit
-from pretrain.ladder.report import Report
-from pretrain.metrics.log import read_metrics
 from pretrain.models import outline
 from pretrain.models.model import Sizes
+from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.experiment import runs as experiment_runs
+from pretrain.tools.experiment.results import Result
+from pretrain.tools.ladder import file, plan
+from pretrain.tools.ladder.command import ladder
+from pretrain.tools.ladder.fit import fit
+from pretrain.tools.ladder.report import Report
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
 

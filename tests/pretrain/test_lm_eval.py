@@ -8,13 +8,13 @@ import torch
 import yaml
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation.command import Standalone
+from pretrain.cli.evaluate import Standalone
+from pretrain.evaluation.collectives import Together
 from pretrain.evaluation.forms import Asking
-from pretrain.evaluation.harness import Harness
 from pretrain.evaluation.hook import Evaluation, HeldOut
-from pretrain.evaluation.together import Together
+from pretrain.evaluation.lm_eval import Harness
 from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -154,8 +154,8 @@ def _on_tasks(run, folder):
     from pathlib import Path
 
     from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.evaluation.command import evaluate_on_tasks
-    from pretrain.evaluation.harness import HarnessSettings
+    from pretrain.cli.evaluate import evaluate_on_tasks
+    from pretrain.evaluation.lm_eval import HarnessSettings
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

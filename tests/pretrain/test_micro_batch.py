@@ -45,8 +45,8 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     """The choice, and the most rows that were tried, where a row takes 100 bytes, all else 500, and `free` are free."""
     import torch.distributed as dist
 
-    from pretrain import micro_batch
-    from pretrain.setup import prepare
+    from pretrain.trainer import micro_batch
+    from pretrain.trainer.validate import prepare
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 

@@ -20,9 +20,9 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.choose import newest
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
-from pretrain.metrics import system
-from pretrain.metrics.log import MetricLog, read_metrics
-from pretrain.metrics.system import SystemMonitor
+from pretrain.run import system_metrics as system
+from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.state import FeedState
 from pretrain.tracking.tracked_run import DatasetInfo, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync

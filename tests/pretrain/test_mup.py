@@ -15,11 +15,11 @@ from pretrain.generation.incremental import Weights
 from pretrain.huggingface import interchange_of
 from pretrain.huggingface.without_mup import without_mup
 from pretrain.models.layers import Embedding, Linear
-from pretrain.mup_check import checks, command
-from pretrain.mup_check.checks import Transfer, Verdict
-from pretrain.mup_check.command import coordinate_table, mup_check, picture, transfer_table
-from pretrain.mup_check.widths import check_widths, default_widths, subject
 from pretrain.optimizers.groups import kinds, parameter_groups
+from pretrain.tools.mup_check import checks, command
+from pretrain.tools.mup_check.checks import Transfer, Verdict
+from pretrain.tools.mup_check.command import coordinate_table, mup_check, picture, transfer_table
+from pretrain.tools.mup_check.widths import check_widths, default_widths, subject
 from tests.pretrain.runs import MODEL, run_file
 from tests.pretrain.small_runs import run_config
 

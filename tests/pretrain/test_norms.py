@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models
+from pretrain.config.evaluation import NormsSettings
 from pretrain.evaluation.hook import Findings
 from pretrain.evaluation.hooks import Hooks
 from pretrain.evaluation.norms import by_layer
-from pretrain.hook_settings import NormsSettings
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.publish import publish
+from data_pipeline.tools.publish import publish
 from tests.data_pipeline.object_store import serving
 from tests.pretrain.runs import losses, run_file, train
 

@@ -19,8 +19,8 @@ def trained(
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """The losses, the norms of gradients, and this rank's fragments of the fp32 parameters."""
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
-    from pretrain.zero.internals import fragments
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": clipping}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)

@@ -16,7 +16,7 @@ from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.optimizers.muon import dealt, orthogonal
 from pretrain.optimizers.tiles import tiles
-from pretrain.zero.internals import Fragment
+from pretrain.zero.deepspeed_private import Fragment
 from pretrain.zero.optimizer import set_rates
 from tests.pretrain.exactness import (
     MODELS,

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from pretrain.metrics.log import read_metrics
 from pretrain.run.hardware import free_port
+from pretrain.run.metrics_file import read_metrics
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.state import FeedState
 from pretrain.tracking.store import answers

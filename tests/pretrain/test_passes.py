@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models, optimizers
-from pretrain.deepspeed_keys import zero_defaults
+from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.optimizers import flat as flats
 from pretrain.optimizers.flat import Flat, Fragment
 from pretrain.optimizers.tiles import tiles
@@ -98,7 +98,7 @@ def test_fewer_passes_take_the_same_steps(ranks):
 
 
 def _trained_each(cases: list[tuple[int, str]], spare: bool) -> list[dict[str, Any]]:
-    from pretrain.zero import internals
+    from pretrain.zero import deepspeed_private as internals
 
     with pytest.MonkeyPatch.context() as patch:
         if not spare:
@@ -135,8 +135,8 @@ def test_one_rank_holds_its_weights_once():
 
 def _held(stage: int, precision: str) -> tuple[int, bool]:
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
-    from pretrain.zero.internals import fragments
 
     config = run_config(stage, precision=precision)
     prepared = setup(config)
@@ -261,8 +261,8 @@ def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
 def _update_during_a_copy() -> tuple[float, bool, bool, bool]:
     from pretrain.checkpoint.copies import HostCopies
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import optimizer_state
     from pretrain.zero.engine import Engine
-    from pretrain.zero.internals import optimizer_state
 
     config = run_config(2)
     prepared = setup(config)

@@ -19,16 +19,16 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.gpus import GPUS, gpu_of_device
 from pretrain.models import attention, loss_head
 from pretrain.models.model import Sizes
-from pretrain.plan import cpu
-from pretrain.plan.activations import Rows, activations
-from pretrain.plan.fit import Planner, Question
-from pretrain.plan.live_memory import LiveMemory
-from pretrain.plan.states import Parameters, Setting, States, states
-from pretrain.plan.steps import Cluster, Collectives, Traffic, step, traffic
+from pretrain.run import cpu_speed as cpu
+from pretrain.run.gpus import GPUS, gpu_of_device
 from pretrain.run.hardware import threads_per_rank
+from pretrain.tools.plan.activations import Rows, activations
+from pretrain.tools.plan.fit import Planner, Question
+from pretrain.tools.plan.live_memory import LiveMemory
+from pretrain.tools.plan.states import Parameters, Setting, States, states
+from pretrain.tools.plan.steps import Cluster, Collectives, Traffic, step, traffic
 from pretrain.zero.layers import layers, recomputed
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config, setup
@@ -201,8 +201,8 @@ def allocated(*case: Any) -> dict[str, float]:
     that the rank sends in a step."""
     from pretrain.optimizers import flat
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
-    from pretrain.zero.internals import fragments
 
     flat.IN_PARTS = frozenset()  # as on a GPU
     config = config_of(*case)
@@ -275,7 +275,7 @@ def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from pretrain.models import layers as of_models
-    from pretrain.zero import internals
+    from pretrain.zero import deepspeed_private as internals
     from pretrain.zero.config import quiet_deepspeed
 
     quiet_deepspeed()

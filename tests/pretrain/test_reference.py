@@ -13,8 +13,8 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.key_meanings import in_brief, meaning, values
 from data_pipeline.sources import OPTIONS
-from pretrain import reference
 from pretrain.config import RunConfig
+from pretrain.tools import reference
 
 PAGE = Path("docs/reference.md")
 

@@ -78,7 +78,7 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
 
 def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
     from pretrain.zero.construction import construct
-    from pretrain.zero.internals import gathered
+    from pretrain.zero.deepspeed_private import gathered
 
     config = run_config(3)
     model = construct(config, config.model, setup(config).cut)

@@ -12,7 +12,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
 from tests.pretrain.runs import run_file
@@ -40,7 +40,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) ->
 
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
-    from pretrain.train import train_on
+    from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
 
     take_step, taken = Engine.step, []

@@ -18,7 +18,7 @@ from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.model import Sizes
 from pretrain.models.positions import RelativePositionBias, relative_position_bucket
-from pretrain.setup import prepare
+from pretrain.trainer.validate import prepare
 from tests.pretrain.placed import placed
 
 V1_0 = {"feed_forward": "relu", "tie_embeddings": True}

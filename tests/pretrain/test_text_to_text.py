@@ -12,18 +12,18 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from data_pipeline.loading.mixing import rates
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.cli import evaluate as command
 from pretrain.config import RunConfig
-from pretrain.evaluation import command
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
+from pretrain.evaluation.collectives import Together
 from pretrain.evaluation.hook import Evaluation
 from pretrain.evaluation.record import table
-from pretrain.evaluation.together import Together
-from pretrain.metrics.log import read_metrics
-from pretrain.setup import prepare
+from pretrain.run.metrics_file import read_metrics
+from pretrain.trainer.validate import prepare
 from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.metrics import products as products_module
-from pretrain.metrics import throughput
-from pretrain.metrics.products import products, products_flops
-from pretrain.metrics.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from pretrain.models import AnyModelConfig, build
 from pretrain.models.model import Sizes
+from pretrain.trainer import matmul_speed as products_module
+from pretrain.trainer import throughput
+from pretrain.trainer.matmul_speed import products, products_flops
+from pretrain.trainer.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from tests.pretrain.small_runs import run_config
 
 SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.metrics.log import MetricLog, read_metrics
+from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tracking import names, store
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.dashboard import dashboard

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.cut import Cut
+from data_pipeline.loading.batch_layout import Cut
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
@@ -27,9 +27,9 @@ from pretrain.config import RunConfig
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import write
 from pretrain.huggingface import export
-from pretrain.journal import Journal
-from pretrain.metrics.log import read_metrics
-from pretrain.setup import prepare
+from pretrain.run.metrics_file import read_metrics
+from pretrain.trainer.run_report import Journal
+from pretrain.trainer.validate import prepare
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.metrics.log import MetricLog
-from pretrain.metrics.text_plot import bars, plot
-from pretrain.metrics.watch import SAMPLES, Curves, watch
+from pretrain.huggingface.text_plot import bars, plot
+from pretrain.run.metrics_file import MetricLog
+from pretrain.tools.watch import SAMPLES, Curves, watch
 
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
 

@@ -12,7 +12,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
-from pretrain.run.standing import Standing
+from pretrain.run.train_state import Standing
 from tests.gpu.corpus import make
 from tests.gpu.report import Json, Report
 from tests.gpu.workload import Workload, seconds_of
@@ -76,7 +76,7 @@ def _saved_again(runs: list[RunConfig], sources: list[Path] | None) -> list[Path
 def _saved(config: RunConfig, source: Path | None) -> Path:
     from pretrain.checkpoint.restore import restore
     from pretrain.checkpoint.save import Saver
-    from pretrain.setup import prepare
+    from pretrain.trainer.validate import prepare
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
@@ -127,10 +127,10 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     """How long training waits for a save of the big model, beside a plain copy of its state to the host."""
     from pretrain.checkpoint.save import Saver
-    from pretrain.setup import prepare
+    from pretrain.trainer.validate import prepare
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments, optimizer_state
     from pretrain.zero.engine import Engine
-    from pretrain.zero.internals import fragments, optimizer_state
 
     work = Workload(Report(folder / "unused", folder, device, small))
     config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_pipeline.foundation.atomic import write_json
 from pretrain.checkpoint.directory import all_steps
-from pretrain.metrics.log import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.gpu.corpus import make
 from tests.gpu.report import Json, Report
 from tests.gpu.runner import ROOT, Place

@@ -1,0 +1,150 @@
+"""The files that Common Crawl, the Hugging Face hub and Wikimedia publish, with their published sizes and checksums."""
+
+import gzip
+import io
+import json
+import re
+import urllib.parse
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tools.fetch.client import Client, PermanentError
+from data_pipeline.tools.fetch.published import PublishedFile
+from data_pipeline.tools.fetch.publishers import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA
+
+_LARGEST_LIST = 1 << 28
+_GONE = {404, 410}
+
+
+def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
+    """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz.
+
+    Common Crawl publishes neither their sizes nor checksums. Raises UserError if the crawl doesn't exist.
+    """
+    if not re.fullmatch(r"CC-MAIN-\d{4}(-\d{2,4})?", crawl):
+        raise UserError(f"{crawl!r}: expected the name of a crawl, such as CC-MAIN-2019-18")
+    base_url = _folder(base_url)
+    url = f"{base_url}crawl-data/{crawl}/wet.paths.gz"
+    content = _read(
+        client, url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/"
+    )
+    try:
+        paths = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_LARGEST_LIST).decode("ascii").split()
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise FailedError(f"{url}: expected a gzip file of paths: {error}") from None
+    return [PublishedFile(base_url + path, path) for path in paths]
+
+
+def c4_files(
+    client: Client, config: str = "en", split: str = "train", revision: str = "main", base_url: str = HUGGING_FACE
+) -> list[PublishedFile]:
+    """The files of a split of C4 in the repository allenai/c4, with sizes and sha256.
+
+    `config`: one of C4_CONFIGS; `split`: "train" or "validation"; `revision`: a branch or commit of the repository.
+    Raises UserError if the hub doesn't have them, FailedError if it lists only some of the files.
+    """
+    if config not in C4_CONFIGS:
+        raise UserError(f"--config: {config!r}: expected one of {', '.join(C4_CONFIGS)}")
+    if split not in ("train", "validation"):
+        raise UserError(f"--split: {split!r}: expected train or validation")
+    base_url, revision = _folder(base_url), urllib.parse.quote(revision, safe="")
+    listing = f"{base_url}api/datasets/allenai/c4/tree/{revision}/{config}"
+    pattern = re.compile(rf"{re.escape(config)}/c4-{split}\.\d{{5}}-of-(\d{{5}})\.json\.gz")
+    files, parts = {}, 0
+    for entry in _pages(client, listing):
+        path = str(entry.get("path"))
+        if match := pattern.fullmatch(path):
+            stored = entry.get("lfs") or {}
+            checksum = f"sha256:{stored['oid']}" if "oid" in stored else None
+            url = f"{base_url}datasets/allenai/c4/resolve/{revision}/{path}"
+            files[path] = PublishedFile(url, path, stored.get("size", entry.get("size")), checksum)
+            parts = int(match[1])
+    if not files or len(files) != parts:
+        raise FailedError(f"{listing}: expected {parts or 'some'} files of the split {split}, it lists {len(files)}")
+    return [files[path] for path in sorted(files)]
+
+
+def wikipedia_files(
+    client: Client, wiki: str, date: str, job: str = "articlesmultistreamdump", base_url: str = WIKIMEDIA
+) -> list[PublishedFile]:
+    """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums.
+
+    The checksums are sha1 where published, else md5. The job articlesmultistreamdump has the articles as .xml.bz2
+    files, each with an index of its streams. Raises UserError if the dump or job doesn't exist, FailedError if the job
+    isn't done.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+", wiki):
+        raise UserError(f"{wiki!r}: expected the name of a wiki, such as enwiki")
+    if not re.fullmatch(r"\d{8}", date):
+        raise UserError(f"{date!r}: expected the date of a dump, such as 20240101")
+    folder = f"{_folder(base_url)}{wiki}/{date}/"
+    url = f"{folder}dumpstatus.json"
+    status = _json(_read(client, url, f"no dump of {wiki} of {date} there (old ones are deleted)"), url, dict)
+    jobs = status.get("jobs", {})
+    if job not in jobs:
+        raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
+    if (state := jobs[job].get("status")) != "done":
+        raise FailedError(f"{url}: the job {job} is {state!r}, expected 'done'; take an earlier dump, or wait")
+    files = jobs[job].get("files", {})
+    return [
+        PublishedFile(folder + name, name, about.get("size"), _first_checksum(about, "sha1", "md5"))
+        for name, about in sorted(files.items(), key=lambda item: _in_order_of_pages(item[0]))
+    ]
+
+
+def _pages(client: Client, url: str) -> Iterator[dict[str, Any]]:
+    """The entries of a paginated list. Each page names the next one in its Link header (RFC 8288)."""
+    next_url, seen = url, set()
+    while next_url and next_url not in seen:
+        seen.add(next_url)
+        try:
+            content, headers = client.read(next_url)
+        except PermanentError as error:
+            raise _as_user_error(error, next_url, "allenai/c4 has no such revision there") from None
+        yield from _json(content, next_url, list)
+        link = re.search(r'<([^>]*)>\s*;\s*rel="?next"?', headers.get("Link") or "")
+        # Only the query of the link is used: the pages of a mirror link to the original host.
+        next_url = urllib.parse.urljoin(url, "?" + urllib.parse.urlsplit(link[1]).query) if link else ""
+
+
+def _read(client: Client, url: str, when_gone: str) -> bytes:
+    try:
+        return client.read(url)[0]
+    except PermanentError as error:
+        raise _as_user_error(error, url, when_gone) from None
+
+
+def _as_user_error(error: PermanentError, url: str, when_gone: str) -> UserError:
+    return UserError(f"{url}: {when_gone}") if error.status in _GONE else FailedError(f"{url}: {error}")
+
+
+def _json(content: bytes, url: str, kind: type) -> Any:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        raise FailedError(f"{url}: expected JSON, a {kind.__name__}, got {content[:40]!r}")
+    return value
+
+
+def _first_checksum(about: dict[str, Any], *kinds: str) -> str | None:
+    return next((f"{kind}:{about[kind]}" for kind in kinds if kind in about), None)
+
+
+def _in_order_of_pages(name: str) -> tuple[list[int], str]:
+    """A sort key by part and page numbers: part 10 follows part 9, and an index follows its articles."""
+    return [int(number) for number in re.findall(r"\d+", name)], name
+
+
+def _folder(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) and not parts.query
+    except ValueError:  # an invalid port
+        valid = False
+    if not valid:
+        raise UserError(f"--base-url: {url!r}: expected an address such as https://host/folder/")
+    return url.rstrip("/") + "/"

@@ -1,0 +1,231 @@
+"""Downloads one published file: receives it in pieces, checks it, and only then gives it its name."""
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.tools.fetch.client import (
+    NETWORK_ERRORS,
+    Client,
+    PermanentError,
+    StoppedError,
+    TransientError,
+    describe,
+)
+from data_pipeline.tools.fetch.meter import DownloadMeter
+from data_pipeline.tools.fetch.published import PublishedFile
+
+STATE = ".fetch"  # below the output directory: partial files and records of checked files
+_BLOCK = 1 << 18
+_WRONG_CONTENTS = 3  # complete downloads with wrong content after which a file is given up
+
+
+class Download:
+    """The download of one file to its place below `folder`.
+
+    Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` the server's
+    identifier of the version they belong to, and `PATH.json` describes the complete file as it was checked.
+    """
+
+    def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: DownloadMeter):
+        self._file, self._client, self._meter = file, client, meter
+        self._path = folder / file.path
+        state = folder / STATE / file.path
+        self._part = state.with_name(state.name + ".part")
+        self._version = state.with_name(state.name + ".part.json")
+        self._record = state.with_name(state.name + ".json")
+        self._wrong_contents = 0
+
+    def is_complete(self, recheck: bool = False) -> bool:
+        """Whether the file exists with the right content.
+
+        If its size and modification time are those recorded when it was checked, its content isn't read again, except
+        with `recheck`. A file without a record and without a published checksum can't be verified and isn't complete.
+        """
+        if not self._path.exists():
+            return False
+        status, record = self._path.stat(), _read_json(self._record)
+        checksum = self._file.checksum or record.get("checksum")
+        if checksum is None or self._file.size not in (None, status.st_size):
+            return False
+        found = self._describe(self._path, checksum)
+        if recheck or any(record.get(key) != found[key] for key in ("bytes", "modified_ns", "checksum")):
+            if _digest(self._path, checksum) != checksum:
+                self._client.note(
+                    f"{self._file.path}: exists, but its content isn't what was checked or published; fetching it again"
+                )
+                return False
+            write_json(self._record, found)
+        return True
+
+    def run(self) -> None:
+        """Downloads the file. Raises PermanentError, StoppedError, or OSError if it can't be written."""
+        self._part.parent.mkdir(parents=True, exist_ok=True)
+        self._meter.add(self._have())
+        self._client.keep_trying(self._attempt, self._file.path, self._have)
+
+    def _have(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _attempt(self) -> None:
+        version = _read_json(self._version)
+        if version.get("url") != self._file.url:
+            self._discard()
+        size = self._file.size if self._file.size is not None else version.get("size")
+        if size is not None and self._have() > size:
+            self._discard()
+        if size is None or self._have() < size or not self._part.exists():
+            self._receive(version)
+        self._publish(self._check())
+
+    def _receive(self, version: dict[str, Any]) -> None:
+        """Requests the missing bytes and appends them; starts over if the server can't or won't continue."""
+        have = self._have()
+        # Without a validator, parts of two versions could be joined; only a published checksum would show that.
+        if have and not (version.get("validator") or self._file.checksum):
+            self._discard()
+            have = 0
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        if have and version.get("validator"):
+            headers["If-Range"] = version["validator"]
+        try:
+            with self._client.get(self._file.url, headers) as response:
+                if response.status == 206 and not self._continues(response, have, version):
+                    self._discard()
+                    raise TransientError("the server continued with another range or version")
+                if response.status != 206:
+                    have = 0
+                size = self._total(response, have)
+                if have == 0:
+                    self._discard()
+                    validator = _validator(response)
+                    write_json(self._version, {"url": self._file.url, "validator": validator, "size": size})
+                self._meter.expect(self._file.path, size)
+                self._append(response, size)
+        except PermanentError as error:
+            if error.status != 416:
+                raise
+            self._discard()
+            raise TransientError("the server no longer has the bytes that are missing") from None
+
+    @staticmethod
+    def _continues(response: HTTPResponse, have: int, version: dict[str, Any]) -> bool:
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        return (
+            have > 0
+            and content_range is not None
+            and int(content_range[1]) == have
+            and (version.get("size") is None or content_range[2] in ("*", str(version["size"])))
+            and _validator(response) in (None, version.get("validator"))  # a server may ignore If-Range
+        )
+
+    def _total(self, response: HTTPResponse, have: int) -> int | None:
+        """The size of the file, by the publisher's list or the server's answer. They must agree if both give one."""
+        offered = None if response.length is None else have + response.length
+        if None not in (self._file.size, offered) and offered != self._file.size:
+            self._discard()
+            raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self._file.size:,}")
+        return self._file.size if offered is None else offered
+
+    def _append(self, response: HTTPResponse, size: int | None) -> None:
+        with self._part.open("ab") as part:
+            have = part.tell()
+            while block := _read(response, have, size):
+                if self._client.stop.is_set():
+                    raise StoppedError
+                part.write(block)
+                have += len(block)
+                self._meter.add(len(block), received=True)
+            part.flush()
+            os.fsync(part.fileno())
+        if size is not None and have < size:
+            raise TransientError(f"connection lost after {have:,} of {size:,} bytes")
+        if size is not None and have > size:
+            self._discard()
+            raise TransientError(f"expected {size:,} bytes, received more")
+
+    def _check(self) -> str:
+        """The checksum of what was received. Without a published one, a .gz must at least decompress to its end."""
+        published = self._file.checksum
+        found = _digest(self._part, published or "sha256:")
+        if published is not None:
+            problem = f"the checksum is {found}, the published one {published}" if found != published else None
+        else:
+            problem = _gzip_problem(self._part) if self._file.path.endswith(".gz") else None
+        if problem:
+            self._discard()
+            self._wrong_contents += 1
+            if self._wrong_contents >= _WRONG_CONTENTS:
+                raise PermanentError(f"{problem}; given up after {self._wrong_contents} downloads")
+            raise TransientError(problem)
+        return found
+
+    def _publish(self, checksum: str) -> None:
+        # The record is written first, so that the file never exists without it; before the rename it matches nothing.
+        # If a power failure undoes the rename, the .part, on disk since `_append`, is published next time.
+        write_json(self._record, self._describe(self._part, checksum))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._part.replace(self._path)
+        self._version.unlink(missing_ok=True)
+
+    def _describe(self, path: Path, checksum: str) -> dict[str, Any]:
+        status = path.stat()
+        return {
+            "url": self._file.url,
+            "bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+            "checksum": checksum,
+            "checked_against": "published checksum" if self._file.checksum else "size and format",
+        }
+
+    def _discard(self) -> None:
+        self._meter.add(-self._have())
+        self._part.unlink(missing_ok=True)
+        self._version.unlink(missing_ok=True)
+
+
+def _read(response: HTTPResponse, have: int, size: int | None) -> bytes:
+    """The next bytes, at most one more than expected: enough to see that the server sends too many."""
+    try:
+        return response.read1(_BLOCK if size is None else min(_BLOCK, size - have + 1))
+    except NETWORK_ERRORS as error:
+        of = "" if size is None else f" of {size:,}"
+        raise TransientError(f"connection lost after {have:,}{of} bytes: {describe(error)}") from None
+
+
+def _validator(response: HTTPResponse) -> str | None:
+    """The identifier of this version for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
+    tag = response.headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
+
+
+def _digest(path: Path, checksum: str) -> str:
+    """The checksum of the file's content, of the same kind as `checksum` ("kind:hex")."""
+    kind = checksum.partition(":")[0]
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def _gzip_problem(path: Path) -> str | None:
+    try:
+        with gzip.open(path) as file:
+            while file.read(_BLOCK):
+                pass
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        return f"the file received is no complete gzip file: {error}"
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote; {} if the file is missing or damaged, so that the content is checked instead."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}

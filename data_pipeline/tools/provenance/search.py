@@ -1,0 +1,75 @@
+"""Finds the records that a user names by id or URL."""
+
+from collections.abc import Iterator
+
+import pyarrow.parquet as pq
+
+from data_pipeline.dedup.keys import hash64, smallest_keys
+from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.progress import track
+from data_pipeline.sources import Intake
+from data_pipeline.stages.documents import read_records
+from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
+
+
+def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set[int]]]:
+    """The inputs that have the document `name`, an id or a URL, with the ordinals of its records.
+
+    URLs are compared as deduplication does. Raises UserError if no input can have it.
+    """
+    found = list(_of_url(build, normalize_url(name))) if "://" in name else _of_id(build, name)
+    if not found:
+        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.location} has this document")
+    return found
+
+
+def _of_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[int]]]:
+    file, _, digits = identity.rpartition("/")
+    if not digits.isdecimal():
+        raise UserError(f"{identity}: expected a URL, or an id: the source, the file and the record's number, by /")
+    before = [of for of in build.inputs.get(file, []) if of.first_ordinal <= int(digits)]
+    return [(max(before, key=lambda of: of.first_ordinal), {int(digits)})] if before else []
+
+
+def _of_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
+    inputs = [of for ranges in build.inputs.values() for of in ranges]
+    units = _with_url(build, url)
+    for of in inputs:
+        if of.unit.name in units and (ordinals := _read_for(build, of, url)):
+            yield of, ordinals
+    if not units:  # a page that cleaning dropped, in any of the inputs
+        for of in track(inputs, len(inputs), "looking for the URL"):
+            if ordinals := _read_for(build, of, url):
+                yield of, ordinals
+                return
+
+
+def _with_url(build: FinishedBuild, url: str) -> set[str]:
+    """The units of inputs whose keys of URLs have `url` or, if URLs weren't compared, whose documents have it."""
+    if build.config.dedup.urls:
+        wanted: set[tuple[int, ...]] = {(hash64(url),)}
+        return {
+            unit.name
+            for unit in build.documents
+            if smallest_keys(build.directory, [part.urls for part in unit.result.parts], 1, wanted)
+        }
+    likely = set()
+    for unit in build.documents:
+        for part in unit.result.parts:
+            urls = pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
+            if any(normalize_url(one) == url for one in urls):
+                likely.add(unit.name)
+                break
+    return likely
+
+
+def _read_for(build: FinishedBuild, of: BuiltInput, url: str) -> set[int]:
+    ordinals = set()
+    try:
+        for record in read_records(*build.spec_of(of), Intake()):
+            if record.url and normalize_url(record.url) == url:
+                ordinals.add(record.ordinal)
+    except DamagedInput:
+        pass  # what lies behind the damage isn't in the corpus
+    return ordinals

@@ -1,0 +1,162 @@
+"""The file system of a run directory: room, speed, locks and clock, as this machine sees them."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from launch.tools.doctor.findings import Finding
+
+_BYTES, _AT_A_TIME = 64 * 2**20, 2**20
+_LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
+_CLOCK = 2.0  # seconds: file systems may count in twos
+_SECONDS_TO_BE_HELD = 60.0
+_SECONDS_TO_BE_SEEN = 20.0  # a network file system shows a new file late
+_REFUSED = "choose another run.directory, or make room there"
+_NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
+
+
+def existing(directory: Path) -> Path:
+    """The directory, or the nearest one above it that exists."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[Path | None]:
+    """A new locked file in `directory` for the duration of the block; None if it can't be created or locked soon.
+
+    Another process holds it, since one that meets a dead file system waits without end.
+    """
+    command = [sys.executable, "-P", "-m", "launch.tools.doctor.directory", str(directory)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        answered, _, _ = select.select([process.stdout], [], [], _SECONDS_TO_BE_HELD)
+        name = process.stdout.readline() if answered else b""
+        yield Path(os.fsdecode(name.removesuffix(b"\n"))) if name else None
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(_SECONDS_TO_BE_HELD)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.stdout.close()
+
+
+def _hold(directory: Path) -> None:
+    """Holds a locked file in `directory` until stdin is closed; prints its name."""
+    with tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        sys.stdout.buffer.write(os.fsencode(file.name) + b"\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+def directory(run: Path, locked: Path | None) -> list[Finding]:
+    """Writes and reads files beside the run's. `locked` is a file that another process on some node holds locked."""
+    place = existing(run)
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder:
+            return [*_speed(place, Path(folder)), _locks(Path(folder), locked), _clock(Path(folder))]
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return [Finding("run directory", "fault", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
+
+
+def _speed(place: Path, folder: Path) -> list[Finding]:
+    file = folder / "speed"
+    block = os.urandom(_AT_A_TIME)
+    begun = time.monotonic()
+    with file.open("wb") as stream:
+        for _ in range(_BYTES // _AT_A_TIME):
+            stream.write(block)
+        stream.flush()
+        os.fsync(stream.fileno())
+    written = time.monotonic()
+    with file.open("rb", buffering=0) as stream:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read from the disk
+        while stream.read(_AT_A_TIME):
+            pass
+    write, read = _BYTES / (written - begun), _BYTES / (time.monotonic() - written)
+    room = shutil.disk_usage(folder).free
+    found = f"{place}: {room / 1e9:,.0f} GB free; writes {write / 1e6:,.0f} MB/s, reads {read / 1e6:,.0f} MB/s"
+    if room < _LEAST_ROOM:
+        return [Finding("run directory", "warning", found, "room for several checkpoints", _REFUSED)]
+    if min(write, read) < _LEAST_SPEED:
+        slow = f"{_LEAST_SPEED / 1e6:.0f} MB/s or more"
+        return [Finding("run directory", "warning", found, slow, "checkpoints take long here; save less often")]
+    return [Finding("run directory", "ok", found)]
+
+
+def _locks(folder: Path, locked: Path | None) -> Finding:
+    with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
+        try:
+            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            found = f"no file locks here ({error.strerror})"
+            return Finding("file locks", "warning", found, "flock", _NOTHING_PREVENTS)
+        if not _is_locked(other):
+            return Finding("file locks", "warning", "two files could be locked at once", "flock", _NOTHING_PREVENTS)
+    if locked is None:
+        return Finding("file locks", "ok", "flock works")
+    if not _seen(locked):
+        found = f"{locked}, which another node has just created, isn't seen here"
+        remedy = "put run.directory on a file system that every node mounts"
+        return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
+    with locked.open() as file:
+        if not _is_locked(file):
+            found = "a lock that another process holds isn't seen here"
+            return Finding("file locks", "warning", found, "locks that hold on every node", _NOTHING_PREVENTS)
+    return Finding("file locks", "ok", "flock works, also against other processes")
+
+
+def _is_locked(file: IO[Any]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+def _seen(file: Path) -> bool:
+    patience = time.monotonic() + _SECONDS_TO_BE_SEEN
+    while not file.exists():
+        if time.monotonic() > patience:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _clock(folder: Path) -> Finding:
+    before = time.time()
+    with (folder / "clock").open("wb") as file:
+        file.write(b"0")
+        file.flush()
+        os.fsync(file.fileno())
+    after = time.time()
+    set_at = (folder / "clock").stat().st_mtime
+    ahead = set_at - after if set_at > after else min(0.0, set_at - before)
+    return clock_finding("its file system's", -ahead)
+
+
+def clock_finding(other: str, ahead: float) -> Finding:
+    """This clock is `ahead` of an`other` one by that many seconds."""
+    found = f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {other}"
+    if abs(ahead) <= _CLOCK:
+        return Finding("clock", "ok", f"agrees with {other}")
+    return Finding("clock", "warning", found, f"{_CLOCK:g} s at most", "set the clocks by NTP (chronyc tracking)")
+
+
+if __name__ == "__main__":
+    _hold(Path(sys.argv[1]))

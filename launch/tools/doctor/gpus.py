@@ -1,0 +1,99 @@
+"""The GPUs of this machine and what joins them, as nvidia-smi shows them."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from data_pipeline.foundation.progress import counted
+from launch.tools.doctor.findings import Finding
+from pretrain.run.cpu_speed import product_flops
+from pretrain.run.gpus import gpu_of_device
+from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
+
+_QUERY = "name,memory.used,memory.total"
+_BUSY = 1024  # MiB
+_BRIDGES = {  # nvidia-smi's words for the paths between two GPUs, from the shortest to the longest
+    "NV": "NVLink",
+    "PIX": "one PCIe switch",
+    "PXB": "PCIe switches",
+    "PHB": "the PCIe host bridge",
+    "NODE": "the host bridges of a CPU socket",
+    "SYS": "the link between CPU sockets",
+}
+_FASTEST_PCIE = 64  # GB/s in one direction; a GPU with a faster link has NVLink
+
+
+def gpus(ranks: int | None) -> list[Finding]:
+    """The GPUs that `ranks` would use, by default as many as there are."""
+    number = count_gpus()
+    if number == 0:
+        chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
+        bf16 = "bf16" if cpu_multiplies_bf16() else "no bf16 (precision: fp32)"
+        has = f"{counted(threads_per_rank(1), 'core')}, {product_flops() / 1e9:,.0f} GFLOP/s in fp32 products, {bf16}"
+        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU: {has}")]
+    if ranks and ranks > number:
+        return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
+    if shutil.which("nvidia-smi") is None:
+        return [Finding("GPUs", "warning", f"{number}; nvidia-smi, which would name them, is not on the PATH")]
+    shown = _nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+    if isinstance(shown, Finding):
+        return [shown]
+    rows = [[word.strip() for word in line.split(",")] for line in shown.splitlines() if line.count(",") == 2]
+    names = sorted({name for name, _, _ in rows})
+    findings = [Finding("GPUs", "ok", f"{len(rows)} × {' and '.join(names)}")]
+    if len(names) > 1:
+        findings = [Finding("GPUs", "warning", findings[0].found, "GPUs of one kind", "the slowest sets the pace")]
+    busy = [number for number, (_, used, _) in enumerate(rows) if used.isdigit() and int(used) > _BUSY]
+    if busy:
+        named = ", ".join(map(str, busy))
+        remedy = "see who uses them with nvidia-smi, and end that"
+        findings.append(Finding("GPU memory", "warning", f"GPUs {named} have memory in use", "free GPUs", remedy))
+    if len(rows) > 1:
+        matrix = _nvidia_smi("topo", "-m")
+        findings.append(matrix if isinstance(matrix, Finding) else links(names[0], matrix))
+    return findings
+
+
+def links(name: str, matrix: str) -> Finding:
+    """What joins GPUs called `name`, from the output of `nvidia-smi topo -m`; the longest path counts."""
+    paths = paths_between(matrix)
+    if not paths:
+        return Finding("GPU links", "warning", "nvidia-smi topo -m shows none")
+    worst = max(paths, key=lambda path: list(_BRIDGES).index(_kind(path)))
+    kinds = ", ".join(sorted(paths))
+    gpu = gpu_of_device(name)
+    if gpu and gpu.link > _FASTEST_PCIE and _kind(worst) != "NV":
+        found = f"some GPUs are joined by {_BRIDGES[_kind(worst)]} ({kinds})"
+        expected = f"NVLink between all of them ({gpu.link:g} GB/s)"
+        return Finding("GPU links", "warning", found, expected, "look at nvidia-smi nvlink --status")
+    return Finding("GPU links", "ok", f"{_BRIDGES[_kind(worst)]} ({kinds})")
+
+
+def paths_between(matrix: str) -> set[str]:
+    """The paths between different GPUs in the output of `nvidia-smi topo -m`, such as NV12 or SYS."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)  # the header is underlined
+    rows = [line.split("\t") for line in plain.splitlines()]
+    header = next((row for row in rows if len(row) > 1 and row[0].strip() == ""), [])
+    columns = [place for place, cell in enumerate(header) if re.fullmatch(r"GPU\d+", cell.strip())]
+    found = {
+        row[place].strip()
+        for row in rows
+        if re.fullmatch(r"GPU\d+", row[0].strip())
+        for place in columns
+        if place < len(row)
+    }
+    return {path for path in found if _kind(path) in _BRIDGES}
+
+
+def _kind(path: str) -> str:
+    return path.rstrip("0123456789")
+
+
+def _nvidia_smi(*arguments: str) -> str | Finding:
+    done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        remedy = "the driver must work before a run can"
+        return Finding("GPUs", "fault", f"nvidia-smi ended with exit code {done.returncode}: {said}", "", remedy)
+    return done.stdout

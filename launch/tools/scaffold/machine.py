@@ -1,0 +1,135 @@
+"""What this machine can train in an hour: its speed and precision, and the model and the steps that fit."""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import Section, load
+from data_pipeline.foundation.progress import counted
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.size import size_of
+from pretrain.models.families import AnyModelConfig
+from pretrain.run.cpu_speed import product_flops, share
+from pretrain.run.gpus import Gpu, gpu_of_device
+from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank
+
+SIZES = ("t5-v1.1-1m", "t5-v1.1-5m", "t5-v1.1-15m", "t5-v1.1-small", "t5-v1.1-base", "t5-v1.1-large", "t5-v1.1-xl")
+_HOUR = 3600.0
+_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+_MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
+_FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
+_MFU = 0.31  # of a GPU; the default of pretrain plan
+_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/run/gpus.py
+
+
+class _ModelFile(Section):
+    model: AnyModelConfig
+
+
+def model_named(name: str) -> ModelConfig:
+    """The model of configs/models/NAME.yaml. Raises ValueError if there is none."""
+    return load(paths.config(f"configs:models/{name}.yaml"), [], _ModelFile).model
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine: the number of its GPUs, what they are called, and whether products of bf16 are fast."""
+
+    gpus: int
+    name: str
+    gpu: Gpu | None
+    bf16: bool
+
+    @classmethod
+    def this(cls) -> "Machine":
+        if number := count_gpus():
+            name, capability = _first_gpu()
+            return cls(number, name, gpu_of_device(name), capability >= 8)
+        return cls(0, counted(threads_per_rank(1), "core"), None, cpu_multiplies_bf16())
+
+    @property
+    def precision(self) -> Literal["bf16", "fp32"]:
+        return "bf16" if self.bf16 else "fp32"
+
+    @cached_property
+    def products(self) -> float:
+        """FLOP/s in wide products: of GPUs by their data sheet, of CPUs measured now, in fp32."""
+        if self.gpus:
+            return self.gpus * (self.gpu.flops(self.precision) if self.gpu else _UNKNOWN)
+        return product_flops()
+
+    def flops(self, width: int) -> float:
+        """FLOP/s that training a model of this width reaches."""
+        return self.products * (_MFU if self.gpus else share(width))
+
+    def __str__(self) -> str:
+        what = f"{self.gpus} × {self.name}" if self.gpus else f"{self.name}, no GPU"
+        how = "measured in fp32" if not self.gpus else "by its data sheet" if self.gpu else "guessed: an unknown GPU"
+        return f"{what}, {self.products / 1e9:,.0f} GFLOP/s in wide products ({how}); precision {self.precision}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a model is trained: steps of `batch` rows, each of which takes about `seconds`."""
+
+    model: str
+    config: ModelConfig
+    steps: int
+    batch: int
+    seconds: float
+
+    @property
+    def hours(self) -> float:
+        return self.steps * self.seconds / 3600
+
+
+def an_hour(machine: Machine, pieces: int, sentinels: int, lengths: tuple[int, int], rows: float) -> Course:
+    """The largest T5 v1.1 that reads 20 tokens a parameter in an hour, else the smallest, and an hour of its steps.
+
+    `pieces` is the most that the text gives; each model takes at most its own. `lengths` are those of a row, of which
+    the text has `rows`; steps end where it has been read 40 times.
+    """
+    chosen = None
+    for name in SIZES:
+        config = with_vocabulary(model_named(name), pieces, sentinels)
+        size = size_of(config)
+        per_hour = _HOUR * machine.flops(config.width) / size.flops(*lengths)
+        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * size.parameters:
+            break
+        chosen = name, config, per_hour
+    assert chosen
+    name, config, per_hour = chosen
+    most = min(per_hour, max(1.0, _MOST_EPOCHS * rows))
+    bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, most / _FEWEST_STEPS), max(1.0, rows))
+    batch = 2 ** int(math.log2(bound))
+    return Course(name, config, max(1, int(most / batch)), batch, _HOUR * batch / per_hour)
+
+
+def as_named(
+    machine: Machine, name: str, config: ModelConfig, steps: int, batch: int, lengths: tuple[int, int]
+) -> Course:
+    seconds = batch * size_of(config).flops(*lengths) / machine.flops(config.width)
+    return Course(name, config, steps, batch, seconds)
+
+
+def with_vocabulary(config: ModelConfig, pieces: int, sentinels: int) -> ModelConfig:
+    """`config` with the ids of at most `pieces` pieces and the sentinels."""
+    own = config.vocab_size or pieces + sentinels
+    return config.model_copy(update={"vocab_size": min(own, pieces + sentinels)})
+
+
+def _first_gpu() -> tuple[str, int]:
+    """The name of the first GPU and its compute capability, by NVIDIA's management library."""
+    with suppress(Exception):  # without the library: an unknown GPU
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            return str(pynvml.nvmlDeviceGetName(handle)), pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]
+        finally:
+            pynvml.nvmlShutdown()
+    return "GPU", 0

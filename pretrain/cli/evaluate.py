@@ -1,0 +1,236 @@
+"""`pretrain evaluate` and `pretrain attention`: hooks and tasks, on a checkpoint instead of inside a run."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import yaml
+
+from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.config_file import check, load
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batches import Batch
+from data_pipeline.objectives import Objective
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
+from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
+from pretrain.evaluation import attention, record
+from pretrain.evaluation.collectives import Together
+from pretrain.evaluation.forms import FORMS, Asking
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
+from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.lm_eval import Harness, HarnessSettings, findings
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import input_ids, prompt_ids
+from pretrain.models import FAMILIES
+from pretrain.models.model import Model
+from pretrain.zero.ranks import joined
+
+_HANG_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A whole model on this rank, as the subject of hooks."""
+
+    trained: TrainedModel
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.trained.model.parameters()).device
+
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return self.trained.model(**{name: values.to(self.device) for name, values in batch.items()})
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Model]:
+        yield self.trained.model
+
+
+def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
+    """The hooks `given`, or else those of `suite`; with the settings of the run where it has them.
+
+    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for a
+    name that no hook has, or a wrong setting.
+    """
+    hooks: list[HookSettings] = []
+    for one in given or SUITES[suite]:
+        settings = _given(one)
+        if (name := str(settings.get("hook"))) not in HOOKS:
+            raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
+        if HOOKS[name].in_training:
+            raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
+        of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
+        hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
+    return hooks
+
+
+def _given(hook: str) -> dict[str, Any]:
+    """The settings that a name, or a YAML mapping of settings, stands for; none if it can't be read."""
+    if not hook.startswith("{"):
+        return {"hook": hook}
+    try:
+        settings = yaml.safe_load(hook)
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def evaluate(
+    checkpoint: Path,
+    corpora: Sequence[Path],
+    suite: str = "fast",
+    names: Sequence[str] = (),
+    micro_batch: int = 8,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Runs hooks on a checkpoint and prints what they find.
+
+    On several ranks if a launcher started them. `corpora` replace the held-out corpora of the checkpoint's run. Tables
+    and images go below `out`. Raises UserError if there is no corpus, or one with another tokenizer, and FailedError at
+    the end if a hook failed.
+    """
+    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    hooks = hooks_of(suite, names, config.evaluation if config else [])
+    step = checkpoint_index.read(checkpoint).step
+    metrics: dict[str, float] = {}
+    failed = False
+    with _ranks() as (rank, ranks):
+        trained = TrainedModel.open(checkpoint).on_best_device()
+        held_out, objective = _corpora(corpora, config, trained)
+        objectives = {name: (objective or corpus.objective).name for name, corpus in held_out.items()}
+        if not held_out and any(settings.needs_corpus for settings in hooks):
+            raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
+        if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
+            raise UserError("\n".join(lines))
+        hooks = [settings for settings in hooks if not settings.problems(objectives)]
+        data = HeldOut(held_out, trained.tokenizer, objective, skip_damage=False, cut=Cut(rank, ranks, micro_batch, 1))
+        for findings in Hooks(hooks, data, out).after(Standalone(trained), step, last=True):
+            metrics |= findings.metrics
+            failed |= findings.failed
+            if rank == 0:
+                _show(findings, sys.stderr if as_json else sys.stdout)
+        if rank == 0 and as_json:
+            print(json.dumps(metrics, indent=1))
+    if failed:
+        raise FailedError("not every hook gave a result")
+
+
+def evaluate_on_tasks(
+    checkpoint: Path,
+    settings: HarnessSettings,
+    form: str | None = None,
+    batch_size: int = 8,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Runs tasks of the lm-evaluation-harness on a checkpoint and prints its table.
+
+    On several ranks if a launcher started them. `form`: how an encoder-decoder is asked, a key of FORMS; None: as its
+    run has trained it. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be asked.
+    """
+    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    with _ranks() as (rank, ranks):
+        trained = TrainedModel.open(checkpoint).on_best_device()
+        model, vocabulary = trained.model, trained.tokenizer.vocabulary
+        asking = Asking.of(model.config, vocabulary, form, _trained_on(config))
+        data = HeldOut({}, trained.tokenizer, None, skip_damage=False, cut=Cut(rank, ranks, batch_size, 1))
+        subject = Standalone(trained)
+        together = Together(None, subject.device, alone=ranks == 1)
+        harness = Harness(model, asking, Evaluation(subject, data, 0, together), batch_size)
+        found, results = findings(harness, settings)
+        if rank == 0:
+            if out is not None:
+                write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
+            if asking.form in FORMS:
+                print(f"asked as {asking.form}: {FORMS[asking.form]}", file=sys.stderr if as_json else sys.stdout)
+            print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
+
+
+def _trained_on(config: RunConfig | None) -> str | None:
+    """The name of the objective that a run trains with; None if it isn't known."""
+    if config is None:
+        return None
+    if config.data.objective is not None:
+        return config.data.objective.name
+    try:
+        return open_corpus(config.data.train[0].corpus).objective.name
+    except UserError:
+        return None
+
+
+def _corpora(
+    given: Sequence[Path], config: RunConfig | None, trained: TrainedModel
+) -> tuple[dict[str, Corpus], Objective | None]:
+    """The held-out corpora by name, and the objective that replaces theirs."""
+    if given or config is None:
+        opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
+    else:
+        entries = config.data.validation
+        pairs = [(entry, open_corpus(entry.corpus)) for entry in entries]
+        opened = {entry.name or corpus.name: corpus for entry, corpus in pairs}
+    objective = config.data.objective if config and not given else None
+    model = trained.model.config
+    for corpus in opened.values():
+        if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
+            raise UserError(f"{corpus.directory}: built with another tokenizer than the model's")
+        if (name := (objective or corpus.objective).name) not in FAMILIES[model.family].objectives:
+            learns = ", ".join(FAMILIES[model.family].objectives)
+            raise UserError(f"{corpus.directory}: has {name}, but models of the family {model.family} have {learns}")
+        if not corpus.rows("validation"):
+            raise UserError(f"{corpus.directory}: has no validation rows")
+    return opened, objective
+
+
+@contextlib.contextmanager
+def _ranks() -> Iterator[tuple[int, int]]:
+    """(rank, ranks) of the processes that a launcher started; a process by itself needs no process group."""
+    if "RANK" in os.environ:
+        with joined(None, _HANG_SECONDS) as (rank, ranks):
+            yield rank, ranks
+    else:
+        yield 0, 1
+
+
+def _show(findings: Findings, stream: TextIO) -> None:
+    for line in (*findings.lines, *findings.more_lines):
+        print(line, file=stream, flush=True)
+    for name, value in findings.metrics.items():
+        print(f"{name:45} {value:.6g}", file=stream, flush=True)
+
+
+def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:
+    """Draws the attention of `trained` on a text and its target below `out`; returns the images.
+
+    `target`: by default what the model answers. A causal model reads the text alone.
+    """
+    family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
+    device = next(trained.model.parameters()).device
+    causal = family.generates == "continuations"
+    ids = prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family)
+    inputs = torch.tensor([ids], device=device)
+    labels = inputs
+    if family.generates == "answers":
+        answer = tokenizer.encode_with_sentinels(target) if target is not None else None
+        labels = torch.tensor([answer]) if answer else generate(trained.model, inputs, None, GenerationSettings())
+    elif target is not None:
+        raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
+    with torch.no_grad():
+        row = {"encoder_input_ids": inputs, "labels": labels}
+        patterns = attention.patterns_of(trained.model, row, tokenizer, most)
+    images = {out / f"{kind}.png": attention.drawn(pattern, kind) for kind, pattern in patterns.items()}
+    for path, figure in images.items():
+        write_bytes(path, record.png(figure))
+    return list(images)

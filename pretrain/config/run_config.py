@@ -1,0 +1,351 @@
+"""The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from data_pipeline.foundation import paths, stores
+from data_pipeline.foundation.config_file import LocalPath, Location, Section
+from data_pipeline.objectives import AnyObjective
+from pretrain.config import deepspeed_keys
+from pretrain.config.evaluation import AnyHookSettings
+from pretrain.models import AnyModelConfig
+from pretrain.optimizers import schedules
+from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
+
+
+class RunSection(Section):
+    """Name, place, seed and length of a run."""
+
+    name: str
+    """The run's name in MLflow."""
+    directory: LocalPath
+    """The run's directory, with its checkpoints, metrics and logs."""
+    seed: int = 0
+    """Seed of every random choice: weights, dropout, the order of rows, the noise."""
+    max_steps: PositiveInt
+    """Optimizer steps of the whole run."""
+    max_hours: PositiveFloat | None = None
+    """Hours since the latest start after which the run saves and stops. null: no limit."""
+    cpu_threads: PositiveInt | None = None
+    """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
+    runs."""
+
+
+class TrainingCorpus(Section):
+    """A corpus to train on."""
+
+    corpus: Location
+    """A finished corpus: its directory or fsspec URL."""
+    weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
+    """The corpus's part of the rows (or tokens: `weights_of`), relative to the other weights."""
+
+
+class ValidationCorpus(Section):
+    """A held-out corpus."""
+
+    corpus: Location
+    """A finished corpus, of which the held-out rows are used: its directory or fsspec URL."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """The corpus's name in the names of its metrics. null: its own name."""
+
+
+class MixingSection(Section):
+    """How large each corpus's part is, by the corpora's sizes (Raffel et al. 2020, section 3.5.2)."""
+
+    limit: PositiveInt | None = None
+    """The most rows (or tokens) that a corpus counts for, so that a large one doesn't crowd out the others. null: no
+    limit."""
+    temperature: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
+    """Parts are proportional to size^(1 / temperature). 1: to the sizes. The higher, the more equal are the parts."""
+
+
+class CacheSection(Section):
+    """The cache for blocks of remote corpora."""
+
+    directory: LocalPath | None = None
+    """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-UID under
+    $SLURM_TMPDIR, $TMPDIR or /tmp."""
+    gigabytes: PositiveFloat = 100.0
+    """The largest size of the cache, in gigabytes."""
+    wait_seconds: NonNegativeFloat = stores.WAIT_SECONDS
+    """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
+
+
+class DataSection(Section):
+    """The training and validation data."""
+
+    train: Annotated[list[TrainingCorpus], Field(min_length=1)]
+    """The corpora to train on."""
+    mixing: MixingSection | None = None
+    """Multiplies each corpus's weight by its size for training, within a limit and at a temperature. null: the weights
+    alone decide."""
+    weights_of: Literal["rows", "tokens"] = "rows"
+    """What the weights divide, and what sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
+    of short rows is drawn more often."""
+    validation: list[ValidationCorpus] = []
+    """The corpora whose held-out rows are evaluated."""
+    objective: AnyObjective | None = None
+    """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
+    lanes: PositiveInt = 64
+    """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
+    loader process caches this many blocks."""
+    pack: PositiveInt = 1
+    """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
+    workers: NonNegativeInt = 2
+    """Loader processes of each rank. 0: the rank loads its rows itself."""
+    prefetch: PositiveInt = 4
+    """Micro-batches that each loader process prepares ahead."""
+    on_damage: Literal["stop", "skip"] = "stop"
+    """What a damaged block does. `stop`: it ends the run. `skip`: its rows get weight 0."""
+    cache: CacheSection = CacheSection()
+    """The cache for blocks of remote corpora."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether any corpus is at a URL."""
+        corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
+        return any("://" in corpus for corpus in corpora)
+
+
+class RampUp(Section):
+    """A smaller global batch for the first steps."""
+
+    until_step: PositiveInt
+    """The first step that is no longer part of this entry; steps count from 0."""
+    global_batch_size: PositiveInt
+    """Rows per step over all ranks before `until_step`."""
+
+
+class BatchSection(Section):
+    """Batch sizes, in rows."""
+
+    global_batch_size: PositiveInt
+    """Rows per step over all ranks."""
+    micro_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Rows per forward pass on a rank. `auto`: as many as fit into memory. null: the rank's whole share of a step."""
+    ramp_up: list[RampUp] = []
+    """Smaller global batches for the first steps, in order."""
+
+    def rows(self, step: int) -> int:
+        """Rows of step `step` (from 0) over all ranks."""
+        for ramp in self.ramp_up:
+            if step < ramp.until_step:
+                return ramp.global_batch_size
+        return self.global_batch_size
+
+    @model_validator(mode="after")
+    def _ramp_goes_up(self) -> "BatchSection":
+        steps = [ramp.until_step for ramp in self.ramp_up]
+        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
+        if steps != sorted(set(steps)) or sizes != sorted(sizes):
+            raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
+        return self
+
+
+class ZeroSection(Section):
+    """DeepSpeed's `zero_optimization`: the stage, and any other of its keys that deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stage: Annotated[int, Field(strict=True)] = deepspeed_keys.ZERO_PASSED_ON["stage"].default
+    """The stage of ZeRO, from 1 to 3."""
+
+
+class DeepSpeedSection(Section):
+    """Any key of DeepSpeed's config that deepspeed_keys.py allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    zero_optimization: ZeroSection = ZeroSection()
+    """What is divided over the ranks, and how."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "DeepSpeedSection":
+        if found := deepspeed_keys.problems({**dict(self), "zero_optimization": dict(self.zero_optimization)}):
+            raise ValueError("\n".join(found))
+        return self
+
+
+class ComputeSection(Section):
+    """How layers are computed."""
+
+    compile: bool | None = None
+    """Apply torch.compile to each layer. null: on GPUs."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
+    less memory."""
+    tf32: bool = False
+    """Round the factors of fp32 products to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
+    deterministic: bool = False
+    """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
+
+
+class CheckpointSection(Section):
+    """When checkpoints are saved, which are kept, and where a new run's weights come from."""
+
+    every_steps: PositiveInt = 1000
+    """Steps from one checkpoint to the next. A run also saves at its end."""
+    keep_last: PositiveInt = 3
+    """How many of the latest checkpoints are kept."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
+    on_failure: Literal["go_on", "stop"] = "go_on"
+    """What a save that fails does, on a full disk for instance. `go_on`: the run trains on until the next save. `stop`:
+    it ends."""
+    init_from: LocalPath | None = None
+    """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
+    weights."""
+
+
+class DistillationSection(Section):
+    """A decoder alone that an encoder-decoder learns prefix LM from, besides the text (Hinton et al. 2015; Zhang et al.
+    2025, T5Gemma).
+
+    At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
+    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an end mark that
+    prefix LM has added to a target, the loss is the cross-entropy alone.
+    """
+
+    teacher: LocalPath
+    """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
+    import`. Its weights stay as they are."""
+    weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at end marks
+    alone."""
+    temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
+    """What the logits of both are divided by. Above 1, unlikely ids count for more."""
+    top_k: PositiveInt | None = None
+    """How many of the teacher's likeliest ids keep their probabilities, which then sum to 1; those of all others become
+    0. null: all ids."""
+
+
+class SpikeSection(Section):
+    """A loss that jumps."""
+
+    threshold: PositiveFloat = 6.0
+    """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
+    window: Annotated[int, Field(ge=8)] = 128
+    """Steps whose losses the mean and the standard deviation are taken from."""
+    action: Literal["warn", "rewind"] = "warn"
+    """What a spike does. `warn`: prints a warning. `rewind`: restores the latest checkpoint and goes on with the rows
+    after the spike."""
+    max_rewinds: PositiveInt = 3
+    """The most rewinds of a run."""
+
+
+class FaultsSection(Section):
+    """When a run counts as broken."""
+
+    max_skipped_steps: PositiveInt = 20
+    """Steps in a row without a finite gradient that end the run."""
+    spikes: SpikeSection | None = SpikeSection()
+    """What a loss that jumps does. null: spikes aren't looked for."""
+    hang_seconds: PositiveFloat | None = None
+    """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
+    1800 with `compute.compile`. Remote corpora add `data.cache.wait_seconds`."""
+    start_seconds: PositiveFloat = 3600.0
+    """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
+    it saves or evaluates, if `hang_seconds` is null."""
+    dead_rank_seconds: PositiveFloat = 30.0
+    """Seconds after one rank has died or failed at which the others are killed."""
+
+
+class MlflowSection(Section):
+    """Where MLflow stores the run."""
+
+    uri: Annotated[str, AfterValidator(paths.mlflow_uri)] = "sqlite:///runs/mlflow.db"
+    """MLflow's tracking URI."""
+    experiment: str = "encdec-pretrain"
+    """The experiment that the run belongs to."""
+    parent: Annotated[str, Field(min_length=1)] | None = None
+    """The name of a run that MLflow shows this run under, as one of several; created if there is none. null: the run
+    stands by itself."""
+
+
+class TrackingSection(Section):
+    """Where metrics go, besides the run's metrics.jsonl."""
+
+    mlflow: MlflowSection | None = MlflowSection()
+    """Where MLflow stores the run. null: it isn't sent to MLflow."""
+    log_every_steps: PositiveInt = 10
+    """Steps from one line of metrics to the next."""
+    system_metrics_seconds: PositiveFloat | None = 10.0
+    """Seconds from one sample of each machine's CPU, memory, GPUs, network and disk to the next. null: they aren't
+    sampled."""
+
+
+class RunConfig(Section):
+    """A run file: which model is trained, on which corpora, and how."""
+
+    run: RunSection
+    """Name, place, seed and length of the run."""
+    model: AnyModelConfig
+    """The model."""
+    data: DataSection
+    """The training and validation data."""
+    batch: BatchSection
+    """Batch sizes, in rows."""
+    optimizer: AnyOptimizer
+    """The optimizer and its peak learning rate."""
+    schedule: AnySchedule = CosineSchedule()
+    """The learning rate over the steps of the run."""
+    distillation: DistillationSection | None = None
+    """A teacher that the model learns from besides the text. null: none."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    """Keys for DeepSpeed."""
+    compute: ComputeSection = ComputeSection()
+    """How layers are computed."""
+    faults: FaultsSection = FaultsSection()
+    """When the run counts as broken."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """When checkpoints are saved, which are kept, and where a new run's weights come from."""
+    evaluation: list[AnyHookSettings] = []
+    """Evaluations during the run, by hooks."""
+    tracking: TrackingSection = TrackingSection()
+    """Where metrics go."""
+
+    def rate_factor(self, step: int) -> float:
+        """The learning rate of step `step` (from 0) relative to its peak."""
+        return schedules.factor(self.optimizer, self.schedule, self.run.max_steps, step)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""
+        return self.optimizer.learning_rate * self.rate_factor(step)
+
+    @property
+    def zero_stage(self) -> int:
+        return self.deepspeed.zero_optimization.stage
+
+    @model_validator(mode="after")
+    def _validation_has_data(self) -> "RunConfig":
+        if any(hook.needs_corpus for hook in self.evaluation) and not self.data.validation:
+            raise ValueError("evaluation: data.validation names no corpus")
+        return self
+
+    @model_validator(mode="after")
+    def _average_stays_in_memory(self) -> "RunConfig":
+        offload = self.deepspeed.zero_optimization.model_dump().get("offload_optimizer") or {}
+        if self.optimizer.ema_decay is not None and offload.get("device") == "nvme":
+            raise ValueError(
+                "optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "RunConfig":
+        if problems := self.schedule.problems(self.run.max_steps):
+            raise ValueError("; ".join(f"schedule: {problem}" for problem in problems))
+        return self

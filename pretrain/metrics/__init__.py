@@ -1,1 +1,0 @@
-"""The metrics of a run: their log, throughput, the system's metrics, and curves in the terminal."""

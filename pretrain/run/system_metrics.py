@@ -1,0 +1,118 @@
+"""The metrics of the machines of a run: CPU, memory, GPUs, network and disk.
+
+One rank of each machine samples them in a thread and appends them to RUN/system/NODE.jsonl, in the form of
+metrics.jsonl. They have the names that MLflow's own monitor uses, which MLflow's UI shows on a page of their own:
+system/cpu_utilization_percentage, or system/NODE/cpu_utilization_percentage in a run on several machines. A line's step
+is the number of the sample.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from pretrain.run.metrics_file import MetricLog, last_row
+
+DIRECTORY = "system"
+_MEGABYTE = 1e6
+
+Sample = dict[str, float]
+
+
+def files(run_dir: Path) -> list[Path]:
+    """The files of all machines."""
+    return sorted((run_dir / DIRECTORY).glob("*.jsonl"))
+
+
+class SystemMonitor:
+    """Samples this machine, `node`, every `seconds` seconds until it is closed. `alone`: it is the run's only one."""
+
+    def __init__(self, run_dir: Path, attempt: int, node: str, alone: bool, seconds: float):
+        name = re.sub(r"[^\w.\-]", "_", node).lstrip(".") or "node"
+        self._log = MetricLog(run_dir, attempt, f"{DIRECTORY}/{name}.jsonl")
+        self._prefix = "system/" if alone else f"system/{name}/"
+        self._sample = sampler(run_dir)
+        last = last_row(self._log.path)
+        self._step = last.step + 1 if last else 0
+        self._seconds = seconds
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="system-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(1.0)
+
+    def _work(self) -> None:
+        while not self._closing.wait(self._seconds):
+            metrics = {f"{self._prefix}{name}": value for name, value in self._sample().items()}
+            with contextlib.suppress(OSError):  # a full disk: the row is written with the next one
+                self._log.log(self._step, metrics)
+            self._step += 1
+        self._log.close()
+
+
+def sampler(directory: Path) -> Callable[[], Sample]:
+    """A function that samples this machine: the CPU since the last call, the network since now, the rest at the moment.
+
+    The disk is the one that holds `directory`.
+    """
+    received, sent = _network()
+    psutil.cpu_percent()  # the first call has nothing to compare with
+    gpus = _gpus()
+
+    def sample() -> Sample:
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(directory))
+        now_received, now_sent = _network()
+        return {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": memory.used / _MEGABYTE,
+            "system_memory_usage_percentage": 100 * memory.used / memory.total,
+            "disk_usage_percentage": disk.percent,
+            "disk_usage_megabytes": disk.used / _MEGABYTE,
+            "disk_available_megabytes": disk.free / _MEGABYTE,
+            "network_receive_megabytes": (now_received - received) / _MEGABYTE,
+            "network_transmit_megabytes": (now_sent - sent) / _MEGABYTE,
+            **_of_gpus(gpus),
+        }
+
+    return sample
+
+
+def _network() -> tuple[int, int]:
+    counters = psutil.net_io_counters()  # None on a machine without a network
+    return (counters.bytes_recv, counters.bytes_sent) if counters else (0, 0)
+
+
+def _gpus() -> list[object]:
+    """NVML's handles of the machine's GPUs, whether or not the run uses them; none without NVIDIA's driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _of_gpus(gpus: Iterable[object]) -> Sample:
+    import pynvml
+
+    found: Sample = {}
+    for number, gpu in enumerate(gpus):
+        with contextlib.suppress(pynvml.NVMLError):  # a MIG instance has no utilization
+            memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
+            found[f"gpu_{number}_memory_usage_megabytes"] = memory.used / _MEGABYTE
+            found[f"gpu_{number}_memory_usage_percentage"] = 100 * memory.used / memory.total
+        with contextlib.suppress(pynvml.NVMLError):
+            found[f"gpu_{number}_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+        with contextlib.suppress(pynvml.NVMLError):
+            watts = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000
+            found[f"gpu_{number}_power_usage_watts"] = watts
+            found[f"gpu_{number}_power_usage_percentage"] = (
+                100_000 * watts / pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
+            )
+    return found

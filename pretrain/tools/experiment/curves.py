@@ -1,0 +1,78 @@
+"""A picture of an experiment: the curves of its rows over training."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pretrain.tools.experiment.folder import Experiment, Group
+from pretrain.tools.experiment.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 2
+_TITLE = 46  # characters of a line, as wide as a panel
+
+
+def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
+    """Validation losses of all rows, then a panel for each group: its rows minus their baseline, paired by seed.
+
+    A line is the mean over seeds; the band of a difference reaches one standard deviation to each side.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    curves = {row: _curves(results, row) for row in experiment.rows}
+    groups = [group for group in experiment.groups if len(group.rows) > 1]
+    high = -(-(1 + len(groups)) // _COLUMNS)
+    figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
+    first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
+    first.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
+    for row, of_seeds in curves.items():
+        _draw(first, row, of_seeds, band=False)
+    first.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
+    if any(curves.values()):
+        first.legend(fontsize=5, ncols=2)
+    for group, axes in zip(groups, panels, strict=False):
+        _draw_group(axes, group, curves)
+    for axes in panels[len(groups) :]:
+        axes.remove()
+    return figure
+
+
+def _curves(results: Sequence[Result], row: str) -> dict[int, dict[int, float]]:
+    """Losses by step, for each seed of a row."""
+    return {result.seed: dict(result.curve) for result in results if result.row == row}
+
+
+def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> None:
+    axes.axhline(0.0, color="black", linewidth=0.8)
+    baseline = curves[group.baseline]
+    for row in group.rows:
+        if row == group.baseline:
+            continue
+        of_seeds = curves[row]
+        pairs = {
+            seed: {step: of_seeds[seed][step] - baseline[seed][step] for step in of_seeds[seed].keys() & baseline[seed]}
+            for seed in of_seeds.keys() & baseline.keys()
+        }
+        _draw(axes, row, pairs)
+    axes.set(title=fill(group.title, _TITLE), xlabel="step", ylabel=f"nats above {group.baseline}")
+    if axes.lines[1:]:
+        axes.legend(fontsize=7)
+
+
+def _draw(axes: "Axes", row: str, of_seeds: Mapping[int, Mapping[int, float]], band: bool = True) -> None:
+    """The mean over seeds at the steps that all of them have."""
+    if not of_seeds:
+        return
+    steps = sorted(set.intersection(*(set(curve) for curve in of_seeds.values())))
+    values = np.array([[curve[step] for step in steps] for curve in of_seeds.values()])
+    mean = values.mean(axis=0)
+    (line,) = axes.plot(steps, mean, label=row, linewidth=1.2, marker=".", markersize=3)
+    if band and len(values) > 1:
+        deviation = values.std(axis=0, ddof=1)
+        axes.fill_between(steps, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -1,0 +1,105 @@
+"""The runs of an experiment: which run file, with which seed, where."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.json_file import read_sound_json
+from pretrain.config import RunConfig
+from pretrain.run import status
+from pretrain.tools.experiment.budget import Budget
+from pretrain.tools.experiment.folder import Experiment
+
+_FILE = "experiment.json"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of the experiment. `overrides` are those of the command line of its launcher."""
+
+    row: str
+    seed: int
+    file: Path
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.run.directory)
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def log(self) -> Path:
+        """What its launcher prints."""
+        return self.directory.with_name(f"{self.directory.name}.log")
+
+    @property
+    def finished(self) -> bool:
+        now = status.read(self.directory)
+        return now.state == "finished" and (now.step or 0) >= self.config.run.max_steps
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the runs in a directory were started with; they can't go on with anything else."""
+
+    budget: str | None
+    overrides: list[str]
+
+
+def plan(
+    experiment: Experiment, seeds: int, budget: str | None, overrides: Sequence[str], out: Path, threads: int | None
+) -> list[PlannedRun]:
+    """The runs, seed by seed, so that all rows have one before any has two. Seeds count from `run.seed` of a file.
+
+    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, and if `out`
+    holds runs with another budget or other overrides.
+    """
+    shorter = Budget.parse(budget) if budget else None
+    rows = {}
+    for name, file in experiment.rows.items():
+        shortened = shorter.overrides(load(file, overrides, RunConfig)) if shorter else ()
+        rows[name] = (file, [*overrides, *shortened])
+    runs = runs_of(rows, seeds, out, threads)
+    _check_settings(out, _Settings(budget, list(overrides)))
+    return runs
+
+
+def runs_of(
+    rows: Mapping[str, tuple[Path, Sequence[str]]], seeds: int, out: Path, threads: int | None
+) -> list[PlannedRun]:
+    """The runs of `rows`, each a run file and its overrides, in OUT/ROW/seed-N; ordered and with `threads` as in
+    `plan`. Raises UserError for a wrong run file."""
+    runs = []
+    for row, (file, overrides) in rows.items():
+        config, given = load(file, overrides, RunConfig), list(overrides)
+        if threads and config.run.cpu_threads is None:
+            given.append(f"run.cpu_threads={threads}")
+        if config.tracking.mlflow:
+            given.append(f"tracking.mlflow.parent={out.name}")
+        runs += [_planned(row, file, config.run.seed + number, given, out) for number in range(seeds)]
+    return sorted(runs, key=lambda run: run.seed)  # stable
+
+
+def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -> PlannedRun:
+    directory = json.dumps(str(out / row / f"seed-{seed}"))
+    own = [f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}"]
+    given = (*overrides, *own)
+    return PlannedRun(row, seed, file, given, load(file, given, RunConfig))
+
+
+def _check_settings(out: Path, settings: _Settings) -> None:
+    path = out / _FILE
+    before = read_sound_json(path, _Settings)
+    if before is not None and before != settings:
+        was = " ".join([f"--budget {before.budget}" if before.budget else "no --budget", *before.overrides])
+        raise UserError(f"{out}: its runs were started with {was}; give the same, or another --out")
+    if before is None:
+        write_json(path, settings)

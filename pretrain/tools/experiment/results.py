@@ -1,0 +1,63 @@
+"""What the runs of an experiment have reached, from their own files."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import newest
+from pretrain.models import outline
+from pretrain.run.metrics_file import Row, read_metrics
+from pretrain.tools.experiment.plan import PlannedRun
+
+_VALIDATION = re.compile(r"validation/.+/loss")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Losses are in nats per target token; None where they weren't measured.
+
+    - `train_loss`: the mean since the line of metrics before the last.
+    - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
+    - `embedding_loss`: without its coefficient, like `train_loss`. `effective_rank`: of the embedding matrix.
+    """
+
+    row: str
+    seed: int
+    steps: int
+    parameters: int
+    train_loss: float | None
+    validation_loss: float | None
+    embedding_loss: float | None
+    effective_rank: float | None
+    curve: list[tuple[int, float]]
+
+
+def results(runs: Iterable[PlannedRun]) -> list[Result]:
+    """The results of those of `runs` that have finished."""
+    return [_result(run) for run in runs if run.finished]
+
+
+def _result(run: PlannedRun) -> Result:
+    checkpoint = newest(run.directory)
+    assert checkpoint is not None, "a finished run has saved"
+    model, metrics = checkpoint_index.read(checkpoint).model, read_metrics(run.directory)
+    validation = next((name for row in metrics for name in row.metrics if _VALIDATION.fullmatch(name)), None)
+    embedding_loss = _last(metrics, "train/embedding_loss")
+    if embedding_loss is not None:
+        embedding_loss /= getattr(model, "embedding_loss").coefficient  # noqa: B009 - of one family alone
+    return Result(
+        run.row,
+        run.seed,
+        run.config.run.max_steps,
+        outline(model).num_parameters(),
+        _last(metrics, "train/loss"),
+        _last(metrics, validation),
+        embedding_loss,
+        _last(metrics, "embedding/effective_rank"),
+        [(row.step, row.metrics[validation]) for row in metrics if validation in row.metrics] if validation else [],
+    )
+
+
+def _last(metrics: Sequence[Row], name: str | None) -> float | None:
+    return next((row.metrics[name] for row in reversed(metrics) if name in row.metrics), None)

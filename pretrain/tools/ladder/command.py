@@ -1,0 +1,42 @@
+"""`pretrain ladder`: trains models of growing size, fits a law to their losses and predicts the next one's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.progress import counted
+from pretrain.evaluation.record import png
+from pretrain.tools.experiment.command import conclude
+from pretrain.tools.experiment.results import results
+from pretrain.tools.experiment.training import at_once_and_threads, train_all
+from pretrain.tools.ladder import file, plan
+from pretrain.tools.ladder.report import Report
+
+
+def ladder(
+    path: Path,
+    seeds: int,
+    at_once: int | None,
+    out: Path | None,
+    overrides: Sequence[str],
+    train: bool = True,
+    train_next: bool = False,
+) -> int:
+    """Trains what hasn't finished of the rungs, and of the next one if `train_next`; returns the exit code.
+
+    `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png. Called
+    again, it goes on.
+    """
+    found = plan.sized(path, *file.read(path), overrides)
+    out = out or Path("runs", found.name)
+    at_once, threads = at_once_and_threads(at_once)
+    runs = plan.runs(found, seeds, out, threads)
+    wanted = [run for run in runs if train_next or run.row != found.next.name]
+    size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
+    trained = train_all(wanted, at_once, f"{out}: {size}", train)
+    report = Report.of(found, results(runs))
+    write_json(out / "ladder.json", report.as_json())
+    write_bytes(out / "ladder.md", report.markdown().encode())
+    write_bytes(out / "ladder.png", png(report.picture()))
+    files = [out / f"ladder.{kind}" for kind in ("json", "md", "png")]
+    return conclude(trained, runs, report.means, files, report.text(), out)

@@ -1,0 +1,179 @@
+"""What a ladder has found: its law, the prediction and what was reached, as a table, as JSON and as a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.statistics import Spread
+from pretrain.tools.ladder.fit import Law, fit
+from pretrain.tools.ladder.plan import Ladder, SizedRung
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_HEADINGS = ("rung", "params", "steps", "tokens", "epochs", "FLOPs", "loss", "law")
+_SIGNS = {"flops": "C", "parameters": "N"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The loss of the next rung: as predicted, its 95 % interval, and what its runs reached, if any has finished."""
+
+    loss: float
+    interval: tuple[float, float]
+    reached: Spread | None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether what was reached lies in the interval."""
+        return None if self.reached is None else self.interval[0] <= self.reached.mean <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Report:
+    """`losses`: validation losses at the end of training by rung, then seed. `law`: None until all rungs have one."""
+
+    ladder: Ladder
+    losses: Mapping[str, Mapping[int, float]]
+    law: Law | None
+    prediction: Prediction | None
+
+    @classmethod
+    def of(cls, ladder: Ladder, results: Sequence[Result]) -> "Report":
+        """The law is fitted to the mean over seeds of each rung, so that its scatter is that of rungs."""
+        losses: dict[str, dict[int, float]] = {rung.name: {} for rung in ladder.all}
+        for result in results:
+            if result.validation_loss is not None:
+                losses[result.row][result.seed] = result.validation_loss
+        spreads = [Spread.of(list(losses[rung.name].values())) for rung in ladder.rungs]
+        means = [spread.mean for spread in spreads if spread]
+        if len(means) < len(ladder.rungs):
+            return cls(ladder, losses, None, None)
+        law = fit([_measure(ladder, rung) for rung in ladder.rungs], means)
+        x = _measure(ladder, ladder.next)
+        reached = Spread.of(list(losses[ladder.next.name].values()))
+        return cls(ladder, losses, law, Prediction(law(x), law.interval(x), reached))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean loss of each rung that has any."""
+        return {name: spread.mean for name, of in self.losses.items() if (spread := Spread.of(list(of.values())))}
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything: FLOPs, tokens and losses unrounded."""
+        ladder, law, prediction = self.ladder, self.law, self.prediction
+        rungs = [
+            {**asdict(rung), "losses": {str(seed): loss for seed, loss in self.losses[rung.name].items()}}
+            for rung in ladder.all
+        ]
+        names = ("E", "A", "alpha")
+        return {
+            "name": ladder.name,
+            "run": str(ladder.run),
+            "tokens_per_parameter": ladder.file.tokens_per_parameter,
+            "fit_over": ladder.file.fit_over,
+            "rungs": rungs[:-1],
+            "next": rungs[-1],
+            "law": law
+            and {
+                **{name: getattr(law, name) for name in names},
+                "intervals": dict(zip(names, law.intervals, strict=True)),
+                "residual": law.residual,
+                "degrees_of_freedom": law.degrees,
+                "bounded": law.bounded,
+            },
+            "prediction": prediction
+            and {
+                "loss": prediction.loss,
+                "interval": prediction.interval,
+                "reached": prediction.reached and asdict(prediction.reached),
+                "inside": prediction.inside,
+            },
+        }
+
+    def text(self) -> str:
+        """The table for a terminal, and what it means."""
+        rows = [list(_HEADINGS), *(self._cells(rung) for rung in self.ladder.all)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+        lines = [" ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return "\n".join([*lines, "", *self.words()])
+
+    def markdown(self) -> str:
+        """The same as a Markdown table."""
+        rows = [f"| {' | '.join(self._cells(rung))} |" for rung in self.ladder.all]
+        head = [f"| {' | '.join(_HEADINGS)} |", "|---|" + "--:|" * (len(_HEADINGS) - 1)]
+        return "\n".join([*head, *rows, "", *(f"{line}  " for line in self.words()), ""])
+
+    def words(self) -> list[str]:
+        """The law and the prediction, a sentence a line."""
+        law, prediction, ladder = self.law, self.prediction, self.ladder
+        first = ladder.rungs[0]
+        said = [
+            f"Steps: {ladder.file.tokens_per_parameter:g} tokens of text a parameter; a step has "
+            f"{first.rows_per_step:g} rows of {first.tokens_per_row:.1f} (the corpus's manifest)."
+        ]
+        if law is None or prediction is None:
+            missing = [rung.name for rung in ladder.rungs if not self.losses[rung.name]]
+            return [*said, f"No law yet: {', '.join(missing)} without a validation loss."]
+        sign = _SIGNS[ladder.file.fit_over]
+        names = zip(("E", "α"), (law.E, law.alpha), (law.intervals[0], law.intervals[2]), strict=True)
+        constants = ", ".join(f"{name} {value:.3f} ({low:.3f} to {high:.3f})" for name, value, (low, high) in names)
+        said.append(f"Law: L = {law.E:.3f} + {law.A:.4g} · {sign}^-{law.alpha:.3f}; 95 %: {constants}.")
+        low, high = prediction.interval
+        said.append(f"Predicted for {ladder.next.name}: {prediction.loss:.3f} ({low:.3f} to {high:.3f}, 95 %).")
+        said.append(
+            "Interval: linearised covariance of the fit and the scatter of rungs; Student's t, "
+            f"degrees of freedom: {law.degrees}."
+        )
+        if law.bounded:
+            said.append("E or α is at the edge of what is allowed: these rungs don't fix it.")
+        if prediction.reached is not None:
+            where = "inside" if prediction.inside else "outside"
+            off = prediction.reached.mean - prediction.loss
+            said.append(f"Reached: {prediction.reached.mean:.3f}, {off:+.3f} off, {where} the interval.")
+        repeated = [rung.name for rung in ladder.all if rung.epochs > 1]
+        if repeated:
+            said.append(f"Text is read more than once by {', '.join(repeated)}: the law is then one of repeated text.")
+        return said
+
+    def _cells(self, rung: SizedRung) -> list[str]:
+        spread = Spread.of(list(self.losses[rung.name].values()))
+        loss = "" if spread is None else f"{spread.mean:.3f}"
+        if spread and spread.deviation is not None:
+            loss += f"±{spread.deviation:.3f}"
+        law = "" if self.law is None else f"{self.law(_measure(self.ladder, rung)):.3f}"
+        name = rung.name + (" (next)" if rung is self.ladder.next else "")
+        tokens, flops = f"{rung.tokens:.3g}".replace("e+0", "e"), f"{rung.flops:.3g}".replace("e+", "e")
+        return [name, f"{rung.parameters:,}", f"{rung.steps:,}", tokens, f"{rung.epochs:.2f}", flops, loss, law]
+
+    def picture(self) -> "Figure":
+        """Losses over the measure, the law through them, the prediction with its interval and what was reached."""
+        from matplotlib.figure import Figure
+
+        ladder, law, prediction = self.ladder, self.law, self.prediction
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axes = figure.subplots()
+        for rung in ladder.all:
+            following = rung is ladder.next
+            for loss in self.losses[rung.name].values():
+                axes.plot(_measure(ladder, rung), loss, "*" if following else "o", color="C1" if following else "C0")
+        if law is not None and prediction is not None:
+            x = _measure(ladder, ladder.next)
+            along = np.geomspace(_measure(ladder, ladder.rungs[0]), x, 100)
+            axes.plot(along, [law(one) for one in along], color="C0", linewidth=1, label="law")
+            low, high = prediction.interval
+            axes.errorbar(
+                x, prediction.loss, [[prediction.loss - low], [high - prediction.loss]],
+                fmt="s", color="black", capsize=4, markersize=4, label=f"{ladder.next.name}, predicted (95 %)",
+            )  # fmt: skip
+            axes.legend()
+        unit = "FLOPs of training" if ladder.file.fit_over == "flops" else "parameters"
+        axes.set(title=ladder.name, xlabel=unit, ylabel="validation loss, nats per token", xscale="log")
+        return figure
+
+
+def _measure(ladder: Ladder, rung: SizedRung) -> float:
+    return rung.flops if ladder.file.fit_over == "flops" else float(rung.parameters)

@@ -1,0 +1,176 @@
+"""The memory of a forward and backward pass, from a pass of the run's own model on the meta device.
+
+The model's code runs as it would on a GPU, on tensors without memory that say they were there: which kernels and
+forms training takes, and what autograd saves for them, follows from the layers themselves. No formula repeats it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pretrain import models
+from pretrain.config import DistillationSection
+from pretrain.models import DecoderOnlyConfig, ModelConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.distilled_loss import Taught
+from pretrain.models.loss import PARTS
+from pretrain.tools.plan.live_memory import LiveMemory
+from pretrain.zero.layers import layers, recomputed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count. They have an attention mask, like the
+    rows that `batch.micro_batch_size: auto` measures."""
+
+    count: int
+    inputs: int
+    targets: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes at the peak of a forward and backward pass: of `logits` and their gradients, and of everything else, the
+    `layers`. `saved`: what the forward pass keeps for the backward pass.
+
+    The weights don't count, and a parameter's gradient only until it is complete.
+    """
+
+    layers: int
+    logits: int
+    saved: int
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.logits
+
+
+@cache
+def activations(
+    config: ModelConfig,
+    rows: Rows,
+    precision: str,
+    checkpointing: bool,
+    on_gpu: bool = True,
+    fused_attention: bool = True,
+    distillation: DistillationSection | None = None,
+    teacher: DecoderOnlyConfig | None = None,
+) -> Activations:
+    """The peak of a pass over `rows` in training.
+
+    `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
+    the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
+    computes attention if its bias is learned. `distillation`, with the model of its teacher: the loss is that of
+    `Taught`.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = models.outline(config).to(dtype)
+    with torch.device("meta"):
+        batch = _batch(config, rows, on_gpu)
+    as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
+    if checkpointing:
+        for layer in layers(model):
+            layer.forward = recomputed(as_on_gpu.around(layer.forward))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(_taken)
+    head = models.outline(teacher).to(dtype).lm_head if teacher else None
+    memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
+    with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
+        if distillation is not None and teacher is not None:
+            ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
+            batch["taught"] = _taught(distillation, head, ids, rows.count * rows.predicted)
+        losses = model(**batch)
+        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
+        saved = memory.held
+        loss.backward()
+    return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
+
+
+def _taken(parameter: Tensor) -> None:
+    """ZeRO adds a gradient to an fp32 buffer, or copies it into a bucket, as soon as it is complete."""
+    parameter.grad = None
+
+
+def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
+    return len(shape) > 1 and shape[-1] == config.padded_vocab_size
+
+
+def _taught(distillation: DistillationSection, head: Any, ids: int, targets: int) -> Taught:
+    states = torch.empty(targets, head.in_features, dtype=head.weight.dtype, device="meta")
+    shares = torch.empty(targets, device="meta")
+    return Taught(head, states, ids, shares, distillation.temperature, distillation.top_k)
+
+
+def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Any]:
+    batch: dict[str, Any] = {
+        "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
+        "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
+        "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
+    }
+    if on_gpu or isinstance(config, EncoderOnlyConfig):
+        batch["target_places"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
+    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
+        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    return batch
+
+
+class _AsOnGpu(TorchFunctionMode):
+    """Replaces what the meta device can't do, or does otherwise than a GPU.
+
+    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. Where these are PyTorch's
+    attention, its kernels are those that CUDA would take: the memory-efficient one with a bias, the flash one without.
+    """
+
+    def __init__(self, on_gpu: bool, fused_attention: bool):
+        super().__init__()
+        self._on_gpu, self._fused = on_gpu, fused_attention
+
+    def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
+
+        def within(*args: Any, **kwargs: Any) -> Tensor:
+            with self:
+                return function(*args, **kwargs)
+
+        return within
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._on_gpu and function == _IS_CUDA:
+            return True
+        if function is F.scaled_dot_product_attention and self._fused:
+            return _fused_attention(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _fused_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    aten = torch.ops.aten
+    if attn_mask is None and queries.dtype == torch.bfloat16:
+        kernel: Callable[..., Any] = aten._scaled_dot_product_flash_attention
+        return kernel(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
+    bias = None
+    if attn_mask is not None:
+        width = attn_mask.size(-1)
+        aligned = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width] if width % _ALIGNMENT else attn_mask
+        bias = aligned.expand(*queries.shape[:3], keys.size(2))
+    kernel = aten._scaled_dot_product_efficient_attention
+    return kernel(queries, keys, values, bias, True, dropout_p, is_causal, scale=scale)[0]
+
+
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_ALIGNMENT = 8  # elements: PyTorch copies a bias whose rows are no multiple of it into rows that are

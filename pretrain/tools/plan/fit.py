@@ -1,0 +1,206 @@
+"""What fits: the largest micro-batch of each setting on a number of GPUs, and what a run then takes."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import cast
+
+from data_pipeline.foundation.errors import UserError
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.models.decoder_only import DecoderOnly
+from pretrain.models.model import Model, Sizes
+from pretrain.run import cpu_speed as cpu
+from pretrain.run.gpus import Gpu
+from pretrain.tools.plan.activations import Activations, Rows, activations
+from pretrain.tools.plan.states import FP32, Parameters, Setting, States, settings, states
+from pretrain.tools.plan.steps import Cluster, Step, Traffic, step, traffic
+from pretrain.trainer.teacher import forward_flops
+from pretrain.trainer.teacher_checks import config_of
+from pretrain.trainer.validate import cut_rows
+from pretrain.zero.memory import SAFE
+
+GIB = 2**30
+RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
+_PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
+HEAD, TEACHER = "head", "teacher"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for.
+
+    - `rows`: one row of the run. `network`: GB/s of a GPU to other nodes. `price`: dollars for a GPU and an hour.
+    - `mfu`: the share of its peak that a GPU reaches while it computes. `days`: how long the run may take.
+    """
+
+    config: RunConfig
+    rows: Rows
+    gpu_name: str
+    gpu: Gpu
+    gpus_per_node: int
+    network: float
+    mfu: float
+    price: float
+    days: float | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting on a number of GPUs. `rows` is the largest micro-batch that fits; 0: not even one row does."""
+
+    setting: Setting
+    cluster: Cluster
+    states: States
+    one_row: Activations
+    rows: int
+    peak: int
+    traffic: Traffic | None = None
+    step: Step | None = None
+    hours: float = 0.0
+    cost: float = 0.0
+
+
+class Planner:
+    """Answers for one run and one kind of GPU."""
+
+    def __init__(self, question: Question):
+        self.question = question
+        batch = question.config.batch.model_copy(update={"micro_batch_size": None})  # a plan looks for the largest
+        config = self.config = question.config.model_copy(update={"batch": batch})
+        self.model: Model = models.outline(config.model)
+        self.parameters = Parameters.of(self.model, config)
+        row = question.rows
+        targets = row.targets if self.model.decoder_reads_targets else row.predicted
+        self.flops = self.model.flops_by_part(Sizes.of_example(row.inputs, targets))
+        self.teacher = self._teacher()
+        if self.teacher is not None:
+            self.flops[TEACHER] = forward_flops(self.teacher, Sizes.of_example(row.inputs, row.targets))
+        self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
+        self.zero = config.deepspeed.zero_optimization.model_dump()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.question.gpu_name == cpu.NAME
+
+    @property
+    def bytes_of_teacher(self) -> int:
+        """On each GPU: a teacher is whole there, and computes in the precision of the run."""
+        width = 2 if self.config.precision == "bf16" else FP32
+        return 0 if self.teacher is None else width * self.teacher.num_parameters()
+
+    def options(self, gpus: int) -> list[Option]:
+        """Every setting on so many GPUs. Raises UserError if they can't share the run's batches."""
+        share = self._share(gpus)
+        return [self._option(setting, self._cluster(gpus), share) for setting in settings(self.config)]
+
+    def best(self, gpus: int) -> Option | None:
+        """The setting with the shortest step of those that fit; one that offloads only if no other fits."""
+        fitting = [option for option in self.options(gpus) if option.step is not None]
+        here = [option for option in fitting if option.setting.offload == "none"] or fitting
+        return min(here, key=lambda option: option.step.seconds if option.step else 0.0, default=None)
+
+    def counts(self, asked: int) -> Iterator[int]:
+        """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two. There is one
+        CPU."""
+        if self.on_cpu:
+            yield asked
+            return
+        for gpus in sorted({asked, *(max(1, int(asked * 2.0**power)) for power in range(-3, 4))}):
+            whole_nodes = gpus <= self.question.gpus_per_node or gpus % self.question.gpus_per_node == 0
+            if whole_nodes and self._can_share(gpus):
+                yield gpus
+
+    def cheapest(self, options: Iterable[Option | None]) -> Option | None:
+        """The cheapest that ends in time; one that offloads, whose cost is only a lower bound, if no other does."""
+        hours = 24 * (self.question.days or math.inf)
+        in_time = [option for option in options if option and option.hours <= hours]
+        here = [option for option in in_time if option.setting.offload == "none"] or in_time
+        return min(here, key=lambda option: option.cost, default=None)
+
+    def activations(self, rows: int, checkpointing: bool) -> Activations:
+        """Of a micro-batch of `rows`; counted for a few sizes, on the line through the nearest two for others."""
+        if rows in _PROBES:
+            config, some = self.config, replace(self.question.rows, count=rows)
+            teacher = None if self.teacher is None else self.teacher.config
+            return activations(
+                config.model,
+                some,
+                config.precision,
+                checkpointing,
+                on_gpu=not self.on_cpu,
+                fused_attention=not self.on_cpu,
+                distillation=config.distillation,
+                teacher=teacher,
+            )
+        above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
+        below = _PROBES[_PROBES.index(above) - 1]
+        low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)
+        part = (rows - below) / (above - below)
+        return Activations(
+            *(int(one + part * (other - one)) for one, other in zip(astuple(low), astuple(high), strict=True))
+        )
+
+    def _option(self, setting: Setting, cluster: Cluster, share: int) -> Option:
+        config = self.config
+        held = states(self.parameters, setting, cluster.gpus, config.precision, self.zero)
+        held = replace(held, weights=held.weights + self.bytes_of_teacher)
+        sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
+        fitting = [rows for rows in sizes if self._peak(held, rows, setting) <= self.usable]
+        rows = max(fitting, default=0)
+        one_row = self.activations(1, setting.checkpointing)
+        option = Option(setting, cluster, held, one_row, rows, self._peak(held, rows or 1, setting))
+        return self._timed(option, share) if rows else option
+
+    def _peak(self, held: States, rows: int, setting: Setting) -> int:
+        return held.peak(self.activations(rows, setting.checkpointing).total)
+
+    def _timed(self, option: Option, share: int) -> Option:
+        question, cluster = self.question, option.cluster
+        config = self.config
+        sent = traffic(self.parameters, option.setting, cluster.gpus, share // option.rows, config.precision, self.zero)
+        rows = config.batch.global_batch_size
+        of_teacher = rows * self.flops.get(TEACHER, 0.0)
+        flops = rows * sum(self.flops.values()) - of_teacher
+        of_layers = flops - rows * self.flops[HEAD]
+        peak = question.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
+        taken = step(flops, of_layers, sent, cluster, option.setting, peak, question.mfu, of_teacher)
+        hours = self._steps() * taken.seconds / 3600
+        return replace(option, traffic=sent, step=taken, hours=hours, cost=hours * cluster.gpus * question.price)
+
+    def _teacher(self) -> DecoderOnly | None:
+        """The run's teacher, on the meta device. Raises UserError if its checkpoint isn't there."""
+        if self.config.distillation is None:
+            return None
+        try:
+            return cast(DecoderOnly, models.outline(config_of(self.config.distillation)))
+        except UserError as error:
+            raise UserError(f"distillation.teacher: {error}") from None
+
+    def _steps(self) -> float:
+        """The run's steps, as steps of its full batch."""
+        batch = self.config.batch
+        last = batch.ramp_up[-1].until_step if batch.ramp_up else 0
+        steps = self.config.run.max_steps
+        ramp = sum(batch.rows(number) for number in range(min(last, steps))) / batch.global_batch_size
+        return ramp + max(0, steps - last)
+
+    def _cluster(self, gpus: int) -> Cluster:
+        nodes = -(-gpus // self.question.gpus_per_node)
+        return Cluster(self.question.gpu, gpus, nodes, self.question.network)
+
+    def _share(self, gpus: int) -> int:
+        """Rows of a GPU in the smallest step."""
+        cut, problems = cut_rows(self.config, 0, gpus)
+        if cut is None:
+            raise UserError("\n".join(f"--gpus: {problem}; choose {self._near(gpus)}" for problem in problems))
+        return cut.micro_batch
+
+    def _near(self, gpus: int) -> str:
+        """The nearest numbers of GPUs that can share the batches."""
+        sharing = [one for one in range(1, self.config.batch.global_batch_size + 1) if self._can_share(one)]
+        below = [one for one in sharing if one < gpus][-1:]
+        return " or ".join(map(str, below + [one for one in sharing if one > gpus][:1]))
+
+    def _can_share(self, gpus: int) -> bool:
+        return not cut_rows(self.config, 0, gpus)[1]

@@ -1,0 +1,50 @@
+"""The rows of a run, and the vocabulary of its model, also where its corpus isn't at hand."""
+
+import math
+from pathlib import Path
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.objectives import Objective
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.tools.plan.activations import Rows
+from pretrain.trainer.validate import with_ids_of
+
+_MASKED = 0.15  # the share of tokens that BERT predicts
+
+
+def described(config: RunConfig, path: Path, inputs: int | None, targets: int | None) -> tuple[RunConfig, Rows]:
+    """`config` with the vocabulary of its model, and one of its rows at full length.
+
+    Lengths come from the options `inputs` and `targets`, else from the run file's objective, else from its first corpus
+    if that is a local directory. Raises UserError for what none of them says.
+    """
+    directory = Path(config.data.train[0].corpus)
+    corpus = open_corpus(str(directory)) if directory.is_dir() else None
+    objective: Objective | None = config.data.objective or (corpus.objective if corpus else None)
+    problems: list[str] = []
+    model = config.model
+    if corpus is not None:
+        model, problems = with_ids_of(model, corpus)
+    elif model.vocab_size is None:
+        problems.append(f"model.vocab_size: not set, and {directory} isn't there to take it from; set it")
+    longest = objective.shape if objective else (None, None)
+    inputs = inputs or longest[0]
+    targets = targets or longest[1]
+    if "span_corruption" not in models.FAMILIES[model.family].objectives:
+        targets = inputs
+    if inputs is None or targets is None:
+        problems.append(
+            f"data.objective: not set, and {directory} isn't there to take it from; "
+            "give --inputs and --targets, the tokens of a row (T5's are 512 and 114)"
+        )
+    elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
+        problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, got {inputs}, {targets}")
+    if problems:
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
+    assert inputs is not None
+    assert targets is not None
+    share = getattr(objective, "mask_ratio", _MASKED) if isinstance(model, EncoderOnlyConfig) else 1
+    return config.model_copy(update={"model": model}), Rows(1, inputs, targets, math.ceil(share * targets))

@@ -1,0 +1,167 @@
+"""`pretrain watch`: the curves and samples of a run in the terminal, from RUN/metrics.jsonl and the table of samples.
+
+A terminal shows them anew as the run writes them, until Ctrl-C. Anything else gets one snapshot.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.json_file import read_sound_json
+from pretrain.huggingface.text_plot import Point, bars, plot
+from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
+
+SAMPLES = Path("artifacts/evaluation/samples.json")
+_SECONDS_BETWEEN_LOOKS = 1.0
+_LOSS = "train/loss"
+_LOWEST, _HIGHEST = 4, 10  # lines of a curve
+_MOST_POINTS = 2000
+_NARROWEST = 40
+_BESIDE = {  # small charts: names of metrics and how their last value is written
+    "train/learning_rate": "{:.2e}",
+    "train/gradient_norm": "{:.3f}",
+    "train/tokens_per_second": "{:,.0f}",
+    "train/mfu": "{:.1%}",
+    "train/data_wait_fraction": "{:.1%}",
+}
+
+
+@dataclass(frozen=True)
+class _Table:
+    columns: list[str]
+    data: list[list[Any]]
+
+
+@dataclass
+class Curves:
+    """The metrics of a run so far, read as the file grows; `last` is the last row.
+
+    When the run goes back, after a crash or a spike, the steps that it takes again are dropped.
+    """
+
+    path: Path
+    last: Row | None = None
+    _offset: int = 0
+    _step: int = 0
+    _values: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Reads the new rows."""
+        if self.path.exists() and self.path.stat().st_size < self._offset:  # a new run in the same directory
+            self.last, self._offset, self._step, self._values = None, 0, 0, {}
+        for row, offset in rows_from(self.path, self._offset):
+            if _LOSS in row.metrics:
+                if row.step <= self._step:
+                    for name, values in self._values.items():
+                        self._values[name] = {step: value for step, value in values.items() if step < row.step}
+                self._step = row.step
+            for name, value in row.metrics.items():
+                self._values.setdefault(name, {})[row.step] = value
+            self.last, self._offset = row, offset
+
+    def of(self, name: str) -> list[Point]:
+        return sorted(self._values.get(name, {}).items())
+
+    def validation(self) -> list[str]:
+        """The names of the losses on held-out rows."""
+        return sorted(name for name in self._values if name.startswith("validation/") and name.endswith("/loss"))
+
+
+def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> None:
+    """Shows the run until Ctrl-C; with `once`, or where the output is no terminal, shows it once.
+
+    Raises UserError if `run_dir` has no metrics and is no run that could still write them.
+    """
+    console = console or Console()
+    curves = Curves(run_dir / FILE_NAME)
+    curves.read()
+    if curves.last is None and (once or not console.is_terminal or not run_dir.is_dir()):
+        raise UserError(f"{curves.path}: no metrics here yet; give the directory of a run that trains or has trained")
+    if once or not console.is_terminal:
+        console.print(_view(run_dir, curves, console.width))
+        return
+    # Ctrl-C ends the display, which is no failure
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=False, auto_refresh=False) as live:
+        while True:
+            live.update(_view(run_dir, curves, console.width, console.height), refresh=True)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            curves.read()
+
+
+def _view(run_dir: Path, curves: Curves, width: int, height: int | None = None) -> Group:
+    """Everything, in `width` columns. In at most `height` lines: curves become lower, then the end is left out."""
+    width = max(width, _NARROWEST)
+    losses = [(name, points) for name in (_LOSS, *curves.validation()) if (points := curves.of(name))]
+    below = [*_small_charts(curves, width), *_samples(run_dir / SAMPLES, width)]
+    head = list(_head(run_dir, curves))
+    lines = _HIGHEST
+    if height is not None and losses:
+        lines = max(_LOWEST, min(_HIGHEST, (height - 1 - len(head) - len(below)) // len(losses) - 2))
+    shown = [*head, *(line for name, points in losses for line in _curve(name, points, width, lines)), *below]
+    return Group(*shown[: height - 1 if height else None])
+
+
+def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
+    if curves.last is None:
+        yield Text(f"{run_dir}: no metrics yet", style="bold")
+        return
+    ago = max(0.0, time.time() - curves.last.time)
+    attempt = f", attempt {curves.last.attempt}" if curves.last.attempt > 1 else ""
+    yield Text(f"{run_dir}  step {curves.last.step:,}{attempt}, logged {_duration(ago)} ago", style="bold")
+
+
+def _curve(name: str, points: Sequence[Point], width: int, height: int) -> Iterator[Text]:
+    """A curve of `height` lines below its name and its last value; a single point has only these."""
+    yield Text()
+    (step, value), best = points[-1], min((y for _, y in points if math.isfinite(y)), default=math.nan)
+    yield Text.assemble((name, "bold"), f"  {value:.4f} at step {step:,.0f}, lowest {best:.4f}")
+    if len(points) > 1:
+        every = -(-len(points) // _MOST_POINTS)
+        some = [*points[:-1:every], points[-1]]
+        yield from (Text(line, style="cyan", no_wrap=True) for line in plot(some, width - 1, height))
+
+
+def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
+    found = [(name, form, curves.of(name)) for name, form in _BESIDE.items() if curves.of(name)]
+    if not found:
+        return
+    yield Text()
+    longest = max(len(name) for name, _, _ in found)
+    for name, form, points in found:
+        values = [value for _, value in points]
+        last = form.format(values[-1])
+        chart = bars(values, max(width - longest - 16, 8))
+        yield Text.assemble((f"{name:<{longest}} ", "bold"), f"{last:>12}  ", (chart, "cyan"), no_wrap=True)
+
+
+def _samples(path: Path, width: int) -> Iterator[Text]:
+    """What the model wrote at the last step of the table."""
+    table = read_sound_json(path, _Table)
+    rows = [dict(zip(table.columns, values, strict=False)) for values in table.data] if table else []
+    if not rows:
+        return
+    last = rows[-1].get("step")
+    yield Text()
+    yield Text(f"samples of step {last}", style="bold")
+    for row in (row for row in rows if row.get("step") == last):
+        for label, key, style in (("given  ", "given", "dim"), ("written", "written", "")):
+            text = " ".join(str(row.get(key, "")).split())
+            room = width - len(label) - 2
+            yield Text(f"{label}  {text if len(text) <= room else text[: room - 1] + '…'}", style=style, no_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    """90.0 -> "1 min"."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

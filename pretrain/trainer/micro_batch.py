@@ -1,0 +1,139 @@
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
+
+Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
+never runs out of memory on purpose. The moments that an optimizer has yet to allocate are reckoned with. Its temporary
+tensors aren't: they exist when those of the rows no longer do. The choice is kept in the run directory: with another
+one, a resumed run's losses would differ in their last bits.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from pydantic import PositiveInt
+
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
+from pretrain.models.loss import PARTS
+from pretrain.trainer.validate import Setup
+from pretrain.zero.deepspeed_private import fragments, optimizer_state, uncounted
+from pretrain.zero.engine import Engine
+from pretrain.zero.memory import SAFE, DeviceMemory
+
+FILE = "micro_batch.json"
+PROBES = (1, 4)  # rows
+PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
+_AVERAGE = 4  # bytes per element of the parameters' moving average
+_MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
+
+
+@dataclass(frozen=True)
+class Choice:
+    """RUN/micro_batch.json."""
+
+    micro_batch_size: PositiveInt
+    measured_for: dict[str, Any]
+
+
+def settled(setup: Setup, engine: Engine) -> Setup:
+    """Sets the micro-batch of `engine` and of the returned setup if the run file says `auto`.
+
+    The micro-batch divides a rank's share of a step, so the global batch stays as it is, and it is the same on all
+    ranks. All ranks must call this together, before the first step.
+    """
+    if setup.config.batch.micro_batch_size != "auto":
+        return setup
+    share = setup.cut.micro_batch  # until now all rows of a rank in a step, or in the smallest step of a ramp-up
+    conditions = _conditions(setup, engine)
+    kept = torch.tensor(_kept(setup, conditions) if setup.cut.rank == 0 else 0, device=engine.device)
+    dist.broadcast(kept, src=0)
+    rows = int(kept) or _largest(setup, engine, share)
+    if setup.cut.rank == 0:
+        write_json(setup.directory / FILE, asdict(Choice(rows, conditions)))
+    engine.cut = replace(setup.cut, micro_batch=rows, accumulation=setup.cut.accumulation * share // rows)
+    return replace(setup, cut=engine.cut)
+
+
+def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
+    """Everything that decides how much memory rows need and how much there is."""
+    config, cuda = setup.config, engine.device.type == "cuda"
+    settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
+    return {
+        "rows": setup.cut.micro_batch,
+        "lengths": list(setup.lengths),
+        "ranks": setup.cut.ranks,
+        "zero_stage": config.zero_stage,
+        "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        "model": fingerprint(setup.model.model_dump()),
+        "settings": fingerprint(settings),
+        **({"distillation": setup.identity["distillation"]} if config.distillation else {}),
+    }
+
+
+def _kept(setup: Setup, conditions: dict[str, Any]) -> int:
+    """The choice of an earlier start under the same conditions; 0 if there is none."""
+    kept = read_sound_json(setup.directory / FILE, Choice)
+    return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
+
+
+def _largest(setup: Setup, engine: Engine, share: int) -> int:
+    few, more = (min(rows, share) for rows in PROBES)
+    rows = _full_rows(setup, more)
+    memory = DeviceMemory(engine.device)
+    free = SAFE * memory.free() - _moments_to_come(engine)
+    _pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
+    peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
+    each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
+    fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
+    largest = torch.tensor(max(fitting, default=1), device=engine.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MIN)
+    return int(largest)
+
+
+def _passes(engine: Engine, batch: Batch) -> None:
+    for _ in range(PASSES):
+        _pass(engine, batch)
+
+
+def _pass(engine: Engine, batch: Batch) -> None:
+    """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
+    deepspeed = engine.deepspeed
+    with uncounted(deepspeed):
+        deepspeed.set_gradient_accumulation_boundary(True)
+        losses = engine.training_losses(batch)
+        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
+        deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
+        deepspeed.step()
+
+
+def _full_rows(setup: Setup, count: int) -> Batch:
+    """`count` rows of the run, padded to the greatest width that their objective allows."""
+    inputs, targets = setup.lengths
+    cut = replace(setup.cut, micro_batch=count, accumulation=1)
+    batch = TrainingBatches(setup.stream, cut)[0].batch
+    ids = batch["encoder_input_ids"]
+    batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
+    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+
+
+def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
+    if tensor.dim() == 1:
+        return tensor
+    width = targets if name in LABELS or name.startswith("decoder") else inputs
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORED if name in LABELS else 0)
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return {name: tensor[:count] for name, tensor in batch.items()}
+
+
+def _moments_to_come(engine: Engine) -> int:
+    """Bytes of optimizer state that the first step will allocate."""
+    if optimizer_state(engine.deepspeed):
+        return 0
+    average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
+    return (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))

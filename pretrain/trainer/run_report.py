@@ -1,0 +1,271 @@
+"""Records and prints the progress of a run: run directory, tracker and console.
+
+Only rank 0 writes, except that the first rank of each machine records the machine's metrics.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.progress import counted, in_time
+from data_pipeline.foundation.secrets import masked, masked_values
+from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.stream import changes
+from pretrain import models
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint.directory import directory_of
+from pretrain.config import MlflowSection
+from pretrain.evaluation.hook import Findings
+from pretrain.run import environment, lock, rank_logs, status, watchdog
+from pretrain.run.status import Status
+from pretrain.run.system_metrics import SystemMonitor
+from pretrain.tracking.tracked_run import NOTE, DatasetInfo
+from pretrain.tracking.tracker import Tracker
+from pretrain.trainer.teacher_checks import checkpoint_of
+from pretrain.trainer.validate import Setup
+from pretrain.zero.ranks import by_rank_0
+
+if TYPE_CHECKING:
+    from pretrain.checkpoint.save import Saved
+
+_LONG = 3600.0  # s
+
+
+class Journal:
+    """Opens the run directory and the tracker. All ranks create one together.
+
+    As a context manager it marks the run as failed in the tracker when an exception leaves the block.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self._tracker: Tracker | None = None
+        hosts = environment.hosts()
+        attempt = by_rank_0(lambda: self._open(hosts))
+        self._monitor = _system_monitor(setup, hosts, attempt)
+        watchdog.alive()
+
+    def _open(self, hosts: list[dict[str, Any]]) -> int:
+        with _naming_directory(self.setup.directory):
+            attempt, self._lock = _open_directory(self.setup, hosts)
+            self._tracker = _tracker(self.setup, attempt)
+        return attempt
+
+    def announce(self, parameters: int, cut: Cut) -> None:
+        config = self.setup.config
+        self._print(
+            f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
+            f"{counted(cut.ranks, 'rank')} × {cut.accumulation} × {cut.micro_batch} rows, "
+            f"steps {self.setup.standing.step} to {config.run.max_steps}"
+        )
+        if self.setup.initial_weights and not self.setup.resume:
+            self._print(f"starts from the weights in {self.setup.initial_weights}")
+        if config.distillation:
+            self._print(f"learns from the teacher in {checkpoint_of(config.distillation)}")
+        if config.data.mixing or config.data.weights_of == "tokens":
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.setup.shares.items())
+            self._print(f"a mixture, in rows: {shares}")
+        for line in self.setup.warnings:
+            self.warn(line)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Records the metrics of a step and prints the most important ones."""
+        if self._tracker is None:
+            return
+        self._tracker.log(step, metrics)
+        steps = self.setup.config.run.max_steps
+        if "train/loss" in metrics:
+            left = (steps - step) / metrics["train/steps_per_second"]
+            self._print(
+                f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
+                f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
+                f"{_skipped(metrics)}{in_time(left)} left"
+            )
+
+    def forecast(self, step: int, seconds: float) -> None:
+        """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
+        left = (self.setup.config.run.max_steps - step) * seconds
+        if left >= _LONG:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
+            self._print(f"a step takes {seconds:.3g} s: {in_time(left)} left, until about {end}")
+
+    def found(self, step: int, findings: Findings) -> None:
+        """Records the metrics that a hook has found after a step and prints its lines."""
+        if self._tracker is not None and findings.metrics:
+            self._tracker.log(step, findings.metrics)
+        for line in findings.lines:
+            self._print(f"step {step}  {line}{'; training goes on' if findings.failed else ''}")
+
+    def saved(self, saved: "Saved") -> None:
+        if self._tracker is None:
+            return
+        times = {
+            "stall_seconds": saved.stall_seconds,
+            "write_seconds": saved.write_seconds,
+            "gigabytes": saved.gigabytes,
+        }
+        self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
+        self._print(
+            f"saved {saved.directory}: {saved.gigabytes:.3g} GB in {saved.write_seconds:.2f} s; "
+            f"training paused for {saved.stall_seconds:.2f} s"
+        )
+        for line in saved.warnings:
+            self.warn(line)
+
+    def warn(self, line: str) -> None:
+        self._print(f"warning: {line}", sys.stderr)
+
+    def finish(self, step: int, finished: bool) -> None:
+        """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
+        self._end_monitor()
+        if self._tracker is not None:
+            with _naming_directory(self.setup.directory):
+                self._end(self._tracker, step, finished)
+        dist.barrier()
+
+    def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
+        tracker.close("FINISHED" if finished else "KILLED")
+        run, asked = self.setup.directory, status.stop_requested(self.setup.directory)
+        status.clear_stop(run)
+        status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step, asked))
+        if finished:
+            self._print(f"finished {step} steps. Next: pretrain export {directory_of(run, step)} OUT")
+        else:
+            self._print(f"stopped on request after step {step}; to resume, run the same command again")
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None:
+            rank_logs.note_failure(self.setup.cut.rank)  # now: MLflow may take its time
+        self._end_monitor()
+        if kind is not None and self._tracker is not None:
+            self._tracker.close("FAILED")
+
+    def _end_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+    def _print(self, line: str, stream: TextIO | None = None) -> None:
+        if self.setup.cut.rank == 0:
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
+                print(line, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def _naming_directory(directory: Path) -> Iterator[None]:
+    """Turns an OSError into a FailedError that names the run directory."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
+
+
+def _skipped(metrics: dict[str, float]) -> str:
+    return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
+
+
+def _open_directory(setup: Setup, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
+    """Prepares the run directory; returns the number of this attempt and the directory's lock."""
+    run = setup.directory
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
+    locked = lock.take(run)
+    remove_leftovers(run)
+    supervised = rank_logs.supervised()
+    if not supervised:  # a supervisor clears it before it accepts requests itself
+        status.clear_stop(run)  # left from an earlier attempt
+    attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
+    config, resolved = run / CONFIG, masked_values(setup.config.model_dump(mode="json"))
+    if config.exists() and (before := _settings_in(config)) != resolved:
+        kept = run / f"config.before-attempt-{attempt}.yaml"
+        if before is None:
+            print(f"warning: {config}: not a valid run file; kept as {kept.name}", flush=True)
+        for change in changes(before, resolved) if before else []:
+            print(f"changed since the last start: {masked(change)}", flush=True)
+        config.rename(kept)
+    write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
+    write_json(run / "environment.json", environment.describe(hosts))
+    write_bytes(run / environment.DIFF, environment.git_diff().encode())
+    status.write(run, Status("running", attempt))
+    return attempt, locked
+
+
+def _settings_in(config: Path) -> dict[str, Any] | None:
+    """The settings of the last start; None if the file isn't valid."""
+    try:
+        settings = OmegaConf.to_container(OmegaConf.load(config))
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
+        return None
+    return cast(dict[str, Any], settings) if isinstance(settings, dict) else None
+
+
+def _tracker(setup: Setup, attempt: int) -> Tracker:
+    config, run = setup.config, setup.directory
+    mlflow, parameters = config.tracking.mlflow, models.outline(setup.model).num_parameters()
+    uses = [("train", corpus.name, corpus) for corpus in setup.training]
+    uses += [("validation", name, corpus) for name, corpus in setup.validation.items()]
+    return Tracker(
+        run,
+        attempt=attempt,
+        run_name=config.run.name,
+        uri=mlflow.uri if mlflow else None,
+        experiment=(mlflow or MlflowSection()).experiment,
+        parameters={**config.model_dump(mode="json"), "parameters": parameters},
+        tags={
+            **environment.git_tags(),
+            "ranks": setup.cut.ranks,
+            "zero_stage": config.zero_stage,
+            "precision": config.precision,
+            NOTE: _description(setup, parameters),
+        },
+        datasets=[
+            DatasetInfo(
+                name=name,
+                digest=corpus.fingerprint,
+                source=str(corpus.directory / "manifest.json"),
+                context=split,
+                profile={key: corpus.manifest["splits"][split][key] for key in ("rows", "tokens", "documents")},
+            )
+            for split, name, corpus in uses
+        ],
+        artifacts=[run / CONFIG, run / "environment.json", run / environment.DIFF],
+        parent=mlflow.parent if mlflow else None,
+    )
+
+
+def _description(setup: Setup, parameters: int) -> str:
+    """The run in a few words of Markdown, for MLflow's page of it."""
+    config = setup.config
+    corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in setup.training)
+    objective = (config.data.objective or setup.training[0].objective).name
+    steps = f"{config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows"
+    return (
+        f"A `{setup.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
+        f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
+        "Curves and pictures: tab *Model metrics*. What the model writes: tab *Artifacts*, `evaluation/samples.json`."
+    )
+
+
+def _system_monitor(setup: Setup, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
+    """The monitor of this machine, on its first rank."""
+    seconds = setup.config.tracking.system_metrics_seconds
+    host = next((one["host"] for one in hosts if one["ranks"][0] == setup.cut.rank), None)
+    if seconds is None or host is None:
+        return None
+    with _naming_directory(setup.directory):
+        return SystemMonitor(setup.directory, attempt, host, len(hosts) == 1, seconds)

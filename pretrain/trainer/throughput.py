@@ -1,0 +1,144 @@
+"""How fast a run is: tokens per second and model FLOPs utilisation (MFU).
+
+MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
+what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
+fastest of several measured matrix products for other devices. On GPUs there is a second share, of what they reach in
+products of the model's own shapes.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.loading.batches import IGNORED, Batch
+from pretrain.config import RunConfig
+from pretrain.kernels.products import product
+from pretrain.models.model import Model, Sizes
+from pretrain.run.gpus import Arithmetic, gpu_of_device
+from pretrain.trainer.matmul_speed import products, products_flops
+
+_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
+_LONG = 0.01  # s: a product that takes as long keeps the device busy
+_AT_ONCE, _TIMES = 4, 3
+
+
+def peak_flops(config: RunConfig, device: torch.device) -> float:
+    """The peak FLOP/s of one rank's `device` in the arithmetic of the run."""
+    known = None
+    if device.type == "cuda":
+        arithmetic: Arithmetic = "tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision
+        known = data_sheet_peak(torch.cuda.get_device_name(device), arithmetic)
+    return known or measured_peak(_dtype(config), device)
+
+
+def peak_of_products(
+    config: RunConfig, device: torch.device, model: Model, lengths: tuple[int, int], rows: int
+) -> float | None:
+    """FLOP/s of one rank's `device` in the products of a micro-batch: `rows` with `lengths` inputs and targets.
+
+    None on a CPU, whose peak is measured anyway, and where these products may take as long as a step.
+    """
+    if device.type == "cpu":
+        return None
+    return products_flops(products(model, *(rows * length for length in lengths)), _dtype(config), device)
+
+
+def _dtype(config: RunConfig) -> torch.dtype:
+    return torch.bfloat16 if config.precision == "bf16" else torch.float32
+
+
+def data_sheet_peak(name: str, arithmetic: Arithmetic) -> float | None:
+    """The peak FLOP/s of the GPU that CUDA calls `name`; None for an unknown GPU."""
+    gpu = gpu_of_device(name)
+    return None if gpu is None else gpu.flops(arithmetic)
+
+
+def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest of some matrix products, wider and wider until they keep the device busy."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
+    for width in _WIDTHS:
+        matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
+        seconds = min(_seconds(matrix) for _ in range(_TIMES)) / _AT_ONCE
+        best = max(best, 2 * width**3 / seconds)
+        if seconds > _LONG:
+            break
+    return best
+
+
+def _seconds(matrix: Tensor) -> float:
+    started = time.perf_counter()
+    for _ in range(_AT_ONCE):
+        found = product(matrix, matrix)
+    float(found[0, 0])  # waits for the device
+    return time.perf_counter() - started
+
+
+def sizes(batch: Batch) -> Tensor:
+    """`Sizes` of a batch as a tensor (6,) int64, on its device and without waiting for it."""
+    ids, labels = batch["encoder_input_ids"], batch["labels"]
+    inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
+    targets = (labels != IGNORED) * batch.get("decoder_segment_ids", 1)
+    most = max(ids.size(1), labels.size(1))
+    of_inputs, of_targets = _lengths(inputs, most), _lengths(targets, most)
+    pairs = (of_inputs * of_inputs, of_targets * of_targets, of_inputs * of_targets)
+    return torch.stack([counts.sum() for counts in (of_inputs > 0, of_inputs, of_targets, *pairs)])
+
+
+def _lengths(segments: Tensor, most: int) -> Tensor:
+    """(rows, most): tokens of each example of a row, [[1, 1, 1, 2, 2, 0]] -> [[3, 2, 0, …]]."""
+    counts = segments.new_zeros(segments.size(0), most + 1)
+    return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
+
+
+class ThroughputMeter:
+    """Times the steps between two logs.
+
+    `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
+    `besides`: FLOPs that examples need besides the model's, a teacher's.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        peak: float,
+        products: float | None = None,
+        besides: Callable[[Sizes], float] | None = None,
+    ):
+        self._model, self._peak, self._products, self._besides = model, peak, products, besides
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._waited = 0.0
+        self._sizes: list[Tensor] = []  # of this rank's micro-batches
+
+    def step(self, waited: float, batches: list[Batch]) -> None:
+        """Counts a step on this rank's `batches`, for which it waited `waited` seconds."""
+        self._steps += 1
+        self._waited += waited
+        self._sizes += [sizes(batch) for batch in batches]
+
+    def take(self) -> dict[str, float]:
+        """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more."""
+        total = torch.stack(self._sizes).sum(dim=0)
+        dist.all_reduce(total)
+        examples = Sizes(*total.tolist())
+        seconds = time.perf_counter() - self._started
+        tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
+        flops = (self._model.flops(examples) + (self._besides(examples) if self._besides else 0.0)) / seconds
+        metrics = {
+            "train/tokens_per_second": tokens / seconds,
+            "train/steps_per_second": self._steps / seconds,
+            "train/mfu": flops / self._peak,
+            "train/data_wait_fraction": self._waited / seconds,
+        }
+        if self._products:
+            metrics["train/mfu_of_products"] = flops / self._products
+        self.restart()
+        return metrics

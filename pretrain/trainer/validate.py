@@ -1,0 +1,397 @@
+"""Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.mixing import rates, rates_of_rows
+from data_pipeline.loading.stream import Stream, differences
+from data_pipeline.tokenizer import load as load_tokenizer
+from pretrain import models
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.origin import Origin
+from pretrain.config import CacheSection, RunConfig
+from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.models.config.t5gemma import Gemma
+from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
+from pretrain.run import status
+from pretrain.run.train_state import Standing, position_after
+from pretrain.trainer import teacher_checks as distillation
+from pretrain.trainer.device_problems import device_problems
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A checked run file with everything it refers to.
+
+    `model` has the corpus's vocabulary filled in. `validation` maps a corpus's name in metrics to the corpus.
+    """
+
+    config: RunConfig
+    training: list[Corpus]
+    validation: dict[str, Corpus]
+    model: ModelConfig
+    cut: Cut
+    resume: Path | None
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.run.directory)
+
+    @property
+    def initial_weights(self) -> Path | None:
+        """The checkpoint whose weights the run starts, or started, from; None for random weights."""
+        return checkpoint_in(Path(path)) if (path := self.config.checkpoint.init_from) else None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The greatest lengths of inputs and targets that the objectives of the run allow."""
+        shapes = [(self.config.data.objective or corpus.objective).shape for corpus in self.training]
+        return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
+
+    @property
+    def stream(self) -> Stream:
+        """The training rows in their order."""
+        return _stream(self.config, self.training)
+
+    @property
+    def standing(self) -> Standing:
+        """The state that this process resumes from."""
+        if self.resume is None:
+            return Standing()
+        standing = checkpoint_index.read(self.resume).standing
+        return replace(standing, position=position_after(self.directory, standing))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has taken its last step and has recorded that it finished."""
+        return self.standing.step >= self.config.run.max_steps and status.read(self.directory).state == "finished"
+
+    @property
+    def nothing_left(self) -> str:
+        """What a user sees who starts a finished run again."""
+        done = f"{self.standing.step} of {self.config.run.max_steps} steps"
+        return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
+
+    @property
+    def origin(self) -> Origin:
+        """What every checkpoint of this run records about it."""
+        return Origin(
+            run=self.directory,
+            rank=self.cut.rank,
+            ranks=self.cut.ranks,
+            zero_stage=self.config.zero_stage,
+            identity=self.identity,
+            config_fingerprint=fingerprint(self.config.model_dump()),
+            tokenizer=self.training[0].tokenizer,
+            mixture=self.stream.mixture,
+            settings=self.config.checkpoint,
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the training rows that comes from each corpus, by its name."""
+        weights = self.stream.weights
+        return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
+
+    def tokens(self, position: int) -> float:
+        """Tokens of the corpora in the run's first `position` rows: a corpus's rows count with their mean length."""
+        rows = self.stream.mixture.consumed(position)
+        splits = [corpus.manifest["splits"]["train"] for corpus in self.training]
+        return sum(taken * split["tokens"] / split["rows"] for taken, split in zip(rows, splits, strict=True))
+
+    def accumulation(self, step: int) -> int:
+        """Micro-batches of each rank in step `step`."""
+        return self.config.batch.rows(step) // self.cut.rows(1)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that may not change over the life of a run."""
+        return identity(self.config, self.model, self.training)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that work, but are probably a mistake."""
+        size = self.config.batch.global_batch_size
+        crowded = [
+            f"data.train.{number}: {corpus.directory} has {rows} rows, but a step takes {taken} of them "
+            "(batch.global_batch_size), so some rows appear more than once in a step"
+            for number, (corpus, taken) in enumerate(
+                zip(self.training, self.stream.mixture.consumed(size), strict=True)
+            )
+            if taken > (rows := corpus.rows("train"))
+        ]
+        last = size * self.config.run.max_steps
+        unseen = [
+            f"data.train.{number}: {corpus.directory} has so small a part that none of its rows is among the "
+            f"{last:,} of this run"
+            for number, (corpus, taken) in enumerate(
+                zip(self.training, self.stream.mixture.consumed(last), strict=True)
+            )
+            if not taken
+        ]
+        return crowded + unseen + self._never_warm
+
+    @property
+    def _never_warm(self) -> list[str]:
+        schedule, steps = self.config.schedule, self.config.run.max_steps
+        if schedule.warmup_steps < steps or getattr(schedule, "warmup", "linear") == "constant":
+            return []
+        return [
+            f"schedule.warmup_steps: {schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run ends inside "
+            "its warm-up; a twentieth of the steps is usual"
+        ]
+
+
+def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:
+    """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
+
+    With `ranks_are_here`, it checks this machine's devices too.
+
+    Raises UserError with every problem found, one line each.
+    """
+    training = [_opened(entry.corpus, config.data.cache) for entry in config.data.train]
+    validation = [_opened(entry.corpus, config.data.cache) for entry in config.data.validation]
+    cut, problems = cut_rows(config, rank, ranks)
+    problems += device_problems(config) if ranks_are_here else []
+    problems += _given_twice("train", training) + _given_twice("validation", validation)
+    names, alike = _names(config, validation)
+    problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
+    problems += _empty("train", training) + _empty("validation", validation)
+    model, unlike = with_ids_of(config.model, training[0])
+    problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
+    problems += _hook_problems(config, names, validation)
+    problems += (of_teacher := distillation.problems(config, model, training))
+    if resume is not None and not of_teacher:
+        problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
+    elif resume is None and config.checkpoint.init_from is not None:
+        problems += _other_than_init(model, Path(config.checkpoint.init_from), training[0])
+    if problems:
+        raise UserError("\n".join(problems))
+    assert cut is not None
+    return Setup(config, training, dict(zip(names, validation, strict=True)), model, cut, resume)
+
+
+def _opened(location: str, cache: CacheSection) -> Corpus:
+    directory = Path(cache.directory) if cache.directory else None
+    return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
+
+
+def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
+    return {
+        "model": model.model_dump(),
+        "optimizer": config.optimizer.name,
+        # Adafactor's; it decides the shape of the second moments
+        "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
+        "optimizer.ema_decay": config.optimizer.ema_decay,
+        "distillation": distillation.identity(config.distillation),
+        "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
+        "data": _stream(config, training).identity,
+    }
+
+
+def _other_than_resumed(
+    saved: checkpoint_index.Index, config: RunConfig, model: ModelConfig, training: list[Corpus]
+) -> list[str]:
+    """How this run differs from the run that saved the checkpoint, one line for each key."""
+    if problems := saved.differences(identity(config, model, training)):
+        return problems
+    problem = _stream(config, training).mixture.miscount(saved.consumed, saved.position)
+    return [f"the checkpoint of step {saved.step} is inconsistent: {problem}"] if problem else []
+
+
+def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
+    data = config.data
+    return Stream(
+        training,
+        _weights_of(config, training),
+        config.run.seed,
+        data.lanes,
+        data.objective,
+        data.on_damage,
+        data.pack,
+    )
+
+
+def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
+    """The part of the rows that each corpus has, relative to the others."""
+    data = config.data
+    weights = [entry.weight for entry in data.train]
+    rows, tokens = (
+        [max(1, corpus.manifest["splits"]["train"][unit]) for corpus in training] for unit in ("rows", "tokens")
+    )
+    of_tokens = data.weights_of == "tokens"
+    if data.mixing is not None:
+        weights = rates(tokens if of_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
+    return rates_of_rows(weights, rows, tokens) if of_tokens else weights
+
+
+def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
+    if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
+        return []
+    from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
+
+    return groups.problems(models.outline(model), config.optimizer)
+
+
+def cut_rows(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
+    """How `ranks` share the batches, and a line for each reason why they can't."""
+    batch = config.batch
+    sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
+    sizes["batch.global_batch_size"] = batch.global_batch_size
+    problems = [
+        f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in sizes.items() if rows % ranks
+    ]
+    if problems:
+        return None, problems
+    share = math.gcd(*sizes.values()) // ranks  # a rank's rows in any step are a multiple of it
+    micro = batch.micro_batch_size if isinstance(batch.micro_batch_size, int) else share
+    if share % micro:
+        of_ramp = " in each step of the ramp-up" if batch.ramp_up else ""
+        return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows{of_ramp}"]
+    return Cut(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
+
+
+def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
+    """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
+    described = corpus.tokenizer.describe()
+    ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
+    if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
+        ids["bos_id"] = corpus.tokenizer.vocabulary.start
+    problems = [
+        f"model.{name}: {given}, but {corpus.directory}'s tokenizer has {value}"
+        for name, value in ids.items()
+        if name in model.model_fields_set and (given := getattr(model, name)) not in (None, value)
+    ]
+    return model.model_copy(update=ids), problems
+
+
+def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
+    """How the model and its tokenizer differ from those in `path`, one line for each key."""
+    try:
+        checkpoint = checkpoint_in(path)
+        saved = checkpoint_index.read(checkpoint).model
+        tokenizer = load_tokenizer(checkpoint).describe()
+    except (UserError, FailedError) as error:
+        return [f"checkpoint.init_from: {error}"]
+    if saved.family != model.family:
+        return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
+    found = differences(_weights(saved), _weights(model))
+    ids = corpus.manifest["tokenizer"]
+    found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
+    return [f"checkpoint.init_from: {path}: {line}" for line in found]
+
+
+_IDS = ("kind", "sha256", "special_tokens", "sentinels")
+
+
+def _weights(model: ModelConfig) -> dict[str, Any]:
+    """`of_the_weights` with the number of embedding rows instead of the multiple these are padded to, since several
+    multiples give the same number."""
+    settings = model.of_the_weights()
+    del settings["pad_vocab_to_multiple_of"]
+    return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
+
+
+def _given_twice(split: str, corpora: list[Corpus]) -> list[str]:
+    """Corpora listed twice: in training, both copies would give the same rows at the same time."""
+    first: dict[str, int] = {}
+    return [
+        f"data.{split}.{number}: {corpus.directory} is the same corpus as data.{split}.{before}; leave one out"
+        for number, corpus in enumerate(corpora)
+        if (before := first.setdefault(corpus.fingerprint, number)) != number
+    ]
+
+
+def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list[str]]:
+    """The name of each validation corpus in metrics, and a problem for each name that two corpora share."""
+    entries = config.data.validation
+    names = [entry.name or corpus.name for entry, corpus in zip(entries, validation, strict=True)]
+    problems = [
+        f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
+        f"set another name as data.validation.{number}.name"
+        for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
+        if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
+    ]
+    return names, problems
+
+
+def _empty(split: str, corpora: list[Corpus]) -> list[str]:
+    return [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
+
+
+def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:
+    first = training[0]
+    return [
+        f"{corpus.directory}: built with another tokenizer than {first.directory} "
+        f"({_ids_in_words(corpus)}, expected {_ids_in_words(first)})"
+        for corpus in [*training[1:], *validation]
+        if _ids_in_words(corpus) != _ids_in_words(first)
+    ]
+
+
+def _ids_in_words(corpus: Corpus) -> str:
+    """A description of what the token ids of a corpus mean."""
+    described = corpus.tokenizer.describe()
+    words = [f"sha256 {described['sha256'][:12]}", *described["special_tokens"]]
+    return ", ".join([*words, f"{described['sentinels']} sentinels"])
+
+
+def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
+    objective = config.data.objective
+    if objective is None:
+        return []
+    problems = []
+    for corpus in training:
+        rows = corpus.manifest["rows"]
+        if corpus.applied_at_build:
+            problems.append(
+                f"data.objective: {corpus.directory} was built with apply_at: build; its objective can't change"
+            )
+        elif objective.raw_length != rows["raw_length"]:
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows['raw_length']}"
+            problems.append(f"data.objective: needs {needs}")
+        elif objective.columns and objective != corpus.objective:
+            problems.append(f"data.objective: {objective.name} needs rows cut for it with the same settings")
+        else:
+            problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
+    return problems
+
+
+def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:
+    """Hooks that can't evaluate the held-out corpora."""
+    objective = config.data.objective
+    held_out = {name: (objective or corpus.objective).name for name, corpus in zip(names, validation, strict=True)}
+    return [
+        f"evaluation.{number}.{problem}"
+        for number, hook in enumerate(config.evaluation)
+        for problem in hook.problems(held_out)
+    ]
+
+
+def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
+    """Corpora whose rows the model can't take because of their kind or length."""
+    problems = []
+    for corpus in corpora:
+        objective = config.data.objective or corpus.objective
+        fitting = models.FAMILIES[model.family].objectives
+        inputs, targets = objective.shape
+        if objective.name not in fitting:
+            found = f"{corpus.directory} has {objective.name}"
+            problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
+        elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
+            found = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
+        elif config.data.pack > 1 and getattr(objective, "next_sentence", False):
+            problems.append(f"data.pack: {corpus.directory} has rows with next sentences, one for each row")
+        elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
+            found = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
+            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
+    return list(dict.fromkeys(problems))  # without repeats: a corpus may serve both training and validation

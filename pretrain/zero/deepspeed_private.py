@@ -1,0 +1,497 @@
+"""DeepSpeed's private names: only this module relies on more than its documented interface, and only it imports it.
+
+It finds the fragments of parameters in the flat fp32 tensors that ZeRO gives an optimizer on this rank. Stages 1 and 2
+give the optimizer one flat tensor per parameter group, cut evenly over the ranks, so a parameter may straddle ranks or
+be absent from one. Stage 3 cuts each parameter by itself. Either way a rank holds at most one contiguous fragment of a
+parameter. When a run starts, `check` verifies this for its engine.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from data_pipeline.foundation.absent_modules import absent
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.optimizers.flat import Flat, Fragment, sum_of_squares
+from pretrain.zero.uncompiled import import_undecorated
+
+with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
+    import deepspeed
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
+import_undecorated("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
+
+TESTED_VERSION = "0.19.8"
+_TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
+_ENDS = 1000  # elements at each end of a fragment that are compared at the start
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_OF_EVERY_OPTIMIZER = ("optimizer", "dp_process_group")
+_OF_FIRST_STAGES = ("bit16_groups", "single_partition_of_fp32_groups", "update_lp_params")
+_OF_BF16_OPTIMIZER = ("bf16_groups", "fp32_groups_flat_partition", "update_lp_params")
+_OF_STAGE_3 = (
+    "fp16_groups",
+    "fp32_partitioned_groups_flat",
+    "grad_partitions_flat_buffer",
+    "checkpoint_event_prologue",
+    "checkpoint_event_epilogue",
+    "_reassign_or_swap_out_partitioned_parameters",
+)
+_OF_NVME = (
+    "_swappable_optimizer_subgroup",
+    "_optimizer_states_and_gradient_swap_in",
+    "_optimizer_states_and_gradient_swap_out",
+)
+
+
+def check_version() -> None:
+    """Raises UserError for an untested version of DeepSpeed: private names change without notice."""
+    if deepspeed.__version__ != TESTED_VERSION:
+        raise UserError(
+            f"deepspeed {deepspeed.__version__} is installed, but only {TESTED_VERSION} was tested: install that one "
+            f"(constraints.txt), or run python -m pytest {_TESTS} and set TESTED_VERSION in {__name__}"
+        )
+
+
+def load_no_extensions() -> None:
+    """Keeps DeepSpeed from loading an inference extension that takes 69 MB per rank in /dev/shm.
+
+    DeepSpeed looks it up in a table, which it would fill by probing every extension: for one it runs a compiler.
+    """
+    deepspeed.ops.__compatible_ops__ = {}
+
+
+def check(engine: DeepSpeedEngine) -> None:
+    """Raises FailedError if DeepSpeed's names or fragments aren't those that this module expects. All ranks call this
+    together.
+
+    Over all ranks, the fragments of a parameter must cover each of its elements once. The fp32 elements, cast to the
+    model's precision, must equal the weights that the model computes with. Only the ends of fragments are compared.
+    """
+    if absent_names := missing(engine):
+        raise FailedError(f"DeepSpeed's {', '.join(absent_names)} isn't there: {_REPORT}")
+    named = dict(engine.module.named_parameters())
+    places = {name: place for place, name in enumerate(named)}
+    # The number of elements and the sum of their positions together show whether each is there once.
+    found = torch.zeros(2, len(named), dtype=torch.int64, device=engine.device)
+    wrong = 0
+    for owned in in_memory(engine):
+        for fragment in owned:
+            last = fragment.start + fragment.size - 1
+            found[0, places[fragment.name]] += fragment.size
+            found[1, places[fragment.name]] += (fragment.start + last) * fragment.size // 2
+            wrong += not _equals_live(fragment, named[fragment.name])
+    dist.all_reduce(found)
+    wrong_anywhere = torch.tensor([wrong], device=engine.device)
+    dist.all_reduce(wrong_anywhere)
+    sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in named.values()]  # ds_: at stage 3
+    expected = torch.tensor([[size, size * (size - 1) // 2] for size in sizes], device=engine.device).T
+    for name, (elements, positions) in zip(named, (found == expected).T.tolist(), strict=True):
+        if not (elements and positions):
+            raise FailedError(f"DeepSpeed's fragments of {name} are not each of its elements once: {_REPORT}")
+    if int(wrong_anywhere):
+        raise FailedError(f"DeepSpeed's fp32 weights are not those that the model computes with: {_REPORT}")
+
+
+def missing(engine: Any) -> list[str]:
+    """The private names that this module uses and that `engine` or its optimizer lacks."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        names = _OF_STAGE_3 + (_OF_NVME if getattr(optimizer, "swap_optimizer", False) else ())
+    else:
+        names = _OF_BF16_OPTIMIZER if isinstance(optimizer, BF16_Optimizer) else _OF_FIRST_STAGES
+    wanted = [(engine, name) for name in _COUNTERS] + [(optimizer, name) for name in (*_OF_EVERY_OPTIMIZER, *names)]
+    return [f"{type(owner).__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)]
+
+
+_REPORT = "please report this, with environment.json and the run file"
+
+
+def _equals_live(fragment: Fragment, parameter: Tensor) -> bool:
+    """Whether a fragment of the fp32 weights equals, at its ends, the weights that the model computes with."""
+    sharded: Any = getattr(parameter, "ds_tensor", None)  # at stage 3
+    if sharded is None:
+        live = parameter.data.view(-1).narrow(0, fragment.start, fragment.size)
+    elif sharded.status.name == "AVAILABLE":
+        live = sharded.data.narrow(0, 0, fragment.size)
+    else:
+        return True  # it is on NVMe
+    master = fragment.of(fragment.flat.data)
+    ends = (slice(None, _ENDS), slice(-_ENDS, None))
+    return all(torch.equal(master[end].to(live.device, live.dtype), live[end]) for end in ends)
+
+
+@contextlib.contextmanager
+def gathered(parameter: nn.Parameter) -> Iterator[bool]:
+    """Makes `parameter` whole if ZeRO-3 shards it, and says whether this process must fill it: then only rank 0 must.
+
+    All ranks call this together; they then hold what rank 0 has filled in. Without shards each process fills its own.
+    """
+    if hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            yield dist.get_rank() == 0
+    else:
+        yield True
+
+
+@contextlib.contextmanager
+def gathered_whole(model: nn.Module) -> Iterator[None]:
+    """Makes all parameters of `model` whole on each rank if ZeRO-3 shards them; they must only be read."""
+    sharded: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    if any(parameter.ds_status.name != "AVAILABLE" for parameter in sharded):
+        with deepspeed.zero.GatheredParameters(sharded):
+            yield
+    else:
+        yield
+
+
+def flats(engine: DeepSpeedEngine) -> list[Flat]:
+    """The flats that the engine's optimizer updates on this rank, in this order."""
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return list(_stage_3(optimizer, names))
+    if isinstance(optimizer, BF16_Optimizer):
+        return list(_stages_1_and_2(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, names))
+    return list(_stages_1_and_2(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, names))
+
+
+def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
+    """All fragments on this rank."""
+    return [fragment for flat in flats(engine) for fragment in flat.fragments if fragment.size]
+
+
+def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
+    """The fragments on this rank, one flat at a time. A flat on NVMe is loaded, with its state, while it is yielded."""
+    optimizer = engine.optimizer
+    for number, flat in enumerate(flats(engine)):
+        if swapped(engine, number):
+            optimizer._optimizer_states_and_gradient_swap_in(number)
+        yield [fragment for fragment in flat.fragments if fragment.size]
+        if swapped(engine, number):
+            optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
+def swapped(engine: DeepSpeedEngine, number: int) -> bool:
+    """Whether the flat with this number is on NVMe between steps."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
+
+
+def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
+    """The wrapped optimizer's state, by flat tensor."""
+    return wrapped(engine).state
+
+
+def wrapped(engine: DeepSpeedEngine) -> Optimizer:
+    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given."""
+    return engine.optimizer.optimizer
+
+
+def process_group(engine: DeepSpeedEngine) -> dist.ProcessGroup:
+    """The ranks over which ZeRO cuts flats."""
+    return engine.optimizer.dp_process_group
+
+
+@contextlib.contextmanager
+def uncounted(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Resets DeepSpeed's counters of steps after the block."""
+    before = {name: getattr(engine, name) for name in _COUNTERS}
+    yield
+    for name, value in before.items():
+        setattr(engine, name, value)
+
+
+def update_parameters(engine: DeepSpeedEngine) -> None:
+    """Updates the parameters that the model computes with from the fp32 ones. All ranks call this together."""
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
+    for group, _ in enumerate(in_memory(engine)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    optimizer.checkpoint_event_epilogue()
+
+
+def _stages_1_and_2(groups: list[list[Any]], tensors: list[Tensor], names: dict[int, str]) -> Iterator[Flat]:
+    for parameters, tensor in zip(groups, tensors, strict=True):
+        found = []
+        for parameter in parameters:
+            start = size = offset = 0
+            if parameter._hp_mapping is not None:  # some of it lies in this rank's partition
+                there, here = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
+                start, size, offset = there.start, here.numel, here.start
+            found.append(Fragment(names[id(parameter)], tuple(parameter.shape), start, size, tensor, offset))
+        yield Flat(tensor, found)
+
+
+def _stage_3(optimizer: DeepSpeedZeroOptimizer_Stage3, names: dict[int, str]) -> Iterator[Flat]:
+    rank = torch.distributed.get_rank(optimizer.dp_process_group)
+    for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        found, offset = [], 0
+        for parameter in parameters:
+            share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
+            start = min(rank * share, parameter.ds_numel)
+            size = min(share, parameter.ds_numel - start)
+            found.append(Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, size, tensor, offset))
+            offset += share
+        yield Flat(tensor, found)
+
+
+def forget_gradients(optimizer: Any) -> None:
+    """Zeroes ZeRO's gradients before a step. DeepSpeed overwrites only those of parameters that the step uses; the
+    other parameters would learn from an old gradient.
+
+    Stage 3 on several ranks needs this. So does every stage with an offloaded optimizer: its gradients are with the
+    fp32 parameters.
+    """
+    if isinstance(optimizer, BF16_Optimizer):
+        return
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if not _holds_whole(optimizer):
+            optimizer.grad_partitions_flat_buffer.zero_()
+        flats = optimizer.fp32_partitioned_groups_flat
+    else:
+        flats = optimizer.single_partition_of_fp32_groups
+    for flat in flats:
+        if flat.grad is not None:
+            flat.grad.zero_()
+
+
+def spare_passes(engine: DeepSpeedEngine) -> None:
+    """Removes passes over all gradients that DeepSpeed makes in every step without need, where nothing is offloaded.
+    Call this before the first step.
+
+    - An invalid gradient is recognised by its norm alone. The norm is taken over a flat; a pass clips only if it must.
+    - Gradients are added up in a flat that the optimizer then reads: none is concatenated. On a CPU this flat is kept,
+      since fresh memory costs more than a copy.
+    - One rank needs no buckets. Stage 1 in bf16 reduces the fp32 gradients where they are.
+    - One rank at stage 3 holds all weights whole: it fetches none for a module, and releases none.
+    - In fp32, the weights that the optimizer updates are those that the model computes with: none is copied.
+    """
+    deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
+    optimizer, group = engine.optimizer, engine.optimizer.dp_process_group
+    _share_weights(optimizer)
+    if isinstance(optimizer, BF16_Optimizer):
+        optimizer._update_hp_grad = partial(_add_gradient, optimizer)
+        optimizer.clear_hp_grads = partial(_forget_old_gradients, optimizer)
+        engine.buffered_allreduce_fallback = partial(_average, optimizer)
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if not optimizer.offload_optimizer:
+            optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
+            if _holds_whole(optimizer):
+                _keep_whole(engine)
+                gradients = _WholeGradients(optimizer)
+                optimizer.reduce_independent_p_g_buckets_and_remove_grads = gradients.take
+                optimizer._get_norm_groups = lambda: [gradients.norm()]
+            optimizer._prepare_fp32_grad_for_sub_group = partial(_lend_gradient, optimizer)
+            optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
+    elif not optimizer.cpu_offload:
+        partitions = _Partitions(optimizer)
+        optimizer._use_compact_grad_partition_buffer = lambda group: True
+        optimizer._build_compact_grad_partition_buffer = partitions.opened
+        optimizer._add_to_grad_partition_buffer = partitions.add
+        optimizer.clear_grad_attribute = partial(_free_gradient, optimizer, optimizer.clear_grad_attribute)
+        optimizer.copy_grads_in_partition = lambda parameter, group=None: optimizer.clear_grad_attribute(parameter)
+        optimizer.check_overflow = lambda partition_gradients=True: None
+        optimizer.scaled_global_norm = partitions.norm
+        optimizer.unscale_and_clip_grads = partial(_clip, optimizer)
+        if dist.get_world_size(group) == 1:
+            optimizer.partition_gradients = True  # stage 1 then takes a gradient at once, while it is in the cache
+            optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
+
+
+def _free_gradient(optimizer: Any, clear: Callable[[Tensor], None], parameter: Tensor) -> None:
+    gradient = optimizer.get_gradient_for_reduction(parameter)
+    if gradient is not None and gradient.is_cuda:  # it may still be being reduced beside the backward pass
+        gradient.record_stream(torch.cuda.current_stream())
+    clear(parameter)
+
+
+def _share_weights(optimizer: Any) -> None:
+    """Makes the fp32 flats the weights themselves where these are fp32 too. After an update DeepSpeed copies a
+    flat to the weights; PyTorch skips a copy of a tensor to itself."""
+    if isinstance(optimizer, BF16_Optimizer):
+        return
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if not optimizer.offload_optimizer:
+            _share(optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat)
+    elif not optimizer.cpu_offload:
+        rank = dist.get_rank(optimizer.dp_process_group)
+        own = [partitions[rank] for partitions in optimizer.parallel_partitioned_bit16_groups]
+        _share(own, optimizer.single_partition_of_fp32_groups)
+        optimizer._link_all_hp_params()  # its fragments are views of the flats
+
+
+def _share(weights: list[Tensor], flats: list[Tensor]) -> None:
+    for own, flat in zip(weights, flats, strict=True):
+        if (own.dtype, own.device) == (flat.dtype, flat.device):
+            flat.data = own.data
+
+
+def _holds_whole(optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:
+    """Whether this rank's shards are the whole parameters, where the model computes."""
+    alone = dist.get_world_size(optimizer.dp_process_group) == 1
+    return alone and not optimizer.offload_optimizer and optimizer.parameter_offload.offload_device is None
+
+
+def _keep_whole(engine: DeepSpeedEngine) -> None:
+    """Makes each parameter a view of its shard from now on, and removes what did so for each module, forward and
+    backward: hooks, and dicts of parameters that fetch what is looked up."""
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    optimizer._partition_all_parameters()
+    optimizer._partition_all_parameters = lambda: None
+    optimizer.parameter_offload._remove_module_hooks()
+    engine.zero_optimization_partition_weights = lambda: False  # it would make such dicts again
+    for module in engine.module.modules():
+        module._parameters = module._original_parameters
+    parameters[0].all_gather_coalesced(parameters).wait()
+
+
+class _Gradients:
+    """Adds up gradients in memory that is kept between steps, in pieces of a flat."""
+
+    def __init__(self) -> None:
+        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
+
+    def forget(self, pieces: Iterable[Tensor]) -> None:
+        """From now on these pieces hold an old gradient."""
+        self._old.update((piece.data_ptr(), piece) for piece in pieces)
+
+    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
+        """Adds a gradient to a piece; the first of a step replaces what is there."""
+        if piece is None:
+            return
+        if self._old.pop(piece.data_ptr(), None) is not None:
+            piece.copy_(gradient)
+        else:
+            piece.add_(gradient.to(piece.dtype))
+
+    def finish(self) -> None:
+        """Ends a step: parameters that it hasn't used have no gradient."""
+        for piece in self._old.values():
+            piece.zero_()
+        self._old.clear()
+
+
+class _WholeGradients(_Gradients):
+    """The fp32 gradients of one rank at stage 3, which holds all parameters whole."""
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer_Stage3):
+        super().__init__()
+        self._flat, self._group = optimizer.grad_partitions_flat_buffer, optimizer.dp_process_group
+        parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
+        pieces = self._flat.split([parameter.ds_numel for parameter in parameters])
+        self._pieces = {parameter.ds_id: piece for parameter, piece in zip(parameters, pieces, strict=True)}
+        self.forget(pieces)
+
+    def take(self, parameter: Any) -> None:
+        self.add(self._pieces[parameter.ds_id], parameter.grad.view(-1))
+        parameter.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient, at the end of a step."""
+        self.finish()
+        self.forget(self._pieces.values())  # in the next step
+        return _norm([self._flat], self._group)
+
+
+class _Partitions(_Gradients):
+    """The fp32 gradients of this rank's partitions at stages 1 and 2. On a CPU their memory is kept between steps."""
+
+    def __init__(self, optimizer: Any):
+        super().__init__()
+        self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
+        self._kept: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
+
+    def opened(self, group: int) -> GradPartitionBufferGroup:
+        """The partition of a parameter group at the beginning of a step."""
+        if group not in self._kept:
+            made = self._build(group)
+            if made.flat_partition.device.type != "cpu":
+                return made
+            self._kept[group] = list(made), made.flat_partition
+            return made
+        pieces, flat = self._kept[group]
+        self.forget(pieces)
+        return GradPartitionBufferGroup(pieces, flat)
+
+    def take(self, parameter: Tensor, group: int) -> None:
+        """Adds the gradient of a parameter, which lies in the only rank's partition whole."""
+        optimizer = self._optimizer
+        gradient = optimizer.get_gradient_for_reduction(parameter)
+        start = optimizer.grad_partition_insertion_offset[group][0][optimizer.get_param_id(parameter)]
+        flat = optimizer._get_compact_grad_partition_buffer(group).flat_partition
+        self.add(flat.narrow(0, start, parameter.numel()), gradient.view(-1))
+        optimizer.clear_grad_attribute(parameter)
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient, at the end of a step."""
+        self.finish()
+        of_groups = self._optimizer.averaged_gradients
+        return _norm([gradients.flat_partition for gradients in of_groups.values()], self._optimizer.dp_process_group)
+
+
+def _norm(flats: list[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """() The L2 norm, fp32, of the flats of all ranks."""
+    squares = torch.stack([sum_of_squares(flat) for flat in flats]).sum()
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().float()
+
+
+def _clip(optimizer: Any, gradients: list[Tensor], norm: Tensor) -> None:
+    excess = (norm + 1e-6) / (optimizer.clip_grad or math.inf)
+    if excess > 1:
+        for gradient in gradients:
+            gradient.mul_(1 / excess)
+
+
+def _clip_sub_group(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int, norm: Tensor) -> None:
+    _clip(optimizer, [optimizer.fp32_partitioned_groups_flat[number].grad], norm)
+
+
+def _lend_gradient(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int) -> None:
+    """Makes a sub-group's part of all gradients the gradient of its flat."""
+    flats = optimizer.fp32_partitioned_groups_flat
+    start, flat = sum(flat.numel() for flat in flats[:number]), flats[number]
+    flat.grad = optimizer.grad_partitions_flat_buffer.narrow(0, start, flat.numel())
+    optimizer.averaged_gradients[number] = None
+
+
+@torch.no_grad()
+def _add_gradient(optimizer: BF16_Optimizer, parameter: Tensor, group: int, number: int, clear_lp_grads: bool) -> None:
+    """Adds a gradient to its fp32 one; the first of a step replaces that of the step before."""
+    if parameter.grad is None:
+        return
+    kept, gradient = optimizer.fp32_groups_gradients[group][number], parameter.grad.view(-1)
+    if optimizer.fp32_groups_has_gradients[group][number]:
+        kept.add_(gradient.to(kept.dtype))
+    else:
+        kept.copy_(gradient)
+        optimizer.fp32_groups_has_gradients[group][number] = True
+
+
+def _forget_old_gradients(optimizer: BF16_Optimizer) -> None:
+    optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]
+
+
+def _average(optimizer: BF16_Optimizer, grads: None = None, elements_per_buffer: int = 0) -> None:
+    """Averages the fp32 gradients of a step over the ranks. Parameters that the step hasn't used have none."""
+    for gradients, used in zip(optimizer.fp32_groups_gradients, optimizer.fp32_groups_has_gradients, strict=True):
+        for number in range(len(used)):
+            if not used[number]:
+                gradients[number].zero_()
+                used[number] = True  # perhaps on another rank
+    ranks = dist.get_world_size(optimizer.dp_process_group)
+    for flat in optimizer.fp32_groups_gradients_flat if ranks > 1 else ():
+        dist.all_reduce(flat, group=optimizer.dp_process_group)
+        flat.div_(ranks)

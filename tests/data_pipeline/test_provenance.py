@@ -1,0 +1,303 @@
+"""What became of documents: traced in real builds, whose every document and drop is known."""
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline import report
+from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.blocks import decode_block
+from data_pipeline.execution.workers import without_ray
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.objectives import SpanCorruption
+from data_pipeline.packing import PACKINGS, Documents, Rules, rows_of_document
+from data_pipeline.pipeline import build
+from data_pipeline.report_page import as_html
+from data_pipeline.text.tally import Tally, smallest
+from data_pipeline.tools.provenance import differences, trace
+from data_pipeline.tools.provenance.finished_build import open_build
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.example_rows import VOCABULARY
+from tests.in_process import run_here
+
+PROSE = "The river {0} rises in the hills. It runs past {0} town. Then it reaches the sea near {0}."
+SHARED = "Every page of this site ends with the same long line."
+PAGES = [
+    {"text": f"{PROSE.format('Elbe')}\n{SHARED}", "url": "http://a.org/0"},
+    {"text": f"{PROSE.format('Loire')}\nHome | About | Contact | Imprint\n{SHARED}", "url": "http://a.org/1"},
+    {"text": "Only one sentence is here.", "url": "http://a.org/2"},
+    {
+        "text": "Dies ist eine deutsche Seite. Sie hat genug Sätze. Aber sie ist nicht englisch.",
+        "url": "http://a.org/3",
+    },
+    {"text": PROSE.format("Seine"), "url": "https://www.a.org/4/", "timestamp": "2020"},
+    {"text": PROSE.format("Old"), "url": "http://a.org/4", "timestamp": "2010"},
+    {"text": "", "url": "http://a.org/6"},
+    {"text": PROSE.format("Tagus"), "url": "http://a.org/7"},
+]
+MORE = [{"text": PROSE.format(f"Nile{n}"), "url": f"http://b.org/{n}"} for n in range(40)]
+
+
+def write(path: Path, pages: list[dict[str, str]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps({"timestamp": "2019", **page}) + "\n" for page in pages)
+
+
+@pytest.fixture(scope="module")
+def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
+    """Two corpora of the same pages: by the default rules and Gopher's, and without those for lines and languages."""
+    folder = tmp_path_factory.mktemp("story")
+    (folder / "in").mkdir()
+    write(folder / "in/pages.json.gz", PAGES)
+    write(folder / "in/more.json.gz", MORE)
+    sources = [{"format": "c4", "path": str(folder / "in"), "language": "en"}]
+    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
+    made = []
+    for name, changes in (
+        ("a", {"cleaning": {"gopher": {"min_words": 5, "min_stop_words": 0}}, "dedup": {}}),
+        ("b", {"cleaning": {"web_rules": False, "language": {"detector": "none"}}, "dedup": {"lines": False}}),
+    ):
+        output = {"output": str(folder / name), "sources": sources, "tokenizer": tokenizer}
+        config = write_corpus_file(folder / f"{name}.yaml", **output, **changes)
+        with without_ray():
+            made.append(build(load(config, [], CorpusConfig)))
+    return made[0], made[1]
+
+
+def story(corpus: Path, name: str) -> dict:
+    (found,) = trace.trace(open_build(corpus), name)
+    return trace.as_json(found)
+
+
+def page_id(number: int) -> str:
+    return f"c4/pages.json.gz/{number:09d}"
+
+
+@pytest.mark.parametrize(
+    ("number", "rule"),
+    [(2, "too_few_sentences"), (3, "language_other"), (5, "duplicate_url"), (6, "empty"), (7, "")],
+)
+def test_the_rule_that_dropped_a_document_is_named(pair, number, rule):
+    found = story(pair[0], page_id(number))
+    assert (found["rule"], found["kept"], found["place"] is None) == (rule, not rule, bool(rule))
+
+
+def test_the_copy_that_stays_is_named(pair):
+    (drop,) = next(step for step in story(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
+    assert drop == {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
+    lost = [
+        (number, drop)
+        for number in (0, 1)
+        for step in story(pair[0], page_id(number))["steps"]
+        for drop in step["dropped"]
+        if drop["rule"] == "line_duplicate_line"
+    ]
+    ((loser, drop),) = lost
+    assert (drop["what"], drop["stays_on"]) == (SHARED, page_id(1 - loser))
+
+
+def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
+    done = run_here("data-pipeline", "trace", pair[0], page_id(1))
+    assert re.search(r'line_no_endmark\n +"Home \| About \| Contact \| Imprint"\n', done.stdout)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_stories_of_all_documents_add_up_to_the_report_and_the_documents(pair):
+    corpus = pair[0]
+    kept = {row["id"]: row for part in (corpus / "documents").iterdir() for row in pq.read_table(part).to_pylist()}
+    rules: dict[str, int] = {}
+    for number in range(len(PAGES)):
+        (found,) = trace.trace(open_build(corpus), page_id(number))
+        rule = found.story.dropped_by
+        if rule:
+            rules[rule] = rules.get(rule, 0) + 1
+        else:
+            written = kept[page_id(number)]
+            assert found.story.passages[-1].text == written["text"]
+            assert (found.story.language, found.story.split) == (written["language"], written["split"])
+        assert (page_id(number) in kept) is not bool(rule)
+    dropped = report.read(corpus)["documents"]["dropped"]
+    assert rules == {rule: n for rule, n in dropped.items() if n}
+
+
+def test_the_rows_named_hold_the_tokens_of_the_document(pair):
+    corpus = open_corpus(pair[0])
+    for identity, row in [
+        (row["id"], row) for part in (pair[0] / "documents").iterdir() for row in pq.read_table(part).to_pylist()
+    ][::5]:
+        place = story(pair[0], identity)["place"]
+        tokens = corpus.tokenizer.encode([row["text"]])[0]
+        assert place["tokens"] == len(tokens)
+        flat: list[int] = []
+        for block in place["blocks"]:
+            with (pair[0] / place["shard"]).open("rb") as file:
+                file.seek(block["offset"])
+                flat += decode_block(file.read(block["length"]))["tokens"].tolist()
+        blocks = corpus.blocks(row["split"])
+        offsets = {block["offset"] for block in place["blocks"]}
+        own = [at for at in blocks.of_shard(place["shard"]).tolist() if int(blocks.offset[at]) in offsets]
+        first, last = place["rows"]
+        inside = flat[(first - int(blocks.first_row[own[0]])) * 34 : (last + 1 - int(blocks.first_row[own[0]])) * 34]
+        # It begins in the first row and ends in the last one, or in the tail of the bucket, which is dropped.
+        (start,) = [at for at in range(34) if inside[at : at + len(tokens)] == tokens[: len(inside) - at]]
+        left = len(inside) - start - len(tokens)
+        assert left < 34
+        assert left >= 0 or last + 1 == int(blocks.first_row[own[-1]] + blocks.rows[own[-1]])
+
+
+def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
+    found = trace.trace(open_build(pair[0]), "http://www.a.org/4?utm_source=x")
+    assert [one.story.id for one in found] == [page_id(4), page_id(5)]
+    assert story(pair[1], "http://a.org/2")["rule"] == "too_few_sentences"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c4/other.json.gz/000000001", "none of the 2 inputs"),
+        ("http://nowhere.org/", "none of the 2 inputs"),
+        ("c4/pages.json.gz/000000100", "its file has no such record"),
+        ("pages", "expected a URL, or an id"),
+    ],
+)
+def test_an_unknown_document_is_one_line(pair, name, message):
+    done = run_here("data-pipeline", "trace", pair[0], name)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = [line for line in done.stderr.splitlines() if "looking for the URL" not in line]
+    assert message in line
+
+
+def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair, tmp_path):
+    config = pair[0].with_suffix(".yaml")
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace('"min_words": 5', '"min_words": 6'))
+    with pytest.raises(UserError, match="built with other settings; run data-pipeline build"):
+        open_build(other)
+    found = open_build(config)
+    moved = found.config.model_copy(
+        update={"split": found.config.split.model_copy(update={"validation_fraction": 0.5})}
+    )
+    with pytest.raises(FailedError, match=r"c4/pages\.json\.gz or its settings have changed since"):
+        trace.trace(type(found)(found.location, found.directory, moved), page_id(0))
+    with pytest.raises(UserError, match=r"config\.json: no such file"):
+        open_build(tmp_path)
+
+
+def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
+    found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1)
+    by_rule = {
+        kind: {rule["rule"]: rule["documents"] for rule in found[kind]}
+        for kind in ("only_in_a", "only_in_b", "text_differs", "split_differs")
+    }
+    loser = next(n for n in (0, 1) if len(story(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
+    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if loser == 0 else {})
+    assert by_rule == {
+        "only_in_a": {},
+        "only_in_b": {"language_other in A": 1},
+        "text_differs": text,
+        "split_differs": {},
+    }
+    in_a = report.read(pair[0])["documents"]["kept"]
+    assert found["same"] + sum(by_rule["text_differs"].values()) == in_a
+    assert found["only_in_b"] == [{"rule": "language_other in A", "documents": 1, "examples": [page_id(3)]}]
+
+
+def test_diff_of_a_corpus_with_itself_is_empty(pair):
+    done = run_here("data-pipeline", "diff", pair[0], pair[0].with_suffix(".yaml"), "--json")
+    found = json.loads(done.stdout)
+    assert (found["same"], found["only_in_a"], found["text_differs"]) == (
+        report.read(pair[0])["documents"]["kept"],
+        [],
+        [],
+    )
+
+
+def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
+    """White space and citation marks go uncounted. A document whose input only one corpus has isn't looked for."""
+    (tmp_path / "in").mkdir()
+    pages = ["The first page ends with spaces.  ", "A citation[1] is on the second page.", "The third page."]
+    lines = (json.dumps({"text": page, "title": "A title."}) + "\n" for page in pages)
+    (tmp_path / "in/pages.jsonl").write_text("".join(lines))
+    (tmp_path / "in/one.jsonl").write_text(json.dumps({"text": "Two corpora lack this page."}) + "\n")
+    plain = {"cleaning": {"profile": "none"}, "dedup": {"urls": None, "lines": False, "documents": False}}
+    builds = {}
+    for name, path, changes in (
+        ("plain", "pages.jsonl", {}),
+        ("lines", "pages.jsonl", {"dedup": {**plain["dedup"], "lines": True}}),
+        ("stripped", "pages.jsonl", {"cleaning": {"profile": "none", "min_words_per_line": 1}}),
+        ("web", "pages.jsonl", {"cleaning": {"profile": "none", "web_rules": True}}),
+        ("other key", "pages.jsonl", {}),
+        ("both", "*.jsonl", {}),
+    ):
+        options = {"text": "title"} if name == "other key" else {}
+        sources = [{"format": "jsonl", "name": "in", "path": str(tmp_path / "in" / path), "options": options}]
+        given = {"output": str(tmp_path / name), "sources": sources, **plain, **changes}
+        with without_ray():
+            config = load(write_corpus_file(tmp_path / f"{name}.yaml", **given), [], CorpusConfig)
+            builds[name] = open_build(build(config, until="documents"))
+
+    def found(a: str, b: str) -> dict[str, dict[str, int]]:
+        kinds = differences.summary(builds[a], builds[b], limit=0)
+        return {
+            kind: {rule["rule"]: rule["documents"] for rule in kinds[kind]}
+            for kind in ("only_in_a", "only_in_b", "text_differs")
+            if kinds[kind]
+        }
+
+    assert found("lines", "plain") == {"text_differs": {"dedup.lines in A (white space)": 1}}
+    assert found("plain", "stripped") == {"text_differs": {"cleaning in B (white space)": 1}}
+    marks = {"cleaning in B (white space)": 1, "cleaning.web_rules in B (citation marks)": 1}
+    assert found("plain", "web") == {"text_differs": marks}
+    assert found("other key", "plain") == {"text_differs": {"sources.options (read differently)": 3}}
+    assert found("both", "plain") == {"only_in_a": {"B doesn't have the input": 1}}
+    assert found("plain", "both") == {"only_in_b": {"A doesn't have the input": 1}}
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "complete_documents"])
+def test_places_of_documents_agree_with_the_rows(packing):
+    """Each document's tokens have a value of their own, so the rows themselves tell where they are."""
+    vocabulary = replace(VOCABULARY, sentence_ends=np.arange(16) == 13)
+    rules = Rules(SpanCorruption(), vocabulary, False, "train/0-of-1", 0)
+    lengths = np.array([10, 700, 3, 1500, 568, 40])
+    tokens = np.repeat(np.arange(10, 16), lengths)
+    documents = Documents(tokens, np.append(0, np.cumsum(lengths)))
+    rows = PACKINGS[packing](documents, rules)
+    row_of = np.searchsorted(rows.offsets, np.arange(rows.offsets[-1]), "right") - 1
+    for number in range(len(lengths)):
+        own = sorted(set(row_of[rows.tokens[: rows.offsets[-1]] == 10 + number].tolist()))
+        assert list(rows_of_document(documents, rules, packing, number) or ()) == own
+
+
+def test_examples_are_chosen_by_hash_whatever_the_order():
+    texts = [f"line {n}" for n in range(50)]
+    one, other, halves = Tally(), Tally(), (Tally(), Tally())
+    for text in texts:
+        one.drop("rule", text)
+        one.drop("rule", text)
+    for number, text in enumerate(reversed(texts)):
+        other.drop("rule", text)
+        halves[number % 2].drop("rule", text)
+    assert len(one.examples["rule"]) == 3
+    assert one.examples == other.examples
+    assert smallest([text for half in halves for text in half.examples["rule"]]) == one.examples["rule"]
+    assert one.examples["rule"] != texts[:3]
+
+
+def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):
+    page = (pair[0] / "report.html").read_text()
+    found = report.read(pair[0])
+    assert page == as_html(found)
+    assert not re.search(r"<script|<link|<img|src=|@import|url\(", page)
+    for rule in (*found["documents"]["dropped"], *found["lines"]["dropped"]):
+        assert f">{rule}</b>" in page
+    assert sum(found["token_lengths"].values()) == found["documents"]["kept"]
+    found["examples"]["empty"] = ["<script>alert(1)</script>"]
+    assert "<blockquote>&lt;script&gt;alert(1)&lt;/script&gt;</blockquote>" in as_html(found)

@@ -1,0 +1,96 @@
+"""The assumptions about DeepSpeed's private names are checked when a run starts."""
+
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.batch_layout import Cut
+from pretrain.zero import deepspeed_private as internals
+from pretrain.zero.config import deepspeed_config
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_runs import micro_batches, run_config, setup
+
+CASES: list[tuple[int, str, dict[str, Any] | None]] = [
+    *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+    (2, "fp32", {"offload_optimizer": {"device": "cpu"}}),
+    (3, "bf16", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
+]
+
+
+def test_other_weights_and_lost_fragments_are_noticed():
+    """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment.
+
+    In fp32 a weight can't differ where the fp32 weights are those of the model."""
+    for of_rank in on_ranks(2, complaints):
+        for case, (differing, lost) in zip(CASES, of_rank, strict=True):
+            if case[1] == "fp32" and not case[2]:
+                assert differing is None, case
+            else:
+                assert "fp32 weights are not those that the model computes with" in differing, case
+            assert lost is None or "are not each of its elements once" in lost, case
+        assert sum(lost is not None for _, lost in of_rank) == 5  # stage 3 has no such mapping to lose
+
+
+def complaints() -> list[tuple[str | None, str | None]]:
+    return [complaints_of(*case) for case in CASES]
+
+
+def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    config = run_config(stage, zero=zero, precision=precision)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    for step in range(2):
+        engine.step(step, 8 * step, micro_batches(prepared.cut, step))
+    internals.check(engine.deepspeed)
+    parameter = next(engine.deepspeed.module.parameters())
+    live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
+    addresses = {fragment.flat.untyped_storage().data_ptr() for fragment in internals.fragments(engine.deepspeed)}
+    differing = None
+    if live.untyped_storage().data_ptr() not in addresses:
+        live += 1.0
+        differing = refusal(engine)
+        live -= 1.0
+    lost = None
+    if stage < 3:
+        parameter._hp_mapping = None
+        lost = refusal(engine)
+    return differing, lost
+
+
+def refusal(engine: Any) -> str:
+    with pytest.raises(FailedError) as error:
+        internals.check(engine.deepspeed)
+    return str(error.value)
+
+
+def test_a_name_that_deepspeed_no_longer_has_is_named():
+    assert on_ranks(1, names_lacking) == [[[], ["DeepSpeedZeroOptimizer.update_lp_params"]]]
+
+
+def names_lacking() -> list[list[str]]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    config = run_config(2)
+    prepared = setup(config)
+    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut).deepspeed
+    found = [internals.missing(engine)]
+    del type(engine.optimizer).update_lp_params
+    return [*found, internals.missing(engine)]
+
+
+def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
+    assert deepspeed_config(run_config(precision="bf16"), Cut(0, 1, 2, 2))["bf16"]["check_grad_overflow"] is True
+
+
+def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):
+    internals.check_version()
+    monkeypatch.setattr(deepspeed, "__version__", "0.20.0")
+    with pytest.raises(UserError, match=r"deepspeed 0\.20\.0 is installed, but only 0\.19\.8 was tested.*pytest"):
+        internals.check_version()

@@ -1,0 +1,185 @@
+"""Runs that are refused at the start because the model can't take the rows."""
+
+import json
+import shutil
+
+import pytest
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.config import RunConfig
+from pretrain.trainer.validate import prepare
+
+SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
+DECODER = {**SIZES, "family": "decoder_only", "num_layers": 1, "positions": "rotary"}
+ENCODER = {**SIZES, "family": "encoder_only", "num_layers": 1}
+VANILLA = {**SIZES, "family": "vanilla", "num_encoder_layers": 1, "num_decoder_layers": 1}
+
+
+@pytest.fixture
+def prepared(small_corpus, tmp_path):
+    """prepared(model, objective, sections, key=…): the setup of a run.
+
+    `objective` replaces the corpus's span corruption, `sections` replace sections, and keys are those of the optimizer.
+    """
+
+    def made(model, objective=None, sections=None, **optimizer):
+        corpora = [{"corpus": str(small_corpus)}]
+        content = {
+            "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
+            "model": model,
+            "data": {"train": corpora, "validation": corpora, "objective": objective},
+            "batch": {"global_batch_size": 8},
+            "optimizer": {"learning_rate": 1e-3, **optimizer},
+            **(sections or {}),
+        }
+        return prepare(RunConfig.model_validate(content), 0, 1)
+
+    return made
+
+
+@pytest.fixture
+def raw_length(small_corpus):
+    return open_corpus(small_corpus).manifest["rows"]["raw_length"]
+
+
+def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
+    causal, masked = {"name": "causal_lm", "length": raw_length - 1}, {"name": "masked_lm", "length": raw_length + 2}
+    assert prepared(DECODER, causal).model.family == "decoder_only"
+    assert prepared(VANILLA).model.family == "vanilla"
+    for model, objective, expected in [
+        (DECODER, None, r"model\.family: decoder_only learns from causal_lm, but .*/corpus has span_corruption"),
+        (DECODER, masked, r"decoder_only learns from causal_lm, but .*/corpus has masked_lm"),
+        (ENCODER, causal, r"encoder_only learns from masked_lm, but .*/corpus has causal_lm"),
+        (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text, but .*/corpus has causal_lm"),
+    ]:
+        with pytest.raises(UserError, match=expected):
+            prepared(model, objective)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 1), ({"bos_id": 1}, 1), ({"bos_id": None}, None)])
+def test_without_a_begin_mark_a_t5gemma_starts_from_the_end_mark_or_as_told(given, expected, prepared):
+    """transformers doesn't show padding to its decoder; checkpoints of runs that started from it say so."""
+    model = {"family": "t5gemma2", **SIZES, "num_layers": 1, **given}
+    assert prepared(model).model.bos_id == expected
+    with pytest.raises(UserError, match=r"bos_id: 2, but .*/corpus's tokenizer has 1"):
+        prepared({**model, "bos_id": 2})
+
+
+def test_a_group_of_no_parameters_is_refused_with_all_else(prepared):
+    groups = [{"match": ["norm"], "weight_decay": 0.0}]
+    with pytest.raises(UserError) as error:
+        prepared(DECODER, groups=groups)
+    assert len(str(error.value).splitlines()) == 2  # the objective doesn't fit either
+    assert "optimizer.groups.0.match.0: 'norm' matches no remaining parameter" in str(error.value)
+
+
+def test_next_sentences_are_told_to_a_model_that_predicts_them_and_to_no_other(prepared, raw_length):
+    masked = {"name": "masked_lm", "length": raw_length + 2}
+    with pytest.raises(UserError, match=r"model\.next_sentence: true, but .*/corpus has rows without next sentences"):
+        prepared(ENCODER, masked)
+    masked = {"name": "masked_lm", "length": raw_length + 3, "next_sentence": True}
+    with pytest.raises(UserError, match=r"model\.next_sentence: false, but .*/corpus has rows with next sentences"):
+        prepared({**ENCODER, "next_sentence": False}, masked)
+
+
+def test_rows_with_next_sentences_cannot_be_shared(prepared, small_corpus, raw_length):
+    objective = {"name": "masked_lm", "length": raw_length + 3, "next_sentence": True}
+    data = {"train": [{"corpus": str(small_corpus)}], "objective": objective, "pack": 2}
+    with pytest.raises(UserError, match=r"data\.pack: .*/corpus has rows with next sentences, one for each row"):
+        prepared(ENCODER, sections={"data": data})
+
+
+def test_all_problems_are_told_at_once(prepared, raw_length):
+    """The corpus has no mask token, a different vocabulary, and rows too long for the positions."""
+    masked = {"name": "masked_lm", "length": raw_length + 2}
+    model = {**ENCODER, "next_sentence": False, "max_positions": raw_length + 1, "vocab_size": 100}
+    with pytest.raises(UserError) as refused:
+        prepared(model, masked)
+    lines = str(refused.value).splitlines()
+    for expected in ("no mask token", "model.vocab_size: 100", f"takes sequences of {raw_length + 1} tokens at most"):
+        assert len([line for line in lines if expected in line]) == 1
+    assert len(lines) == 3
+
+
+def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_corpus, tmp_path):
+    """A corpus listed twice in training would give the same rows at the same time. A copy is the same corpus."""
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    twice = [{"corpus": str(small_corpus)}, {"corpus": str(copy), "name": "other"}]
+    train = [{key: entry[key] for key in ("corpus",)} for entry in twice]
+    with pytest.raises(UserError) as refused:
+        prepared(VANILLA, sections={"data": {"train": train, "validation": twice}})
+    assert str(refused.value).splitlines() == [
+        f"data.train.1: {copy} is the same corpus as data.train.0; leave one out",
+        f"data.validation.1: {copy} is the same corpus as data.validation.0; leave one out",
+    ]
+
+
+def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpus_built_with_noise):
+    """Both are called "small", and their metrics would overwrite each other."""
+    entries = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise)}]
+    data = {"train": entries[:1], "validation": entries}
+    with pytest.raises(UserError, match=r"data\.validation\.1: named 'small' like data\.validation\.0; .*1\.name"):
+        prepared(VANILLA, sections={"data": data})
+    entries[1]["name"] = "built"
+    assert list(prepared(VANILLA, sections={"data": data}).validation) == ["small", "built"]
+
+
+def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
+    rows = open_corpus(small_corpus).rows("train")
+    sections = {"batch": {"global_batch_size": rows}}
+    assert prepared(VANILLA, sections=sections).warnings == []
+    sections = {"batch": {"global_batch_size": rows + 1}}
+    (warning,) = prepared(VANILLA, sections=sections).warnings
+    assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warned"),
+    [
+        ({"warmup_steps": 20}, True),
+        ({"warmup_steps": 19}, False),
+        ({"name": "inverse_square_root", "warmup": "linear", "warmup_steps": 100}, True),
+        ({"name": "inverse_square_root", "warmup": "constant", "warmup_steps": 100}, False),  # its rate doesn't rise
+    ],
+)
+def test_a_run_that_ends_inside_its_warm_up_is_warned_of(prepared, tmp_path, schedule, warned):
+    run = {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 20}
+    found = prepared(VANILLA, sections={"run": run, "schedule": schedule}).warnings
+    assert [line.partition(":")[0] for line in found] == ["schedule.warmup_steps"] * warned
+    assert all("run.max_steps is 20, so the run ends inside its warm-up" in line for line in found)
+
+
+def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, corpus_built_with_noise):
+    """Of 8 rows, a weight of 1e-7 has none; it isn't refused, since a longer run has its rows."""
+    train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
+    (warning,) = prepared(VANILLA, sections={"data": {"train": train}}).warnings
+    assert "data.train.1: " in warning
+    assert "none of its rows is among the 8 of this run" in warning
+
+
+def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_with_noise):
+    train = [{"corpus": str(small_corpus), "weight": 3}, {"corpus": str(corpus_built_with_noise)}]
+    splits = [open_corpus(entry["corpus"]).manifest["splits"]["train"] for entry in train]
+    sizes = [(split["rows"], split["tokens"]) for split in splits]
+    for mixing, wanted in (
+        (None, [0.75, 0.25]),
+        ({"temperature": 2.0}, [3 * sizes[0][1] ** 0.5, sizes[1][1] ** 0.5]),
+    ):
+        data = {"train": train, "weights_of": "tokens", "mixing": mixing}
+        weights = prepared(VANILLA, sections={"data": data}).stream.weights
+        tokens = [weight * of / rows for weight, (rows, of) in zip(weights, sizes, strict=True)]
+        assert [one / sum(tokens) for one in tokens] == pytest.approx([one / sum(wanted) for one in wanted])
+
+
+@pytest.mark.parametrize(("key", "value"), [("size", 500), ("sentinels", 19), ("eos", 2)])
+def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_corpus, tmp_path, key, value):
+    """The ids in its rows would be outside the model's vocabulary, or have another meaning."""
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["tokenizer"][key] = value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FailedError, match=rf"{copy}: tokenizer\.(size|eos) is described as \d+; .* has \d+"):
+        prepared(VANILLA, sections={"data": {"train": [{"corpus": str(copy)}]}})
