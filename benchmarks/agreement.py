@@ -24,6 +24,7 @@ from peers import in_transformers
 from torch import Tensor
 from transformers import dynamic_module_utils
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.generation.decoders import CausalModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
@@ -32,7 +33,7 @@ from pretrain.huggingface import interchange_of
 from pretrain.models import FAMILIES, ModelConfig, T5Config, build
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
-from pretrain.models.loss import IGNORED, shift_right
+from pretrain.models.loss import shift_right
 from pretrain.models.model import Model
 
 REFERENCES = {
@@ -91,9 +92,9 @@ def batch_of(config: ModelConfig) -> Batch:
     vocab_size = config.vocab_size or 0
     mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
     ids = torch.randint(3, vocab_size, (3, 30), generator=generator).masked_fill(mask == 0, config.pad_id)
-    labels = torch.randint(3, vocab_size, (3, 30), generator=generator).masked_fill(mask == 0, IGNORED)
+    labels = torch.randint(3, vocab_size, (3, 30), generator=generator).masked_fill(mask == 0, IGNORE_INDEX)
     if config.family == "encoder_only":
-        labels[:, ::3] = IGNORED
+        labels[:, ::3] = IGNORE_INDEX
     return Batch(ids, mask, labels)
 
 
@@ -107,10 +108,10 @@ def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tens
         ours = model.decode(read, model.encode(ids, mask), mask)
         losses = model(ids, labels, decoder_input_ids=read, encoder_attention_mask=mask)
     elif isinstance(model, CausalModel):
-        theirs = reference(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, IGNORED))
+        theirs = reference(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, IGNORE_INDEX))
         ours = model.decode(ids, attention_mask=mask)
         following = torch.cat([ids[:, 1:], torch.full((3, 1), config.pad_id)], dim=1)
-        labels = following.masked_fill(torch.cat([mask[:, 1:], torch.zeros(3, 1).long()], dim=1) == 0, IGNORED)
+        labels = following.masked_fill(torch.cat([mask[:, 1:], torch.zeros(3, 1).long()], dim=1) == 0, IGNORE_INDEX)
         losses = model(ids, labels, encoder_attention_mask=mask)
     else:
         types = (torch.arange(30) > 5).long().expand(3, 30)
@@ -120,7 +121,7 @@ def both_sides(model: Model, reference: Any, batch: Batch) -> tuple[Tensor, Tens
         assert isinstance(model, EncoderOnly)
         ours = model.masked_lm_logits(model.encode(ids, mask, types))
         losses = model(ids, labels, mask, types, follows)
-    loss = losses["labels"].sum() / (labels != IGNORED).sum()
+    loss = losses["labels"].sum() / (labels != IGNORE_INDEX).sum()
     if "next_sentence_labels" in losses:
         loss = loss + losses["next_sentence_labels"].mean()
     found = theirs.prediction_logits if "next_sentence_labels" in losses else theirs.logits
@@ -154,7 +155,7 @@ def finite_differences(kind: str, per_tensor: int = 2, step: float = 1e-5) -> tu
 
     def loss() -> Tensor:
         losses = model(batch.ids, batch.labels, encoder_attention_mask=batch.mask)
-        return sum((values.sum() for values in losses.values()), torch.zeros(())) / (batch.labels != IGNORED).sum()
+        return sum((values.sum() for values in losses.values()), torch.zeros(())) / (batch.labels != IGNORE_INDEX).sum()
 
     loss().backward()
     worst, largest, moved = 0.0, 0.0, 0
@@ -194,9 +195,9 @@ def until_end(row: list[int], end: int) -> list[int]:
 
 
 def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tuple[int, int]:
-    """Counts rows of random prompts, padded together, that get transformers' tokens up to the end mark; and all rows.
+    """Counts rows of random prompts, padded together, that get transformers' tokens up to EOS; and all rows.
 
-    Few ids and large weights make texts vary; with fp64, rounding decides nothing. The end mark is an id that was
+    Few ids and large weights make texts vary; with fp64, rounding decides nothing. EOS is an id that was
     generated before, so that some rows end and others reach the maximum length. Where transformers has soft caps, it
     computes in fp32: its masks of fp64 would become minus infinity in its softmax, and queries of padding NaN.
     """
@@ -214,7 +215,7 @@ def equal_rows(kind: str, folder: Path, num_beams: int, batches: int = 10) -> tu
         end = draws.choice(sorted(set(generate(model, ids, mask, chosen).flatten().tolist()) - {0}) or [1])
         start = {} if causal else {"decoder_start_token_id": model.config.decoder_start_id}
         before, model.config = model.config, model.config.model_copy(update={"eos_id": end})
-        if start and model.config.family == "bart":  # whose texts start with the end mark
+        if start and model.config.family == "bart":  # whose texts start with EOS
             start = {"decoder_start_token_id": end}
         found = generate(model, ids, mask, chosen).tolist()
         model.config = before

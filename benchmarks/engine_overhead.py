@@ -17,7 +17,7 @@ import torch
 from harness import Options, Side, Table, compare, main
 from torch import Tensor, nn
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 
@@ -58,8 +58,8 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
     from pretrain.zero.engine import Engine
 
     rows = len(batch["labels"])
-    cut = Cut(0, 1, rows, 1)
-    engine, number = Engine(construct(config, config.model, cut), config, cut), iter(range(1, 1 << 30))
+    layout = BatchLayout(0, 1, rows, 1)
+    engine, number = Engine(construct(config, config.model, layout), config, layout), iter(range(1, 1 << 30))
     return lambda: engine.step(step := next(number), step * rows, [batch])
 
 

@@ -93,7 +93,7 @@ def in_transformers(directory: Path, _: Path) -> list[Decoded]:
 
 
 def in_ctranslate2(directory: Path, folder: Path) -> list[Decoded]:
-    """Its decoding leaves the end mark out, and its scores include it."""
+    """Its decoding leaves EOS out, and its scores include it."""
     TransformersConverter(str(directory)).convert(str(folder / "converted"), quantization="float32", force=True)
     translator = Translator(str(folder / "converted"), device="cpu", inter_threads=1, intra_threads=1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -153,7 +153,7 @@ def in_llama_cpp(tree: Path) -> Engine:
 
 
 def until(tokens: list[int], eos: int) -> list[int]:
-    """The tokens up to the first end mark, which is the last of them."""
+    """The tokens up to the first EOS, which is the last of them."""
     return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 

@@ -105,7 +105,7 @@ class Pair:
         return found[:, 1 if self.reads else self.ids.size(1) :]
 
     def check(self, beams: int) -> str:
-        """How many rows get the same tokens up to the end mark. Raises RuntimeError where a difference is no tie."""
+        """How many rows get the same tokens up to EOS. Raises RuntimeError where a difference is no tie."""
         ours, theirs = self.ours(beams), self.theirs(beams)
         other = self._unequal(ours, theirs)
         found = f"{len(ours) - len(other)} of {len(ours)}"

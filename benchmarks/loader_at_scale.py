@@ -28,7 +28,7 @@ from rich.table import Table
 import data_pipeline
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import sha256, write_json
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.stream import Stream, StreamState
 
@@ -85,7 +85,7 @@ def stream(directory: Path) -> Stream:
 
 def speed(directory: Path, workers: int, micro_batch: int = 64, steps: int = 300) -> float:
     """Rows per second and core of a single rank that loads all rows."""
-    batches = TrainingBatches(stream(directory), Cut(0, 1, micro_batch, 1))
+    batches = TrainingBatches(stream(directory), BatchLayout(0, 1, micro_batch, 1))
     loaded = batches.loader(steps, workers)
     for _ in range(steps // 3):  # workers have started, blocks are cached
         next(loaded)
@@ -98,7 +98,7 @@ def resume(directory: Path) -> float:
     """Seconds from an open corpus to the first batch at `RESUME_AT`."""
     corpus = stream(directory)
     started = time.perf_counter()
-    batches = TrainingBatches(corpus, Cut(0, 1, 64, 1), StreamState.at(corpus, RESUME_AT, []))
+    batches = TrainingBatches(corpus, BatchLayout(0, 1, 64, 1), StreamState.at(corpus, RESUME_AT, []))
     next(batches.loader(1, 0))
     return time.perf_counter() - started
 
@@ -108,7 +108,7 @@ def memory(directory: Path, ranks: int, workers: int) -> list[float]:
     process = psutil.Process()
     before = process.memory_full_info().uss
     corpus = stream(directory)
-    batches = TrainingBatches(corpus, Cut(ranks // 2, ranks, 4, 1), StreamState.at(corpus, RESUME_AT, []))
+    batches = TrainingBatches(corpus, BatchLayout(ranks // 2, ranks, 4, 1), StreamState.at(corpus, RESUME_AT, []))
     loaded = batches.loader(200, workers)
     for _ in range(150):
         next(loaded)

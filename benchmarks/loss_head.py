@@ -16,8 +16,8 @@ from harness import Options, Side, Table, compare, main, peak_memory
 from torch import Tensor
 from torch.func import functional_call
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.config.base import ModelConfig
-from pretrain.models.loss import IGNORED
 from pretrain.models.loss_head import Head
 
 LIMIT = """The three products with the matrix of 50,265 × 768 take most of the time, in fp32 more than nine tenths, and
@@ -30,16 +30,16 @@ with torch.device("meta"):
 
 
 def plain(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(x, weight), labels, ignore_index=IGNORED)
+    return F.cross_entropy(F.linear(x, weight), labels, ignore_index=IGNORE_INDEX)
 
 
 def ours(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     losses = functional_call(HEAD, {"weight": weight}, (x[None], labels[None], CONFIG))
-    return losses.sum() / (labels != IGNORED).sum()
+    return losses.sum() / (labels != IGNORE_INDEX).sum()
 
 
 def fused(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return F.linear_cross_entropy(x, weight, labels, ignore_index=IGNORED)  # type: ignore[attr-defined,unused-ignore]
+    return F.linear_cross_entropy(x, weight, labels, ignore_index=IGNORE_INDEX)  # type: ignore[attr-defined,unused-ignore]
 
 
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"ours": ours, "F.cross_entropy": plain}
@@ -76,7 +76,7 @@ def side(
         for size in (rows, VOCABULARY)
     )
     labels = torch.randint(VOCABULARY, (rows,), generator=generator).to(options.device)
-    labels[:ignored] = IGNORED
+    labels[:ignored] = IGNORE_INDEX
     x.requires_grad_()
     weight.requires_grad_()
     return lambda: torch.autograd.grad(form(x, weight, labels), (x, weight))

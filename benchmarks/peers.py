@@ -15,9 +15,9 @@ from harness import PRECISIONS, ROOT, Options, Side
 from safetensors.torch import save_file
 from torch import Tensor
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import interchange_of
 from pretrain.models import build, parse
-from pretrain.models.loss import IGNORED
 from pretrain.models.model import Model, Sizes
 from pretrain.zero.layers import layers
 
@@ -124,13 +124,13 @@ def tokens(model: Model, work: Work, device: str) -> dict[str, Tensor]:
     if work.inputs:
         return {"encoder_input_ids": ids(work.inputs), "labels": ids(work.targets)}
     labels = ids(work.targets)
-    last = labels.new_full((work.rows, 1), IGNORED)
+    last = labels.new_full((work.rows, 1), IGNORE_INDEX)
     return {"encoder_input_ids": labels, "labels": torch.cat([labels[:, 1:], last], dim=1)}
 
 
 def our_step(model: Model, batch: dict[str, Tensor]) -> Side:
     """Forward and backward of the mean loss."""
-    count = (batch["labels"] != IGNORED).sum()
+    count = (batch["labels"] != IGNORE_INDEX).sum()
 
     def step() -> Tensor:
         loss = model(**batch)["labels"].sum() / count

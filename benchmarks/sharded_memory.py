@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.run.hardware import free_port
@@ -48,7 +48,7 @@ def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
 
 def setup_of(model: Path, stage: int) -> Setup:
     config = config_of(model, stage, dist.get_world_size())
-    return Setup(config, [], {}, config.model, Cut(dist.get_rank(), dist.get_world_size(), 1, 1), None)
+    return Setup(config, [], {}, config.model, BatchLayout(dist.get_rank(), dist.get_world_size(), 1, 1), None)
 
 
 def built(model: Path) -> dict[str, float]:
@@ -58,7 +58,7 @@ def built(model: Path) -> dict[str, float]:
     setup, made = setup_of(model, 3), []
     dist.barrier()
     before = resident()
-    peak = peak_resident(lambda: made.append(construct(setup.config, setup.model, setup.cut))) - before
+    peak = peak_resident(lambda: made.append(construct(setup.config, setup.model, setup.layout))) - before
     shapes = [parameter.numel() for parameter in models.outline(setup.model).parameters()]
     share = 2 * sum(shapes) / dist.get_world_size()
     # the largest parameter, whole: nn.Linear's in fp32, its bf16 copy, and the fp32 values drawn for it
@@ -79,7 +79,7 @@ def trained(model: Path, stage: int) -> dict[str, float]:
 
     setup = setup_of(model, stage)
     before = resident()
-    engine = Engine(construct(setup.config, setup.model, setup.cut), setup.config, setup.cut)
+    engine = Engine(construct(setup.config, setup.model, setup.layout), setup.config, setup.layout)
     ids = torch.randint(3, 30_000, (1, 128))
 
     def step() -> None:

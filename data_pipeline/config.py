@@ -196,7 +196,7 @@ class RowsConfig(Section):
     """How documents become rows. `concatenate`: end to end, cut to the objective's length. `complete_documents`: one
     document, or one pair, a row. `sentence_pairs`: two texts a row. `examples`: several pairs a row."""
     end_of_document: bool = False
-    """Put an end mark after each document, for models that generate whole documents."""
+    """Put an EOS token after each document, for models that generate whole documents."""
     objective: AnyObjective = SpanCorruption()
     """What a model learns from a row."""
     apply_at: Literal["load", "build"] = "load"

@@ -37,7 +37,7 @@ def launch_local(
         print(setup.nothing_left)
         return 0
     if not gpus:
-        left = seconds_left(config, setup.model, setup.lengths, setup.standing.step, ranks)
+        left = seconds_left(config, setup.model, setup.lengths, setup.train_state.step, ranks)
         if left > _LONG:
             print(f"without a GPU, about {in_time(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
     if fresh and (aside := status.move_aside(run)):

@@ -17,7 +17,7 @@ from launch.supervise.remote import Agent, Agents
 from pretrain.checkpoint.choose import is_sound, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
-from pretrain.trainer.validate import Setup, cut_rows, prepare
+from pretrain.trainer.validate import Setup, batch_layout, prepare
 
 NOTHING_BEGUN = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
@@ -115,7 +115,7 @@ def _ranks(nodes: Sequence[Node]) -> int:
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not cut_rows(config, 0, _ranks(left[:number]))[1]:
+        if not batch_layout(config, 0, _ranks(left[:number]))[1]:
             return left[:number]
     return []
 

@@ -24,7 +24,7 @@ _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", 
 class C4Rules(Section):
     """Thresholds of `clean_page`. A line or page exactly at a threshold is kept; None or 0 turns a rule off.
 
-    `web_rules`: the rules on content (citation marks, end marks, JavaScript, policies, lorem ipsum, curly brackets).
+    `web_rules`: the rules on content (citation marks, terminal punctuation, JavaScript, policies, lorem ipsum, braces).
     """
 
     max_page_characters: PositiveInt | None = 190_000

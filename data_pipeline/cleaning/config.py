@@ -45,7 +45,7 @@ class CleaningConfig(Section):
     max_page_characters: PositiveInt | None = None
     """Longer pages are dropped, in characters. null: no limit."""
     web_rules: bool = False
-    """C4's rules on content: end marks, JavaScript, policies, lorem ipsum, curly brackets and citation marks."""
+    """C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces and citation marks."""
     max_word_length: PositiveInt | None = None
     """Lines with a longer word are dropped, in characters between white space. null: no limit."""
     min_words_per_line: NonNegativeInt = 0

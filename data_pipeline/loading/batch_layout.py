@@ -1,10 +1,12 @@
-"""How a global batch is cut into ranks and micro-batches."""
+"""How a global batch is divided among ranks and micro-batches, and how its labels mark what has no loss."""
 
 from dataclasses import dataclass
 
+IGNORE_INDEX = -100  # the label of a position without a target: padding, or a row of weight zero
+
 
 @dataclass(frozen=True)
-class Cut:
+class BatchLayout:
     """A global batch has `ranks` × `accumulation` × `micro_batch` rows; this process is `rank`."""
 
     rank: int

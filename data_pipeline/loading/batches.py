@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
@@ -17,7 +17,6 @@ from data_pipeline.objectives import Examples, Objective, together
 from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
-IGNORED = -100  # a label without loss
 LABELS = ("labels", "next_sentence_labels")
 _PREFETCH = 4
 
@@ -41,11 +40,11 @@ class TrainingBatches(Dataset):
     run may use other batch sizes and numbers of ranks.
     """
 
-    def __init__(self, stream: Stream, cut: Cut, start: StreamState | None = None):
+    def __init__(self, stream: Stream, layout: BatchLayout, start: StreamState | None = None):
         start = start or StreamState.at(stream, 0, [])
         start.check(stream)
-        self._arguments = (stream, cut, start)
-        self._stream, self._cut, self._start = stream, cut, start
+        self._arguments = (stream, layout, start)
+        self._stream, self._layout, self._start = stream, layout, start
         self._readers = [
             Reader(
                 corpus,
@@ -69,7 +68,7 @@ class TrainingBatches(Dataset):
 
     def __getitem__(self, first: int) -> Made:
         known = [len(reader.damaged) for reader in self._readers]
-        batch = self._batch(np.arange(first, first + self._cut.micro_batch))
+        batch = self._batch(np.arange(first, first + self._layout.micro_batch))
         return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
     def loader(
@@ -79,7 +78,7 @@ class TrainingBatches(Dataset):
 
         `steps` is a number of steps, or the accumulation of each step.
         """
-        accumulations = [self._cut.accumulation] * steps if isinstance(steps, int) else steps
+        accumulations = [self._layout.accumulation] * steps if isinstance(steps, int) else steps
         made = items(self, self._firsts(accumulations), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(made) for _ in range(accumulation)]
@@ -90,8 +89,8 @@ class TrainingBatches(Dataset):
     def _firsts(self, accumulations: Sequence[int]) -> Iterator[int]:
         position = self._start.position
         for accumulation in accumulations:
-            yield from self._cut.firsts(position, accumulation)
-            position += self._cut.rows(accumulation)
+            yield from self._layout.firsts(position, accumulation)
+            position += self._layout.rows(accumulation)
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -129,21 +128,21 @@ class TrainingBatches(Dataset):
 
 
 def validation_batches(
-    corpus: Corpus, cut: Cut, objective: Objective | None = None, skip_damage: bool = False
+    corpus: Corpus, layout: BatchLayout, objective: Objective | None = None, skip_damage: bool = False
 ) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
 
-    Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORED`.
+    Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
     reader = Reader(corpus, "validation", objective, skip_damage=skip_damage)
     total = corpus.rows("validation")
-    stride = cut.ranks * cut.micro_batch
+    stride = layout.ranks * layout.micro_batch
     for start in range(0, total, stride):
-        ids = np.arange(start, start + stride)[cut.rank * cut.micro_batch :][: cut.micro_batch]
+        ids = np.arange(start, start + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
         batch = as_batch(reader.examples(np.minimum(ids, total - 1), 0), corpus.tokenizer.vocabulary.pad)
         for name in LABELS:
             if name in batch:
-                batch[name][torch.from_numpy(ids >= total)] = IGNORED
+                batch[name][torch.from_numpy(ids >= total)] = IGNORE_INDEX
         yield batch
 
 
@@ -151,10 +150,10 @@ def as_batch(examples: Examples, pad: int) -> Batch:
     """The examples as int64 tensors.
 
     Every batch has `encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), padded with
-    `IGNORED`. Others are present only when needed: `encoder_attention_mask` (n, inputs), 1 at real tokens, if there is
-    padding; for packed examples `encoder_segment_ids` and `encoder_positions` (n, inputs), `decoder_segment_ids` and
-    `decoder_positions` (n, targets), where positions restart in each example; `token_type_ids` (n, inputs);
-    `next_sentence_labels` (n,), `IGNORED` in rows whose labels are all `IGNORED`.
+    `IGNORE_INDEX`. Others are present only when needed: `encoder_attention_mask` (n, inputs), 1 at real tokens, if
+    there is padding; for packed examples `encoder_segment_ids` and `encoder_positions` (n, inputs), `decoder_segment_ids`
+    and `decoder_positions` (n, targets), where positions restart in each example; `token_type_ids` (n, inputs);
+    `next_sentence_labels` (n,), `IGNORE_INDEX` in rows whose labels are all `IGNORE_INDEX`.
     """
     filled = examples.inputs.filled
     counted = examples.targets.filled
@@ -163,9 +162,9 @@ def as_batch(examples: Examples, pad: int) -> Batch:
     follows = examples.next_sentence
     arrays = {
         "encoder_input_ids": np.where(filled, examples.inputs.values, pad),
-        "labels": np.where(counted, examples.targets.values.astype(np.int64), IGNORED),
+        "labels": np.where(counted, examples.targets.values.astype(np.int64), IGNORE_INDEX),
         "token_type_ids": examples.token_types,
-        "next_sentence_labels": None if follows is None else np.where(counted.any(axis=1), follows, IGNORED),
+        "next_sentence_labels": None if follows is None else np.where(counted.any(axis=1), follows, IGNORE_INDEX),
     }
     if not filled.all():
         arrays["encoder_attention_mask"] = filled

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from data_pipeline.loading.batches import IGNORED
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 
 Batches = list[dict[str, torch.Tensor]]
 
@@ -39,5 +39,5 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
 def with_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The batch with its `target_places`, pinned where its labels are."""
     labels = batch["labels"]
-    places = (labels.flatten() != IGNORED).nonzero().squeeze(1)
+    places = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
     return {**batch, "target_places": places.pin_memory() if labels.is_pinned() else places}

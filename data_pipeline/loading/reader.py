@@ -90,7 +90,7 @@ class Reader:
 
 
 def _empty(rows: int, eos: int, beside: Examples | None = None) -> Examples:
-    """Rows with only an end mark as input, since attention to padding alone has no softmax, and no targets.
+    """Rows with only an EOS token as input, since attention to padding alone has no softmax, and no targets.
 
     They have the same optional arrays as `beside`.
     """

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
 
 TEXTS = ("text_ids", "text_places", "in_text")
 
@@ -12,11 +13,11 @@ def with_texts(batch: Batch) -> Batch:
     """The batch of prefix LM, which may be packed, with the texts that its inputs and targets are the parts of.
 
     - `text_ids` (texts, longest) int64: each text without its last token, after which nothing is predicted. It begins
-      where the input begins, and its parts follow each other without the end marks that prefix LM gave them.
+      where the input begins, and its parts follow each other without the EOS tokens that prefix LM gave them.
     - `text_places` (n,) int64: for each label that counts, in their order, the place in the flattened `text_ids` of the
       token before it.
-    - `in_text` (n,) bool: whether the label is a token of the text. An end mark that prefix LM added isn't; it gets the
-      place of the last token that is read.
+    - `in_text` (n,) bool: whether the label is a token of the text. An EOS token that prefix LM added isn't; it gets
+      the place of the last token that is read.
 
         inputs   Thank you </s> your party </s>        text_ids      Thank you for inviting
         targets  for inviting me </s> is over </s>                   your party is ∅
@@ -27,7 +28,7 @@ def with_texts(batch: Batch) -> Batch:
     """
     ids, labels = batch["encoder_input_ids"], batch["labels"]
     inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
-    counted = labels != IGNORED
+    counted = labels != IGNORE_INDEX
     targets = counted * batch.get("decoder_segment_ids", torch.ones_like(labels))
     segments = int(max(inputs.max(), targets.max())) + 1  # with 0, which is padding's
     of_inputs, of_targets = (_examples(part, segments) for part in (inputs, targets))
@@ -35,7 +36,7 @@ def with_texts(batch: Batch) -> Batch:
         batch.get(f"{side}_positions", torch.arange(part.size(1), device=ids.device).expand_as(part))
         for side, part in (("encoder", inputs), ("decoder", targets))
     )
-    # tokens of both parts of each example, without their end marks
+    # tokens of both parts of each example, without their EOS tokens
     before, after = (
         torch.bincount(part.flatten(), minlength=len(ids) * segments) - 1 for part in (of_inputs, of_targets)
     )

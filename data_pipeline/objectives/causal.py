@@ -23,7 +23,7 @@ class CausalLM(Objective):
     length: PositiveInt = 1024
     """Tokens of the inputs and of the targets."""
     after_marks: bool = True
-    """Whether a token after an end mark or a begin mark, the first of a document, has a loss."""
+    """Whether a token after an EOS token or a begin mark, the first of a document, has a loss."""
 
     @property
     def raw_length(self) -> int:

@@ -262,7 +262,7 @@ class _Flat(NamedTuple):
 
 
 def _marked(rows: _Flat, vocabulary: Vocabulary) -> Padded:
-    """The rows between their begin and end marks."""
+    """The rows between their begin and EOS tokens."""
     values = np.full((len(rows.lengths), rows.lengths.max() + 2), vocabulary.pad, dtype=rows.tokens.dtype)
     values[:, 0] = vocabulary.bos
     values[:, 1:-1][np.arange(rows.lengths.max()) < rows.lengths[:, None]] = rows.tokens

@@ -29,18 +29,18 @@ class IidDenoising(Objective):
     The number of runs is random. Its worst case, every other token, practically never occurs: 256 in a row of 511, with
     a mean of 65. A row therefore gets enough sentinels and target tokens for all but one row in a million, 97 and 212
     here, so that T5's 100 sentinels suffice. In that one row, masking stops where the next token would not fit. If
-    nothing in a row is masked, its targets are only the end mark.
+    nothing in a row is masked, its targets are only EOS.
     """
 
     name: Literal["iid_denoising"] = "iid_denoising"
     inputs_length: int = Field(512, ge=2)
-    """The most tokens of the encoder's input, end mark included."""
+    """The most tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """Probability that a token is masked."""
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row before masking. With the end mark they fill the inputs if each masked run has one token."""
+        """Tokens of a row before masking. With EOS they fill the inputs if each masked run has one token."""
         return self.inputs_length - 1
 
     @cached_property

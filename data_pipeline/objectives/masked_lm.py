@@ -24,8 +24,8 @@ class MaskedLM(Objective):
         targets    [CLS] Thank you for inviting me to your party [SEP]
         predicted  0 0 1 0 0 0 1 0 0 0
 
-    A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its begin and end marks are used, as in
-    RoBERTa; without a begin mark, there is only the end mark.
+    A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its begin and EOS tokens are used, as in
+    RoBERTa; without a begin mark, there is only EOS.
 
     With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next would
     exceed the share; the first word is always taken. (BERT continues and looks for shorter words that still fit.)

@@ -14,7 +14,7 @@ _SPLIT = 0  # stream of random numbers
 
 
 class PrefixLM(Objective):
-    """Prefix language modelling: a row is split at random, and both parts get an end mark.
+    """Prefix language modelling: a row is split at random, and both parts get an EOS token.
 
     The decoder's part is uniform over 1 … 2 · `noise_density` · `length` − 1 tokens.
 
@@ -24,7 +24,7 @@ class PrefixLM(Objective):
 
     With `packed`, a row holds two examples of `length` − 2 tokens. The second is split so that it fills the room that
     the first leaves (T5's `pack_prefix_lm_encoder_decoder`): whatever the split, inputs and targets have `length`
-    tokens each, without padding. T5 marks only the ends of documents; here each part has its end mark, as without
+    tokens each, without padding. T5 marks only the ends of documents; here each part has its EOS, as without
     packing, and `length` counts them. A row of 12 tokens, split at 2 and 6 − 2, with the segments below:
 
         row      Thank you for inviting me to | your party last week is over
@@ -36,7 +36,7 @@ class PrefixLM(Objective):
 
     name: Literal["prefix_lm"] = "prefix_lm"
     length: int = Field(512, ge=2)
-    """The most tokens of the encoder's input, end mark included; also the length of a row, unless rows are packed."""
+    """The most tokens of the encoder's input, EOS included; also the length of a row, unless rows are packed."""
     packed: bool = False
     """Rows hold two examples, which together fill inputs and targets without padding."""
     noise_density: float = Field(0.5, gt=0, le=0.5)
@@ -51,7 +51,7 @@ class PrefixLM(Objective):
                 f"{self.noise_density:g}"
             )
         if self.packed and self.length < 4:
-            raise ValueError(f"length: {self.length} tokens can't hold parts of two examples and their end marks")
+            raise ValueError(f"length: {self.length} tokens can't hold parts of two examples and their EOS tokens")
         return self
 
     @property
@@ -97,7 +97,7 @@ class PrefixLM(Objective):
 
 
 class FullLM(Objective):
-    """Language modelling without a prefix: the encoder sees only an end mark (T5's `full_lm`).
+    """Language modelling without a prefix: the encoder sees only an EOS token (T5's `full_lm`).
 
     row      Thank you for inviting me
     inputs   </s>
@@ -106,11 +106,11 @@ class FullLM(Objective):
 
     name: Literal["full_lm"] = "full_lm"
     length: int = Field(512, ge=2)
-    """Tokens of the targets, end mark included."""
+    """Tokens of the targets, EOS included."""
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row: the targets without their end mark."""
+        """Tokens of a row: the targets without their EOS."""
         return self.length - 1
 
     @property
@@ -121,7 +121,7 @@ class FullLM(Objective):
     def apply(
         self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
     ) -> Examples:
-        """The inputs are end marks (n, 1), the targets the rows with end marks. Nothing is random."""
+        """The inputs are EOS tokens (n, 1), the targets the rows with EOS tokens. Nothing is random."""
         ends = np.full((len(rows.lengths), 1), vocabulary.eos, dtype=rows.values.dtype)
         whole = _Stretch(np.zeros_like(rows.lengths), rows.lengths)
         return Examples(Padded.full(ends), _copied(rows, whole, vocabulary))
@@ -135,7 +135,7 @@ class _Stretch(NamedTuple):
 
 
 def _copied(rows: Padded, stretch: _Stretch, vocabulary: Vocabulary) -> Padded:
-    """A stretch of each row and an end mark: (n, longest stretch + 1)."""
+    """A stretch of each row and an EOS token: (n, longest stretch + 1)."""
     ends = stretch.counts[:, None]
     columns = np.arange(int(ends.max(initial=0)) + 1)
     values = _gathered(rows, stretch.starts[:, None] + columns)
@@ -145,7 +145,7 @@ def _copied(rows: Padded, stretch: _Stretch, vocabulary: Vocabulary) -> Padded:
 
 
 def _copied_pairs(rows: Padded, pair: tuple[_Stretch, _Stretch], vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
-    """Two stretches of each row, with an end mark after each, and each token's stretch, 1 or 2: (n, width) uint8."""
+    """Two stretches of each row, with an EOS token after each, and each token's stretch, 1 or 2: (n, width) uint8."""
     (first_starts, first_counts), (second_starts, second_counts) = pair
     lengths = first_counts + second_counts + 2
     columns = np.arange(int(lengths.max(initial=0)))

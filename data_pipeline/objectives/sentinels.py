@@ -23,7 +23,7 @@ def run_starts(runs: np.ndarray) -> np.ndarray:
 
 
 def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padded:
-    """`rows` with each run of `runs` (n, longest) bool replaced by a sentinel, numbered from the left, and an end mark.
+    """`rows` with each run of `runs` (n, longest) bool replaced by a sentinel, numbered from the left, then EOS.
 
     This is T5's `noise_span_to_unique_sentinel` for all rows at once.
     """

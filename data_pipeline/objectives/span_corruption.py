@@ -19,7 +19,7 @@ class SpanCorruption(Objective):
     """Span corruption: the decoder writes the spans that the encoder's input lacks. Rows are cut to a length that needs
     no padding.
 
-    With `<k>` for sentinel k and `</s>` for the end mark:
+    With `<k>` for sentinel k and `</s>` for EOS:
 
         row      Thank you for inviting me to your party last week
         inputs   Thank you <0> me to your party last <1> </s>
@@ -39,7 +39,7 @@ class SpanCorruption(Objective):
 
     name: Literal["span_corruption"] = "span_corruption"
     inputs_length: PositiveInt = 512
-    """Tokens of the encoder's input, end mark included."""
+    """Tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """The share of a row's tokens that is masked."""
     mean_span_length: float = Field(3.0, ge=1)

@@ -20,9 +20,9 @@ class TextToText(Objective):
 
     name: Literal["text_to_text"] = "text_to_text"
     inputs_length: int = Field(512, ge=2)
-    """The most tokens of an input, end mark included."""
+    """The most tokens of an input, EOS included."""
     targets_length: int = Field(114, ge=2)
-    """The most tokens of a target, end mark included."""
+    """The most tokens of a target, EOS included."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class TextToText(Objective):
 
 
 def _with_end(rows: Padded, starts: np.ndarray, lengths: np.ndarray, eos: int) -> Padded:
-    """`lengths` (n,) tokens of each row from `starts` (n,) on, and the end mark."""
+    """`lengths` (n,) tokens of each row from `starts` (n,) on, and EOS."""
     at = np.arange(int(lengths.max(initial=0)) + 1)
     places = np.minimum(starts[:, None] + at, max(rows.values.shape[1] - 1, 0))
     values = np.take_along_axis(rows.values, places, axis=1) if rows.values.size else np.zeros_like(places)

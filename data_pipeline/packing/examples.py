@@ -15,8 +15,8 @@ _MULTIPLE = 64
 def examples(documents: Documents, rules: Rules) -> Rows:
     """Each pair goes into the open row in which it leaves the least room. If it fits in none, the fullest row closes.
 
-    Rows hold up to `inputs_length` and `targets_length` tokens. Every example has an end mark on both sides and its own
-    segment number, from 1.
+    Rows hold up to `inputs_length` and `targets_length` tokens. Every example has an EOS token on both sides and its
+    own segment number, from 1.
     """
     objective = rules.objective
     assert isinstance(objective, TextToText), "checked with the config"

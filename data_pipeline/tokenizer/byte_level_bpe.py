@@ -59,7 +59,7 @@ class ByteLevelBPE(TextModel):
         if dictionary is not None:
             ids = _renumbered(ids, _tokens_of(merges), dictionary)
         if not ({_END_OF_TEXT, "</s>"} & ids.keys()):
-            raise UserError(f"{ids_path}: has no end mark: neither {_END_OF_TEXT} nor </s>")
+            raise UserError(f"{ids_path}: has no EOS: neither {_END_OF_TEXT} nor </s>")
         return cls(ids, merges)
 
     @property
@@ -70,7 +70,7 @@ class ByteLevelBPE(TextModel):
     def vocabulary(self) -> Vocabulary:
         """A token whose text starts with white space starts a word; text after a line break continues the break's word.
 
-        GPT-2's only special token serves as begin mark, end mark and padding.
+        GPT-2's only special token serves as begin mark, EOS and padding.
         """
         text = {self._ids[token] for token in self._made}
         bytes_of = decoders.ByteLevel()

@@ -27,7 +27,7 @@ _SPELLED = {
 def read(path: Path) -> TokenizerJson:
     """The tokenizer at `path`: a tokenizer.json, or the directory with it; also `tokenizer/` of a checkpoint or corpus.
 
-    Raises UserError if there is none, if its model isn't BPE, or if no file names its end mark; FailedError if a file
+    Raises UserError if there is none, if its model isn't BPE, or if no file names its EOS; FailedError if a file
     is damaged.
     """
     directory, file = (path, path / MODEL) if path.is_dir() else (path.parent, path)
@@ -105,12 +105,12 @@ def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int 
     eos = of("eos")
     if eos is None:
         raise UserError(
-            f"{directory}: no file names an end mark: expected eos_token in {CONFIG}, or eos_token_id in config.json"
+            f"{directory}: no file names an EOS token: expected eos_token in {CONFIG}, or eos_token_id in config.json"
         )
     notes, name = [], f"{backend.id_to_token(eos)} ({eos})"
     if others := [id_ for id_ in given["eos"] if id_ != eos]:
         ends = ", ".join(f"{backend.id_to_token(id_)} ({id_})" for id_ in others)
-        notes.append(f"the model's files end texts with {ends} too; the end mark here is the tokenizer's, {name}")
+        notes.append(f"the model's files end texts with {ends} too; EOS here is the tokenizer's, {name}")
     pad = of("pad")
     if pad is None:
         pad = _spelled(backend, "pad")

@@ -62,7 +62,7 @@ class TextModel(ABC):
 
     @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without begin or end marks."""
+        """Ids of each text, without begin or EOS tokens."""
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:

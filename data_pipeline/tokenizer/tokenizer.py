@@ -65,11 +65,11 @@ class Tokenizer:
         return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.pieces))}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without an end mark."""
+        """Ids of each text, without an EOS token."""
         return self.model.encode(texts)
 
     def encode_with_sentinels(self, text: str) -> list[int]:
-        """Ids of an input to fill in, end mark included: `<extra_id_k>` in `text` is sentinel k, and `<mask>` the mask.
+        """Ids of an input to fill in, EOS included: `<extra_id_k>` in `text` is sentinel k, and `<mask>` the mask.
 
         A space before either is part of it, as in `decode`, so that no token consists of that space alone.
         """

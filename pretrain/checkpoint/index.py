@@ -15,7 +15,7 @@ from data_pipeline.loading.stream import Skipped, differences
 from pretrain.checkpoint import rank_file
 from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.health import Health
-from pretrain.run.train_state import Standing
+from pretrain.run.train_state import TrainState
 
 FORMAT_VERSION = 2
 INDEX = "index.json"
@@ -52,9 +52,9 @@ class Index:
     format_version: int = FORMAT_VERSION
 
     @property
-    def standing(self) -> Standing:
+    def train_state(self) -> TrainState:
         """The progress of the run when it saved the checkpoint."""
-        return Standing(self.step, self.position, self.skipped, self.health)
+        return TrainState(self.step, self.position, self.skipped, self.health)
 
     @property
     def model(self) -> ModelConfig:

@@ -37,7 +37,7 @@ from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import desk, write_index, write_part
 from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
-from pretrain.run.train_state import Standing
+from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_rank_0
 
@@ -77,18 +77,18 @@ class Saver:
         """Whether the current save has failed on this rank. `wait` then ends it on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
-    def start(self, standing: Standing) -> Saved | None:
+    def start(self, train_state: TrainState) -> Saved | None:
         """Copies the state of the run and begins to write it. Returns the outcome of the previous save."""
         before = self.wait()
         started = time.perf_counter()
         self._number += 1
-        final = directory_of(self._origin.run, standing.step)
+        final = directory_of(self._origin.run, train_state.step)
         temporary = hidden(final, f"{self._token}-{self._number}")
-        standing = replace(standing, skipped=_union(standing.skipped))
+        train_state = replace(train_state, skipped=_union(train_state.skipped))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = buffers_of(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
-        self._writing = _Writing(self._origin, standing, temporary, final, copy, buffers)
+        self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
@@ -134,7 +134,7 @@ class Saver:
             shutil.rmtree(writing.temporary, ignore_errors=True)
         return Saved(
             writing.final,
-            writing.standing.step,
+            writing.train_state.step,
             writing.copy.seconds,
             writing.write_seconds,
             writing.gigabytes,
@@ -158,14 +158,14 @@ class _Writing(threading.Thread):
     def __init__(
         self,
         origin: Origin,
-        standing: Standing,
+        train_state: TrainState,
         temporary: Path,
         final: Path,
         copy: Copy,
         buffers: Mapping[str, torch.Tensor],
     ):
         super().__init__(name="checkpoint", daemon=True)
-        self.origin, self.standing, self.temporary, self.final = origin, standing, temporary, final
+        self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
         self.error: str | None = None
         self.warnings: list[str] = []
         self.given_up = threading.Event()
@@ -223,15 +223,15 @@ class _Writing(threading.Thread):
         index = write_index(
             self.temporary,
             files,
-            step=self.standing.step,
-            position=self.standing.position,
-            consumed=origin.mixture.consumed(self.standing.position),
-            skipped=self.standing.skipped,
+            step=self.train_state.step,
+            position=self.train_state.position,
+            consumed=origin.mixture.consumed(self.train_state.position),
+            skipped=self.train_state.skipped,
             config_fingerprint=origin.config_fingerprint,
             identity=origin.identity,
             world_size=origin.ranks,
             zero_stage=origin.zero_stage,
-            health=self.standing.health,
+            health=self.train_state.health,
         )
         self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
@@ -244,11 +244,11 @@ class _Writing(threading.Thread):
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
         run, settings = self.origin.run, self.origin.settings
         try:
-            set_latest(run, self.standing.step)
+            set_latest(run, self.train_state.step)
         except OSError as error:
             self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
-        for old in _superseded(all_steps(run), self.standing.step, settings):
+        for old in _superseded(all_steps(run), self.train_state.step, settings):
             try:
                 directory = directory_of(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now

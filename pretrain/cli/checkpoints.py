@@ -281,7 +281,7 @@ def import_(
 @app.command(epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
 def adapt(
     decoder: Annotated[
-        Path, path_argument("DECODER", "A decoder alone: a saved transformers model, a checkpoint or a run.")
+        Path, path_argument("DECODER", "A decoder-only model: a saved transformers model, a checkpoint or a run.")
     ],
     out: NewDirectory,
     style: Annotated[str, typer.Option(help="The family of the result: t5gemma, t5gemma2 or modern.")],
@@ -293,7 +293,7 @@ def adapt(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights that no decoder has.")] = 0,
 ) -> None:
-    """Turn a decoder alone into an encoder-decoder that a run can start from."""
+    """Turn a decoder-only model into an encoder-decoder that a run can start from."""
     from pretrain.tools.adapt.command import adapt as make
 
     for line in make(decoder, out, style, encoder, sentinels, seed):

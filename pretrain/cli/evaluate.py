@@ -16,7 +16,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from data_pipeline.objectives import Objective
 from pretrain.checkpoint import CONFIG
@@ -116,7 +116,9 @@ def evaluate(
         if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
-        data = HeldOut(held_out, trained.tokenizer, objective, skip_damage=False, cut=Cut(rank, ranks, micro_batch, 1))
+        data = HeldOut(
+            held_out, trained.tokenizer, objective, skip_damage=False, layout=BatchLayout(rank, ranks, micro_batch, 1)
+        )
         for findings in Hooks(hooks, data, out).after(Standalone(trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
@@ -146,7 +148,7 @@ def evaluate_on_tasks(
         trained = TrainedModel.open(checkpoint).on_best_device()
         model, vocabulary = trained.model, trained.tokenizer.vocabulary
         asking = Asking.of(model.config, vocabulary, form, _trained_on(config))
-        data = HeldOut({}, trained.tokenizer, None, skip_damage=False, cut=Cut(rank, ranks, batch_size, 1))
+        data = HeldOut({}, trained.tokenizer, None, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
         subject = Standalone(trained)
         together = Together(None, subject.device, alone=ranks == 1)
         harness = Harness(model, asking, Evaluation(subject, data, 0, together), batch_size)

@@ -209,11 +209,11 @@ class CheckpointSection(Section):
 
 
 class DistillationSection(Section):
-    """A decoder alone that an encoder-decoder learns prefix LM from, besides the text (Hinton et al. 2015; Zhang et al.
-    2025, T5Gemma).
+    """A decoder-only model that an encoder-decoder learns prefix LM from, besides the text (Hinton et al. 2015; Zhang
+    et al. 2025, T5Gemma).
 
     At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
-    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an end mark that
+    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an EOS token that
     prefix LM has added to a target, the loss is the cross-entropy alone.
     """
 
@@ -221,7 +221,7 @@ class DistillationSection(Section):
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at end marks
+    """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at EOS tokens
     alone."""
     temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
     """What the logits of both are divided by. Above 1, unlikely ids count for more."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
@@ -45,7 +46,7 @@ class AttentionPictures:
         for name, corpus in held_out.corpora.items():
             row = {key: values[:1] for key, values in next(evaluation.batches(corpus)).items()}
             with evaluation.whole_model() as model:
-                if held_out.cut.rank == 0:
+                if held_out.layout.rank == 0:
                     patterns = patterns_of(model, row, held_out.tokenizer, self._settings.tokens)
                     title = f"{name}, step {evaluation.step}"
                     images |= {
@@ -65,7 +66,7 @@ def patterns_of(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Ma
     targets = inputs
     if model.decoder_reads_targets:
         labels = row["labels"]
-        targets = shift_right(labels, model.config.decoder_start_id)[0][labels[0] != IGNORED]
+        targets = shift_right(labels, model.config.decoder_start_id)[0][labels[0] != IGNORE_INDEX]
     ids = {"encoder": (inputs, inputs), "decoder": (targets, targets), "cross": (targets, inputs)}
     patterns = {}
     for kind, (queries, keys) in ids.items():

@@ -25,7 +25,7 @@ class EmbeddingShape:
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         with evaluation.whole_model() as model:
-            if evaluation.held_out.cut.rank != 0:
+            if evaluation.held_out.layout.rank != 0:
                 return Findings()
             rows = embedding(model).float()
             metrics = {

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.generation.texts import padded
 from pretrain.models import FAMILIES
@@ -71,9 +72,9 @@ class Asking:
         return self.config.longest_sequence
 
     def asked(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Asked:
-        """Asks for `continuation` after `context`, both without marks, and for the end mark if it `ends` there.
+        """Asks for `continuation` after `context`, both without marks, and for EOS if it `ends` there.
 
-        A causal model isn't asked for an end mark. A context that is too long loses its beginning.
+        A causal model isn't asked for an EOS token. A context that is too long loses its beginning.
         """
         words, end = self.vocabulary, [self.vocabulary.eos]
         scored = [*continuation, *(end if ends and self.form != "continuation" else [])]
@@ -102,7 +103,7 @@ class Asking:
         """The batch in which the model's loss of a label is −log p of a scored id; all other labels are ignored."""
         pad = self.vocabulary.pad
         wholes = [[*row.given, *row.scored] for row in rows]
-        targets, _ = padded([[IGNORED] * len(row.given) + row.scored for row in rows], IGNORED, left=False)
+        targets, _ = padded([[IGNORE_INDEX] * len(row.given) + row.scored for row in rows], IGNORE_INDEX, left=False)
         if self.form == "continuation":
             inputs, mask = padded([whole[:-1] for whole in wholes], pad, left=False)
             batch = {"encoder_input_ids": inputs, "labels": targets[:, 1:].contiguous()}
@@ -136,5 +137,5 @@ def as_numbers(losses: torch.Tensor, hits: torch.Tensor, labels: torch.Tensor) -
     """For each row of a batch, Σ log p of its labels and whether each is the likeliest; all (rows, length)."""
     labels = labels.to(losses.device)
     sums = losses.double().sum(dim=1).neg()
-    greedy = (hits | (labels == IGNORED)).all(dim=1)
+    greedy = (hits | (labels == IGNORE_INDEX)).all(dim=1)
     return list(zip(sums.tolist(), greedy.tolist(), strict=True))

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, Batch, validation_batches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import Batch, validation_batches
 from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.collectives import Together
@@ -96,7 +96,7 @@ class HeldOut:
     tokenizer: Tokenizer
     objective: Objective | None
     skip_damage: bool
-    cut: Cut
+    layout: BatchLayout
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ class Evaluation:
         """
         data = self.held_out
         left = rows
-        for batch in validation_batches(corpus, data.cut, data.objective, data.skip_damage):
+        for batch in validation_batches(corpus, data.layout, data.objective, data.skip_damage):
             watchdog.alive()
             yield batch
             if left is not None:
-                left -= data.cut.ranks * data.cut.micro_batch
+                left -= data.layout.ranks * data.layout.micro_batch
             if self.together.late or (left is not None and left <= 0):
                 return
 
@@ -142,7 +142,7 @@ class Evaluation:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # of the targets alone
-            found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found)
+            found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORE_INDEX, found)
         return losses, found
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ class Evaluation:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over all ranks."""
         with self.together.collective():
-            if self.held_out.cut.ranks > 1:
+            if self.held_out.layout.ranks > 1:
                 dist.all_reduce(values)
         return values
 
@@ -165,7 +165,7 @@ class Evaluation:
 
         `work` uses no collectives; a model that it uses is whole on this rank.
         """
-        rank, ranks = self.held_out.cut.rank, self.held_out.cut.ranks
+        rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
         mine = [*work(items[rank::ranks])]
         gathered: list[list[Any]] = [mine] * ranks
         with self.together.collective():

@@ -74,7 +74,7 @@ class Hooks:
                 yield settings, hook
 
     def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
-        together = Together(settings.budget_seconds, subject.device, alone=self._held_out.cut.ranks == 1)
+        together = Together(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
         evaluation = Evaluation(subject, self._held_out, step, together, partial(self._earlier, step))
         began = time.monotonic()
         with watchdog.apart(), torch.no_grad():
@@ -95,13 +95,13 @@ class Hooks:
         return [row for row in rows if row["step"] < step]
 
     def _kept(self, step: int, findings: Findings) -> Findings:
-        if self._held_out.cut.rank == 0 and self._folder is not None:
+        if self._held_out.layout.rank == 0 and self._folder is not None:
             record.keep(self._folder, step, findings)
         return findings
 
     def _failed(self, hook: str, step: int, ended: Ended[Findings]) -> Findings:
         """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
-        rank, ranks = self._held_out.cut.rank, self._held_out.cut.ranks
+        rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
         errors: list[str | None] = [ended.error]
         if ranks > 1:
             errors *= ranks

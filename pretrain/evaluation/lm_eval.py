@@ -1,9 +1,9 @@
 """EleutherAI's lm-evaluation-harness on our models: `pretrain evaluate --lm-eval TASKS`.
 
-The harness's own class for encoder-decoders never scores the end mark, so that the beginning of another answer gains;
+The harness's own class for encoder-decoders never scores EOS, so that the beginning of another answer gains;
 of texts without a context it scores all tokens after an encoder that has read one; and padding on the left shifts
 learned positions. Here a context goes to the encoder and a continuation to the decoder, with the marks that the model
-was trained with, the end mark scored.
+was trained with, EOS scored.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ class Harness:
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """For each (context, continuation), log p of the continuation, and whether each of its tokens is the likeliest.
 
-        For an encoder-decoder both include the end mark.
+        For an encoder-decoder both include EOS.
         """
         return self._scored([self._asked(*pair) for pair in pairs])
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
-        """log p of each text, without an end mark; see `Asking.windows`."""
+        """log p of each text, without an EOS token; see `Asking.windows`."""
         windows = [self._asking.windows(ids) for ids in self._tokenizer.encode(list(texts))]
         scores = iter(self._scored([one for of_text in windows for one in of_text]))
         return [sum(next(scores)[0] for _ in of_text) for of_text in windows]

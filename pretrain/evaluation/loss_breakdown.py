@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batches import IGNORED
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import LossBreakdownSettings
 from pretrain.evaluation.hook import Evaluation, Findings
@@ -47,7 +47,7 @@ class LossBreakdown:
         for name, corpus in evaluation.held_out.corpora.items():
             bins = self._of_corpus(evaluation, corpus)
             tables += [{"corpus": name, **vars(one)} for one in bins]
-            if evaluation.held_out.cut.rank == 0:
+            if evaluation.held_out.layout.rank == 0:
                 images[f"loss_breakdown/{name}"] = _drawn(bins, f"{name}, step {evaluation.step}")
         return Findings(tables={"loss_breakdown": tables}, images=images)
 
@@ -60,7 +60,7 @@ class LossBreakdown:
             losses, hits = evaluation.losses_and_hits(batch)
             labels = batch["labels"].to(device)
             values = torch.stack([torch.ones_like(losses["labels"]), losses["labels"], hits], dim=-1).double()
-            counted, text = labels != IGNORED, is_text(labels, vocabulary)
+            counted, text = labels != IGNORE_INDEX, is_text(labels, vocabulary)
             places = torch.arange(labels.size(1), device=device).expand_as(labels)
             positions.index_add_(0, power_of_two(places[counted]), values[counted])
             tokens.index_add_(0, labels[text], values[text])

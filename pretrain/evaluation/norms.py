@@ -69,7 +69,7 @@ class Norms:
         if measured.error is not None:
             raise measured.error
         parameters, activations = evaluation.sum(measured.parameters), evaluation.sum(measured.activations)
-        if evaluation.held_out.cut.rank != 0:
+        if evaluation.held_out.layout.rank != 0:
             return Findings()
         found = by_layer(measured.names, parameters, measured.layers, activations, self._norm)
         rows = [vars(one) for one in found]

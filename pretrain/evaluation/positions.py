@@ -27,7 +27,7 @@ class PositionPictures:
     def evaluate(self, evaluation: Evaluation) -> Findings:
         images: dict[str, Figure] = {}
         with evaluation.whole_model() as model:
-            for name, module in model.named_modules() if evaluation.held_out.cut.rank == 0 else ():
+            for name, module in model.named_modules() if evaluation.held_out.layout.rank == 0 else ():
                 title = f"{name}, step {evaluation.step}"
                 if isinstance(module, LearnedPositions):
                     images[f"positions/{name}"] = _similarities(module, title)

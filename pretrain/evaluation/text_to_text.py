@@ -10,7 +10,7 @@ import torch
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.loading.batches import IGNORED
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.objectives import TextToText
 from data_pipeline.sources import READERS, Input, Intake
 from data_pipeline.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ class TextToTextAnswers:
             for task in self._tasks:
                 answerer = _Answerer(model, evaluation.held_out.tokenizer, task.objective, self._settings)
                 answers: list[Answer] = []
-                step = _AT_ONCE * evaluation.held_out.cut.ranks
+                step = _AT_ONCE * evaluation.held_out.layout.ranks
                 for start in range(0, len(task.questions), step):
                     watchdog.alive()
                     answers += evaluation.shared(task.questions[start : start + step], answerer.answers)
@@ -183,12 +183,12 @@ class _Answerer:
         return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]
 
     def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
-        """The likeliest of `choices`, and the one whose tokens are likeliest on average; end marks count."""
+        """The likeliest of `choices`, and the one whose tokens are likeliest on average; EOS tokens count."""
         targets = [[*ids, self.tokenizer.vocabulary.eos] for ids in self.tokenizer.encode(list(choices))]
         sums: list[float] = []
         at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
         for start in range(0, len(targets), at_once):
-            labels, _ = padded(targets[start : start + at_once], IGNORED, left=False)
+            labels, _ = padded(targets[start : start + at_once], IGNORE_INDEX, left=False)
             given = torch.tensor([inputs]).expand(len(labels), -1)
             losses = self.model(encoder_input_ids=given.to(self._device), labels=labels.to(self._device))
             sums += losses["labels"].double().sum(dim=1).tolist()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batches import IGNORED
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.evaluation import ValidationLossSettings
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.loss_breakdown import is_text
@@ -18,7 +18,7 @@ class ValidationLoss:
     """The metrics of each corpus, in nats per token; NaN if there are no such tokens.
 
     validation/NAME/loss: the mean over all target tokens.
-    validation/NAME/text_loss: the mean over text tokens only. Sentinels and end marks are predictable and learnt
+    validation/NAME/text_loss: the mean over text tokens only. Sentinels and EOS tokens are predictable and learnt
     quickly, so they lower the overall mean.
     validation/NAME/perplexity: e to the power of the loss.
     validation/NAME/accuracy: the share of target tokens that are the model's likeliest ids.
@@ -46,7 +46,7 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
     loss, text, entropy = (metrics[metric] for metric in _METRICS)
     yield (
         f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
-        f"(word counts alone give {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
+        f"(unigram entropy is {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
     )
     if damaged := metrics.get("damaged_rows"):
         yield (
@@ -65,13 +65,13 @@ def _of_corpus(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) ->
         every, hit = evaluation.losses_and_hits(batch)
         losses = every["labels"].double()
         labels = batch["labels"].to(device)
-        text, counted = is_text(labels, vocabulary), labels != IGNORED
+        text, counted = is_text(labels, vocabulary), labels != IGNORE_INDEX
         rows = counted.any(dim=1)
         sums += torch.stack([losses.sum(), counted.sum(), (losses * text).sum(), text.sum(), rows.sum(), hit.sum()])
         counts += torch.bincount(labels[text], minlength=vocabulary.size)
         if "next_sentence_labels" in batch:
             losses = every["next_sentence_labels"].double()
-            labelled = batch["next_sentence_labels"].to(device) != IGNORED
+            labelled = batch["next_sentence_labels"].to(device) != IGNORE_INDEX
             right = labelled & (losses < math.log(2))  # with two classes, the likelier one has a loss below ln 2
             next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
     sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))

@@ -28,7 +28,7 @@ class Filling(NamedTuple):
 def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[list[Filling]]:
     """For each `<extra_id_k>` of `text`, its `number` likeliest fillings of up to 8 tokens, by a beam search.
 
-    A filling's probability is that of its tokens and of an end after them, which is another sentinel or the end mark.
+    A filling's probability is that of its tokens and of an end after them, which is another sentinel or EOS.
     Of several ways to write the same words in tokens, only the likeliest is a filling.
     Blanks before it are filled with their likeliest words. Raises UserError for a model that doesn't fill blanks.
     """

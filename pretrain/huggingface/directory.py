@@ -97,7 +97,7 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
     _refuse_others(interchange.fixed, settings, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
-            section["eos_token_id"] = ends[0]  # one of several end marks; the tokenizer says which is ours
+            section["eos_token_id"] = ends[0]  # one of several EOS tokens; the tokenizer says which is ours
             if outside := [id_ for id_ in ends if id_ >= section.get("vocab_size", id_ + 1)]:
                 raise UserError(
                     f"{path}: eos_token_id has {outside}, but the embedding has {section['vocab_size']} rows"
@@ -126,7 +126,7 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
             start = values.get("decoder_start_token_id")
             if start not in (None, config.decoder_start_id):
                 ours = config.decoder_start_id
-                mark = {config.eos_id: "the end mark", config.pad_id: "padding"}.get(ours, "the begin mark")
+                mark = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "the begin mark")
                 raise UserError(
                     f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {mark}, {ours}"
                 )

@@ -27,7 +27,7 @@ ROLES = ("bos", "eos", "unk", "pad", "mask")
 def write(tokenizer: Tokenizer, interchange: Interchange, directory: Path) -> None:
     """Writes the tokenizer's files into `directory`, for a model of the family of `interchange`.
 
-    A text gets the same ids as here, within the family's begin and end marks; if the family has none, a tokenizer.json
+    A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
     keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
     `Tokenizer.encode_with_sentinels`.
     """

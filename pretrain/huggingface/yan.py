@@ -73,7 +73,7 @@ _OTHERS = {
 
 
 def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
-    """The config and fp32 weights of the checkpoint `path` under our names; `end` is the id of GPT-2's end mark.
+    """The config and fp32 weights of the checkpoint `path` under our names; `end` is the id of GPT-2's EOS.
 
     Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
     """

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear, one_use
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.loss import IGNORED, Losses
+from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
 from pretrain.models.masks import visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
@@ -269,7 +270,7 @@ class Autoregressive(Model):
         if self.embedding_loss is not None and self.training:
             distances = self.embedding_loss(embeddings, encoder_out, segments)
             scaled = self.embedding_loss.config.coefficient * distances
-            losses["embedding_loss"] = scaled.masked_fill(labels == IGNORED, 0.0)
+            losses["embedding_loss"] = scaled.masked_fill(labels == IGNORE_INDEX, 0.0)
         return losses
 
     def decode(self, input_ids: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Tensor:

@@ -53,7 +53,7 @@ class Bart(EncoderDecoder):
 
     def __init__(self, config: BartConfig):
         rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_std
-        # Where the end mark is also padding, as in GPT-2's vocabulary, its row must learn.
+        # Where EOS is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
         lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)

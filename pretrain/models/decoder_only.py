@@ -1,4 +1,4 @@
-"""A decoder alone: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019).
+"""A decoder-only model: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019).
 
 Pre-norm, with learned positions, GELU and one matrix for embedding and output. Without biases it is the baseline of
 "Auto-regressive Encoder-Decoder Transformer" (Yan 2024), whose subtraction of positions is an option here too, as are

@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Taught:
+class TeacherTargets:
     """What a teacher knows of the n labels of a micro-batch that count.
 
     `states` (n, d_teacher) become its logits by its `head`, of which the first `vocabulary` are of ids. `shares` (n,)
@@ -101,17 +101,19 @@ class _DistilledLosses(torch.autograd.Function):
         z_loss: float,
         smoothing: float,
         softcap: float | None,
-        taught: Taught,
+        teacher_targets: TeacherTargets,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        temperature, shares = taught.temperature, taught.shares
+        temperature, shares = teacher_targets.temperature, teacher_targets.shares
         own, divergence, log_z, log_z_at_t = x.new_empty(4, len(x), dtype=shares.dtype)
         for part in parts(len(x), len(weight), _LOGITS):
             logits = capped(linear(x[part], weight, bias), softcap).to(shares.dtype)
             own[part], log_z[part] = losses_of(logits, targets[part], 0.0, smoothing, kernel=False)
             logits /= temperature
             log_z_at_t[part] = logits.logsumexp(dim=-1)
-            log_p, ids = taught.target(part)
-            log_q = (logits[:, : taught.vocabulary] if ids is None else logits.gather(-1, ids)) - log_z_at_t[part, None]
+            log_p, ids = teacher_targets.target(part)
+            log_q = (logits[:, : teacher_targets.vocabulary] if ids is None else logits.gather(-1, ids)) - log_z_at_t[
+                part, None
+            ]
             divergence[part] = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
         divergence *= temperature**2
         divergence.masked_fill_(shares == 0, 0.0)
@@ -119,7 +121,7 @@ class _DistilledLosses(torch.autograd.Function):
         loss = (1 - shares) * own + shares * divergence + regular
         own += regular
         ctx.save_for_backward(x, weight, bias, targets, log_z, log_z_at_t)
-        ctx.z_loss, ctx.smoothing, ctx.softcap, ctx.taught = z_loss, smoothing, softcap, taught
+        ctx.z_loss, ctx.smoothing, ctx.softcap, ctx.teacher_targets = z_loss, smoothing, softcap, teacher_targets
         ctx.mark_non_differentiable(own, divergence)
         return loss, own, divergence
 
@@ -129,21 +131,21 @@ class _DistilledLosses(torch.autograd.Function):
         """dL/dlogit = (1 − w) (softmax(z) − target) + 2 z-loss log Z softmax(z) + w T (q − p), times the loss's own
         gradient; with a soft cap also times its slope, 1 − (capped / cap)²."""
         x, weight, bias, targets, log_z, log_z_at_t = ctx.saved_tensors
-        taught: Taught = ctx.taught
-        of_targets = gradient * (1 - taught.shares)
+        teacher_targets: TeacherTargets = ctx.teacher_targets
+        of_targets = gradient * (1 - teacher_targets.shares)
         of_shares = of_targets + gradient * 2 * ctx.z_loss * log_z
-        of_teacher = gradient * taught.shares * taught.temperature
+        of_teacher = gradient * teacher_targets.shares * teacher_targets.temperature
         of_x = torch.empty_like(x)
         # in fp32: a bf16 sum would lose the share of a chunk
         of_weight = torch.zeros_like(weight, dtype=log_z.dtype)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=log_z.dtype)
         for part in parts(len(x), len(weight), _LOGITS):
             logits = capped(linear(x[part], weight, bias), ctx.softcap).to(log_z.dtype)
-            found = (logits / taught.temperature - log_z_at_t[part, None]).exp_().mul_(of_teacher[part, None])
-            log_p, ids = taught.target(part)
+            found = (logits / teacher_targets.temperature - log_z_at_t[part, None]).exp_().mul_(of_teacher[part, None])
+            log_p, ids = teacher_targets.target(part)
             of_p = log_p.exp_().mul_(-of_teacher[part, None])
             if ids is None:
-                found[:, : taught.vocabulary] += of_p
+                found[:, : teacher_targets.vocabulary] += of_p
             else:
                 found.scatter_add_(-1, ids, of_p)
             slope = 1.0 if ctx.softcap is None else 1 - (logits / ctx.softcap).square_()

@@ -7,11 +7,12 @@ its output matrix. The other predicts from the first token whether the second te
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.attention import Attention
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.loss import IGNORED, Losses, places_of_targets, token_losses
+from pretrain.models.loss import Losses, places_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
@@ -145,9 +146,9 @@ class EncoderOnly(Model):
         losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, places, found).view(labels.shape)}
         if self.next_sentence is not None:
             if next_sentence_labels is None:  # only damaged rows; other ranks still wait for the head's gradients
-                next_sentence_labels = labels.new_full((labels.size(0),), IGNORED)
+                next_sentence_labels = labels.new_full((labels.size(0),), IGNORE_INDEX)
             # in BERT's release class 0 says that the text follows
-            classes = torch.where(next_sentence_labels == IGNORED, IGNORED, 1 - next_sentence_labels)
+            classes = torch.where(next_sentence_labels == IGNORE_INDEX, IGNORE_INDEX, 1 - next_sentence_labels)
             losses["next_sentence_labels"] = token_losses(self.next_sentence(states), classes)
         return losses
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.config.base import ModelConfig
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
@@ -14,7 +15,6 @@ from pretrain.models.config.base import ModelConfig
 # loss that a teacher weighs in "labels" are only reported.
 Losses = dict[str, Tensor]
 CROSS_ENTROPY, DISTILLATION_LOSS = PARTS = ("cross_entropy", "distillation_loss")
-IGNORED = -100  # the label of a position without a target: padding, or a row of weight zero
 
 
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
@@ -25,7 +25,7 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     """
     pad_id = start_id if pad_id is None else pad_id
     start = labels.new_full((labels.size(0), 1), start_id)
-    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
+    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, pad_id)], dim=1)
     if segments is not None:
         shifted[:, 1:].masked_fill_(segments[:, 1:] != segments[:, :-1], start_id)
     return shifted
@@ -56,7 +56,7 @@ def hits_are_noted() -> bool:
 
 def places_of_targets(labels: Tensor) -> Tensor:
     """The numbers (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
-    return (labels.flatten() != IGNORED).nonzero().squeeze(1)
+    return (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
 
 
 def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
@@ -90,7 +90,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
-        counted = labels != IGNORED
+        counted = labels != IGNORE_INDEX
         targets = labels.clamp(min=0)
         precision = torch.promote_types(logits.dtype, torch.float32)
         step = _rows_at_a_time(logits)

@@ -14,7 +14,7 @@ from pretrain.models.logit_bias import by_kernel
 from pretrain.models.loss import Losses, configured_losses, hits_are_noted, places_of_targets
 
 if TYPE_CHECKING:
-    from pretrain.models.distilled_loss import Taught
+    from pretrain.models.distilled_loss import TeacherTargets
 
 _MOST_TARGETS = 7 / 8  # a larger share of the positions isn't picked out on a CPU: the copies would take the gain
 _LOGITS = 1 << 27  # as many at a time: enough rows for products at full speed, 256 MB in bf16
@@ -45,22 +45,24 @@ class Head(Linear):
         labels: Tensor | None = None,
         config: ModelConfig | None = None,
         target_places: Tensor | None = None,
-        taught: "Taught | None" = None,
+        teacher_targets: "TeacherTargets | None" = None,
     ) -> Tensor | Losses:
         """Maps (…, d_model) to logits (…, vocabulary); or with `labels` (…) to what `configured_losses` makes of them.
 
         Positions without a target are left out, on a CPU if they are worth it. On a GPU the others go through the
         matrix in chunks, whose logits the backward pass computes again: a third more arithmetic in this product, for no
         memory. `target_places` are the numbers of the labels that count, among all labels; without them the GPU is
-        waited for. With `taught`, the result is that of `Taught.losses`.
+        waited for. With `teacher_targets`, the result is that of `TeacherTargets.losses`.
         """
         x = self.scaled(x)
         if labels is None:
             return self._logits(x)
         assert config is not None
         settings = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
-        if taught is not None:
-            return taught.losses(x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap)
+        if teacher_targets is not None:
+            return teacher_targets.losses(
+                x, self.weight, self.offsets(x), labels, *settings, target_places, self.softcap
+            )
         if not x.is_cuda or hits_are_noted():
             places = _worth_picking_out(labels)
             if places is None:

@@ -13,7 +13,7 @@ REWINDS = "rewinds.json"
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrainState:
     """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`."""
 
     step: int = 0
@@ -48,7 +48,7 @@ def add_rewind(run: Path, rewind: Rewind) -> None:
     write_json(run / REWINDS, [asdict(one) for one in [*rewinds(run), rewind]])
 
 
-def position_after(run: Path, standing: Standing) -> int:
-    """The position of the next row: after the rows of the spike if the run went back to exactly this `standing`."""
-    places = [one.to for one in rewinds(run) if (one.step, one.position) == (standing.step, standing.position)]
-    return places[-1] if places else standing.position
+def position_after(run: Path, train_state: TrainState) -> int:
+    """The position of the next row: after the rows of the spike if the run went back to exactly this `train_state`."""
+    places = [one.to for one in rewinds(run) if (one.step, one.position) == (train_state.step, train_state.position)]
+    return places[-1] if places else train_state.position

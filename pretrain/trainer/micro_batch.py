@@ -17,7 +17,8 @@ from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_sound_json
-from data_pipeline.loading.batches import IGNORED, LABELS, Batch, TrainingBatches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from pretrain.models.loss import PARTS
 from pretrain.trainer.validate import Setup
 from pretrain.zero.deepspeed_private import fragments, optimizer_state, uncounted
@@ -47,15 +48,15 @@ def settled(setup: Setup, engine: Engine) -> Setup:
     """
     if setup.config.batch.micro_batch_size != "auto":
         return setup
-    share = setup.cut.micro_batch  # until now all rows of a rank in a step, or in the smallest step of a ramp-up
+    share = setup.layout.micro_batch  # until now all rows of a rank in a step, or in the smallest step of a ramp-up
     conditions = _conditions(setup, engine)
-    kept = torch.tensor(_kept(setup, conditions) if setup.cut.rank == 0 else 0, device=engine.device)
+    kept = torch.tensor(_kept(setup, conditions) if setup.layout.rank == 0 else 0, device=engine.device)
     dist.broadcast(kept, src=0)
     rows = int(kept) or _largest(setup, engine, share)
-    if setup.cut.rank == 0:
+    if setup.layout.rank == 0:
         write_json(setup.directory / FILE, asdict(Choice(rows, conditions)))
-    engine.cut = replace(setup.cut, micro_batch=rows, accumulation=setup.cut.accumulation * share // rows)
-    return replace(setup, cut=engine.cut)
+    engine.layout = replace(setup.layout, micro_batch=rows, accumulation=setup.layout.accumulation * share // rows)
+    return replace(setup, layout=engine.layout)
 
 
 def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
@@ -63,9 +64,9 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
     config, cuda = setup.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return {
-        "rows": setup.cut.micro_batch,
+        "rows": setup.layout.micro_batch,
         "lengths": list(setup.lengths),
-        "ranks": setup.cut.ranks,
+        "ranks": setup.layout.ranks,
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         "model": fingerprint(setup.model.model_dump()),
@@ -113,8 +114,8 @@ def _pass(engine: Engine, batch: Batch) -> None:
 def _full_rows(setup: Setup, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
     inputs, targets = setup.lengths
-    cut = replace(setup.cut, micro_batch=count, accumulation=1)
-    batch = TrainingBatches(setup.stream, cut)[0].batch
+    layout = replace(setup.layout, micro_batch=count, accumulation=1)
+    batch = TrainingBatches(setup.stream, layout)[0].batch
     ids = batch["encoder_input_ids"]
     batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
@@ -124,7 +125,7 @@ def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torc
     if tensor.dim() == 1:
         return tensor
     width = targets if name in LABELS or name.startswith("decoder") else inputs
-    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORED if name in LABELS else 0)
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORE_INDEX if name in LABELS else 0)
 
 
 def _first(batch: Batch, count: int) -> Batch:

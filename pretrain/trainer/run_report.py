@@ -20,7 +20,7 @@ from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted, in_time
 from data_pipeline.foundation.secrets import masked, masked_values
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.checkpoint import CONFIG
@@ -62,12 +62,12 @@ class Journal:
             self._tracker = _tracker(self.setup, attempt)
         return attempt
 
-    def announce(self, parameters: int, cut: Cut) -> None:
+    def announce(self, parameters: int, layout: BatchLayout) -> None:
         config = self.setup.config
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
-            f"{counted(cut.ranks, 'rank')} × {cut.accumulation} × {cut.micro_batch} rows, "
-            f"steps {self.setup.standing.step} to {config.run.max_steps}"
+            f"{counted(layout.ranks, 'rank')} × {layout.accumulation} × {layout.micro_batch} rows, "
+            f"steps {self.setup.train_state.step} to {config.run.max_steps}"
         )
         if self.setup.initial_weights and not self.setup.resume:
             self._print(f"starts from the weights in {self.setup.initial_weights}")
@@ -149,7 +149,7 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is not None:
-            rank_logs.note_failure(self.setup.cut.rank)  # now: MLflow may take its time
+            rank_logs.note_failure(self.setup.layout.rank)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             self._tracker.close("FAILED")
@@ -159,7 +159,7 @@ class Journal:
             self._monitor.close()
 
     def _print(self, line: str, stream: TextIO | None = None) -> None:
-        if self.setup.cut.rank == 0:
+        if self.setup.layout.rank == 0:
             with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 print(line, file=stream, flush=True)
 
@@ -228,7 +228,7 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
-            "ranks": setup.cut.ranks,
+            "ranks": setup.layout.ranks,
             "zero_stage": config.zero_stage,
             "precision": config.precision,
             NOTE: _description(setup, parameters),
@@ -264,7 +264,7 @@ def _description(setup: Setup, parameters: int) -> str:
 def _system_monitor(setup: Setup, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
     """The monitor of this machine, on its first rank."""
     seconds = setup.config.tracking.system_metrics_seconds
-    host = next((one["host"] for one in hosts if one["ranks"][0] == setup.cut.rank), None)
+    host = next((one["host"] for one in hosts if one["ranks"][0] == setup.layout.rank), None)
     if seconds is None or host is None:
         return None
     with _naming_directory(setup.directory):

@@ -10,7 +10,7 @@ from data_pipeline.loading.texts import TEXTS, with_texts
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import DistillationSection
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.distilled_loss import Taught
+from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.model import Sizes
 from pretrain.trainer.teacher_checks import checkpoint_of
 
@@ -36,11 +36,11 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        """The arguments of the student's `forward`: those of `batch`, which may have its `TEXTS`, and `taught`."""
+        """The arguments of the student's `forward`: those of `batch`, without its `TEXTS`, and `teacher_targets`."""
         texts = batch if TEXTS[0] in batch else with_texts(batch)
         ids, places, in_text = (texts[name].to(self.model.embedding.weight.device) for name in TEXTS)
         states = self.model.decoder(self.model.embedding(ids)).flatten(0, 1)
-        taught = Taught(
+        teacher_targets = TeacherTargets(
             self.model.lm_head,
             states.index_select(0, places),
             self.vocabulary,
@@ -48,13 +48,16 @@ class Teacher:
             self.settings.temperature,
             self.settings.top_k,
         )
-        return {**{name: tensor for name, tensor in batch.items() if name not in TEXTS}, "taught": taught}
+        return {
+            **{name: tensor for name, tensor in batch.items() if name not in TEXTS},
+            "teacher_targets": teacher_targets,
+        }
 
 
 def forward_flops(teacher: DecoderOnly, sizes: Sizes) -> float:
     """FLOPs of the teacher in a step of examples of these sizes: its forward pass over their texts.
 
-    Of an example with I inputs and T targets, end marks included, it reads I + T − 3 tokens.
+    Of an example with I inputs and T targets, EOS tokens included, it reads I + T − 3 tokens.
     """
     read = sizes.inputs + sizes.targets - 3 * sizes.examples
     pairs = sizes.input_pairs + sizes.target_pairs + 2 * sizes.cross_pairs

@@ -24,7 +24,7 @@ def checkpoint_of(settings: DistillationSection) -> Path:
 
 
 def config_of(settings: DistillationSection) -> DecoderOnlyConfig:
-    """The teacher's model. Raises UserError if it isn't a decoder alone, FailedError if its checkpoint is damaged."""
+    """The teacher's model. Raises UserError if it isn't decoder-only, FailedError if its checkpoint is damaged."""
     config = checkpoint_index.read(checkpoint_of(settings)).model
     if not isinstance(config, DecoderOnlyConfig):
         raise UserError(f"{settings.teacher}: a model of the family {config.family}; expected a decoder_only model")

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.kernels.products import product
 from pretrain.models.model import Model, Sizes
@@ -81,7 +82,7 @@ def sizes(batch: Batch) -> Tensor:
     """`Sizes` of a batch as a tensor (6,) int64, on its device and without waiting for it."""
     ids, labels = batch["encoder_input_ids"], batch["labels"]
     inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
-    targets = (labels != IGNORED) * batch.get("decoder_segment_ids", 1)
+    targets = (labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", 1)
     most = max(ids.size(1), labels.size(1))
     of_inputs, of_targets = _lengths(inputs, most), _lengths(targets, most)
     pairs = (of_inputs * of_inputs, of_targets * of_targets, of_inputs * of_targets)

@@ -22,7 +22,7 @@ from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import directory_of
 from pretrain.config import RunConfig
 from pretrain.run import arithmetic, lock, slurm, status, stop_signals, watchdog
-from pretrain.run.train_state import Rewind, Standing, add_rewind, rewinds
+from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.run.watchdog import watching
 from pretrain.trainer.run_report import Journal
 from pretrain.trainer.throughput import ThroughputMeter, peak_flops, peak_of_products
@@ -75,8 +75,8 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
             print(setup.nothing_left)
         return 0
     with Journal(setup) as journal:
-        if setup.standing.step >= config.run.max_steps:  # killed after its last checkpoint
-            journal.finish(setup.standing.step, finished=True)
+        if setup.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
+            journal.finish(setup.train_state.step, finished=True)
             return 0
         stop_signals.catch()
         code = Training(setup, journal, stop_at_step).run()
@@ -111,28 +111,28 @@ class Training:
         self.stop_at_step = stop_at_step
         hours = self.config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 if hours else float("inf")
-        model, outline = construct(self.config, setup.model, setup.cut), models.outline(setup.model)
+        model, outline = construct(self.config, setup.model, setup.layout), models.outline(setup.model)
         if setup.initial_weights and not setup.resume:
             load_weights(model, setup.initial_weights, gathered)
         distillation = self.config.distillation
         self.teacher = (
             Teacher.load(distillation, self.config.precision, communication_device()) if distillation else None
         )
-        self.engine = Engine(model, self.config, setup.cut, self.teacher)
+        self.engine = Engine(model, self.config, setup.layout, self.teacher)
         if setup.resume:
             restore(self.engine, setup.resume)
         self.setup = setup = settled(setup, self.engine)
-        device, ranks = self.engine.device, setup.cut.ranks
-        products = peak_of_products(self.config, device, outline, setup.lengths, setup.cut.micro_batch)
+        device, ranks = self.engine.device, setup.layout.ranks
+        products = peak_of_products(self.config, device, outline, setup.lengths, setup.layout.micro_batch)
         peak = peak_flops(self.config, device) * ranks
         of_teacher = partial(forward_flops, self.teacher.model) if self.teacher else None
         self.meter = ThroughputMeter(outline, peak, products and products * ranks, of_teacher)
-        journal.announce(outline.num_parameters(), setup.cut)
+        journal.announce(outline.num_parameters(), setup.layout)
         self.saver = Saver(self.engine, setup.origin)
         data, tokenizer = self.config.data, setup.training[0].tokenizer
-        held_out = HeldOut(setup.validation, tokenizer, data.objective, data.on_damage == "skip", setup.cut)
+        held_out = HeldOut(setup.validation, tokenizer, data.objective, data.on_damage == "skip", setup.layout)
         self.hooks = Hooks(self.config.evaluation, held_out, record.directory(setup.directory))
-        self.standing = self.sound = setup.standing  # sound: after the last step that was applied
+        self.train_state = self.applied = setup.train_state  # applied: after the last step that was applied
 
     def run(self) -> int:
         while (end := self._stretch()) is End.REWOUND:
@@ -140,14 +140,14 @@ class Training:
         self._saved(self.saver.wait(), last=True)
         watchdog.alive()
         self.engine.close()
-        self.journal.finish(self.standing.step, end is End.FINISHED)
+        self.journal.finish(self.train_state.step, end is End.FINISHED)
         return 0 if end is End.FINISHED else STOPPED
 
     def _stretch(self) -> End:
         """Trains until the run finishes, stops or rewinds."""
         config, setup, stream = self.config, self.setup, self.setup.stream
-        start = self.standing
-        batches = TrainingBatches(stream, setup.cut, StreamState.at(stream, start.position, start.skipped))
+        start = self.train_state
+        batches = TrainingBatches(stream, setup.layout, StreamState.at(stream, start.position, start.skipped))
         accumulations = [setup.accumulation(step) for step in range(start.step, config.run.max_steps)]
         pin = self.engine.device.type == "cuda"
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
@@ -158,7 +158,7 @@ class Training:
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now
         for waited, step_batches in _timed(on_device(ahead or loaded, self.engine.device)):
-            before = self.standing
+            before = self.train_state
             lost = ahead.lost if ahead else None
             requests = (self._stop_wanted(before.step + 1), self.saver.failed, lost is not None)
             last = before.step + 1 == config.run.max_steps
@@ -167,17 +167,17 @@ class Training:
             watchdog.step_done()
             stopping, save_failed, store_lost = outcome.requests
             stopping |= store_lost
-            rows = setup.cut.rows(len(step_batches))
+            rows = setup.layout.rows(len(step_batches))
             health = before.health.after(outcome.loss, outcome.applied, config.faults.spikes)
-            self.standing = Standing(before.step + 1, before.position + rows, batches.skipped, health)
+            self.train_state = TrainState(before.step + 1, before.position + rows, batches.skipped, health)
             self._saved(self.saver.wait() if save_failed else self.saver.done())
             if outcome.applied:
-                self.sound = self.standing
+                self.applied = self.train_state
             else:
                 self._skipped()
             if health.spikes > before.health.spikes and self._spiked(before, outcome.loss):
                 return End.REWOUND
-            step = self.standing.step
+            step = self.train_state.step
             if step == start.step + _SETTLED:
                 self.journal.forecast(step, time.monotonic() - last_step)
             last_step = time.monotonic()
@@ -196,7 +196,7 @@ class Training:
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
                 with watchdog.apart():
-                    self._saved(self.saver.start(self.standing))
+                    self._saved(self.saver.start(self.train_state))
                 self.meter.restart()
             if stopping and not last:
                 if store_lost:
@@ -205,7 +205,7 @@ class Training:
         return End.FINISHED
 
     def _stop_wanted(self, step: int) -> bool:
-        by_file = self.setup.cut.rank == 0 and status.stop_requested(self.setup.directory)
+        by_file = self.setup.layout.rank == 0 and status.stop_requested(self.setup.directory)
         return stop_signals.received() or by_file or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:
@@ -221,13 +221,13 @@ class Training:
 
     def _skipped(self) -> None:
         """Reports a skipped step. After too many in a row, saves the state before them and raises FailedError."""
-        health, most = self.standing.health, self.config.faults.max_skipped_steps
-        message = f"step {self.standing.step}: the loss or its gradient isn't finite"
+        health, most = self.train_state.health, self.config.faults.max_skipped_steps
+        message = f"step {self.train_state.step}: the loss or its gradient isn't finite"
         self.journal.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
         if health.in_a_row < most:
             return
         self._saved(self.saver.wait())
-        run, sound, saved = self.setup.directory, self.sound, ""
+        run, sound, saved = self.setup.directory, self.applied, ""
         if sound.step:
             kept = directory_of(run, sound.step)
             self.saver.start(sound)
@@ -235,17 +235,19 @@ class Training:
             saved = f"; the state after step {sound.step}, the last good one, is saved in {kept}"
         raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps){saved}")
 
-    def _spiked(self, before: Standing, loss: float) -> bool:
+    def _spiked(self, before: TrainState, loss: float) -> bool:
         """Reports a spike; returns whether the run went back to a checkpoint before it."""
         spikes, run = self.config.faults.spikes, self.setup.directory
         assert spikes is not None
         recent = before.health.recent
         usual = sum(recent) / len(recent)
-        self.journal.warn(f"step {self.standing.step}: loss {loss:.4f} is a spike; the average before was {usual:.4f}")
+        self.journal.warn(
+            f"step {self.train_state.step}: loss {loss:.4f} is a spike; the average before was {usual:.4f}"
+        )
         if spikes.action == "warn":
             return False
         self._saved(self.saver.wait())
-        back = newest_verified(run, self.setup.cut.rank, self.setup.cut.ranks, self.engine.device)
+        back = newest_verified(run, self.setup.layout.rank, self.setup.layout.ranks, self.engine.device)
         if back is None:
             self.journal.warn("not rewound: there is no checkpoint yet")
         elif len(by_rank_0(lambda: rewinds(run))) >= spikes.max_rewinds:
@@ -259,14 +261,14 @@ class Training:
         """Restores the checkpoint `back`; training then continues with the rows after the spike."""
         from pretrain.checkpoint.restore import restore
 
-        run, spiked = self.setup.directory, self.standing
+        run, spiked = self.setup.directory, self.train_state
         watchdog.starting()
-        there = checkpoint_index.read(back).standing
+        there = checkpoint_index.read(back).train_state
         restore(self.engine, back)
         self.engine.take_metrics()  # discards those of the steps that are undone
-        if self.setup.cut.rank == 0:
+        if self.setup.layout.rank == 0:
             add_rewind(run, Rewind(there.step, there.position, spiked.position, spiked.step, loss))
-        self.standing = self.sound = replace(there, position=spiked.position, skipped=spiked.skipped)
+        self.train_state = self.applied = replace(there, position=spiked.position, skipped=spiked.skipped)
         passed = spiked.position - there.position
         self.journal.warn(f"rewound to step {there.step}; skipping {passed} rows, up to row {spiked.position}")
 

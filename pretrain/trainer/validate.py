@@ -8,7 +8,7 @@ from typing import Any
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.tokenizer import load as load_tokenizer
@@ -22,7 +22,7 @@ from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.t5gemma import Gemma
 from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.run import status
-from pretrain.run.train_state import Standing, position_after
+from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import teacher_checks as distillation
 from pretrain.trainer.device_problems import device_problems
 
@@ -38,7 +38,7 @@ class Setup:
     training: list[Corpus]
     validation: dict[str, Corpus]
     model: ModelConfig
-    cut: Cut
+    layout: BatchLayout
     resume: Path | None
 
     @property
@@ -62,22 +62,22 @@ class Setup:
         return _stream(self.config, self.training)
 
     @property
-    def standing(self) -> Standing:
+    def train_state(self) -> TrainState:
         """The state that this process resumes from."""
         if self.resume is None:
-            return Standing()
-        standing = checkpoint_index.read(self.resume).standing
-        return replace(standing, position=position_after(self.directory, standing))
+            return TrainState()
+        train_state = checkpoint_index.read(self.resume).train_state
+        return replace(train_state, position=position_after(self.directory, train_state))
 
     @property
     def finished(self) -> bool:
         """Whether the run has taken its last step and has recorded that it finished."""
-        return self.standing.step >= self.config.run.max_steps and status.read(self.directory).state == "finished"
+        return self.train_state.step >= self.config.run.max_steps and status.read(self.directory).state == "finished"
 
     @property
     def nothing_left(self) -> str:
         """What a user sees who starts a finished run again."""
-        done = f"{self.standing.step} of {self.config.run.max_steps} steps"
+        done = f"{self.train_state.step} of {self.config.run.max_steps} steps"
         return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
 
     @property
@@ -85,8 +85,8 @@ class Setup:
         """What every checkpoint of this run records about it."""
         return Origin(
             run=self.directory,
-            rank=self.cut.rank,
-            ranks=self.cut.ranks,
+            rank=self.layout.rank,
+            ranks=self.layout.ranks,
             zero_stage=self.config.zero_stage,
             identity=self.identity,
             config_fingerprint=fingerprint(self.config.model_dump()),
@@ -109,7 +109,7 @@ class Setup:
 
     def accumulation(self, step: int) -> int:
         """Micro-batches of each rank in step `step`."""
-        return self.config.batch.rows(step) // self.cut.rows(1)
+        return self.config.batch.rows(step) // self.layout.rows(1)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     """
     training = [_opened(entry.corpus, config.data.cache) for entry in config.data.train]
     validation = [_opened(entry.corpus, config.data.cache) for entry in config.data.validation]
-    cut, problems = cut_rows(config, rank, ranks)
+    layout, problems = batch_layout(config, rank, ranks)
     problems += device_problems(config) if ranks_are_here else []
     problems += _given_twice("train", training) + _given_twice("validation", validation)
     names, alike = _names(config, validation)
@@ -175,8 +175,8 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
         problems += _other_than_init(model, Path(config.checkpoint.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
-    assert cut is not None
-    return Setup(config, training, dict(zip(names, validation, strict=True)), model, cut, resume)
+    assert layout is not None
+    return Setup(config, training, dict(zip(names, validation, strict=True)), model, layout, resume)
 
 
 def _opened(location: str, cache: CacheSection) -> Corpus:
@@ -241,7 +241,7 @@ def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
     return groups.problems(models.outline(model), config.optimizer)
 
 
-def cut_rows(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list[str]]:
+def batch_layout(config: RunConfig, rank: int, ranks: int) -> tuple[BatchLayout | None, list[str]]:
     """How `ranks` share the batches, and a line for each reason why they can't."""
     batch = config.batch
     sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
@@ -256,7 +256,7 @@ def cut_rows(config: RunConfig, rank: int, ranks: int) -> tuple[Cut | None, list
     if share % micro:
         of_ramp = " in each step of the ramp-up" if batch.ramp_up else ""
         return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows{of_ramp}"]
-    return Cut(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
+    return BatchLayout(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
 
 
 def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, LABELS, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.models.loss import PARTS, Losses
@@ -53,15 +53,19 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, config: RunConfig, cut: Cut, teach: Callable[[Batch], dict[str, Any]] | None = None
+        self,
+        model: nn.Module,
+        config: RunConfig,
+        layout: BatchLayout,
+        teach: Callable[[Batch], dict[str, Any]] | None = None,
     ):
-        self.config, self.cut = config, cut
+        self.config, self.layout = config, layout
         self._teach = teach
         with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizers.build(model, config.optimizer),
-                config=deepspeed_config(config, cut),
+                config=deepspeed_config(config, layout),
             )
         broadcast_buffers(self.deepspeed.module)
         internals.spare_passes(self.deepspeed)
@@ -87,7 +91,7 @@ class Engine:
         internals.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.deepspeed.module.begin_step(self.config.run.seed, step)
-        for number, (first, batch) in enumerate(zip(self.cut.firsts(position, len(batches)), batches, strict=True)):
+        for number, (first, batch) in enumerate(zip(self.layout.firsts(position, len(batches)), batches, strict=True)):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
             for name, total in self._accumulate(batch, counted).items():
@@ -110,7 +114,7 @@ class Engine:
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
-        self.deepspeed.backward(share * self.cut.ranks, scale_wrt_gas=False)
+        self.deepspeed.backward(share * self.layout.ranks, scale_wrt_gas=False)
         return {name: total.detach().double() for name, total in losses.items()}
 
     def training_losses(self, batch: Batch) -> Losses:
@@ -184,7 +188,7 @@ class Engine:
 def _counts(batch: Batch) -> torch.Tensor:
     """(labels,) How many labels of each kind count in a micro-batch."""
     none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
-    return torch.stack([(batch[name] != IGNORED).sum() if name in batch else none for name in LABELS])
+    return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
 
 
 def _count(counted: dict[str, int], name: str) -> int:

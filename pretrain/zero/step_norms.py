@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data_pipeline.loading.batches import IGNORED
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.model import Model
 from pretrain.optimizers.flat import Flat
 from pretrain.optimizers.sharded import sums_of_squares
@@ -97,7 +97,7 @@ class StepNorms:
     def _note_padding(self, model: nn.Module, _: Any, batch: Mapping[str, Tensor]) -> None:
         """Notes which tokens of a micro-batch are real: (batch, length), or None for all."""
         inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask"))
-        self._real = {"inputs": None if inputs is None else inputs != 0, "targets": batch["labels"] != IGNORED}
+        self._real = {"inputs": None if inputs is None else inputs != 0, "targets": batch["labels"] != IGNORE_INDEX}
 
     def _note_output(self, number: int, stack: str) -> Callable[..., None]:
         def note(_: nn.Module, inputs: Any, output: Tensor) -> None:

@@ -15,7 +15,7 @@ OUTPUTS = np.array([[4, -4], [-4, 4]], dtype="<f4")
 def write_model(
     path: Path, labels: tuple[str, ...] = LABELS, kind: int = SUPERVISED, outputs: np.ndarray = OUTPUTS
 ) -> Path:
-    """A page with r times "river", c times "casino" and n words and an end mark in all that the model knows is "good"
+    """A page with r times "river", c times "casino" and n words and an EOS token in all that the model knows is "good"
     with probability 1 / (1 + exp(-8 (r - c) / n))."""
     entries = [(word, 0) for word in WORDS] + [(label, 1) for label in labels]
     settings = [VECTORS.shape[1], 5, 5, 1, 5, 1, SOFTMAX, kind, 0, 0, 0, 100]

@@ -143,9 +143,9 @@ def test_a_line_is_kept(line, kept):
         ("You reuse cookies that are too old.", "line_policy"),
         ("Turn on JAVASCRIPT and the Privacy Policy shows.", "line_javascript"),
         ("if (javascript) { then run it now }.", "line_javascript"),  # this rule comes before the one for brackets
-        ("lorem ipsum without an end mark", "line_no_endmark"),
+        ("lorem ipsum without terminal punctuation", "line_no_endmark"),
         ("Only lorem ipsum here.", "line_too_short"),
-        ("a bracket { without an end mark", "line_no_endmark"),
+        ("a bracket { without terminal punctuation", "line_no_endmark"),
         ("Only a { here.", "line_too_short"),
         ("lorem ipsum " + "b" * 1001 + " { is gone already.", "line_too_long_word"),
     ],

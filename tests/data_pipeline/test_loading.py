@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.mixing import Mixture, rates_of_rows
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
@@ -120,28 +120,28 @@ def test_rows_that_were_not_consumed_are_noticed():
     assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
 
 
-def all_inputs(corpus, cuts_of, steps, workers=0, first=0):
+def all_inputs(corpus, layouts, steps, workers=0, first=0):
     """encoder_input_ids of each step, gathered from all ranks."""
     stream = Stream([corpus], [1.0], seed=0, lanes=8)
-    start = StreamState.at(stream, first * cuts_of[0].rows(cuts_of[0].accumulation), [])
-    ranks = [list(TrainingBatches(stream, cut, start).loader(steps, workers)) for cut in cuts_of]
+    start = StreamState.at(stream, first * layouts[0].rows(layouts[0].accumulation), [])
+    ranks = [list(TrainingBatches(stream, layout, start).loader(steps, workers)) for layout in layouts]
     return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
 
 
 @pytest.mark.parametrize(("ranks", "accumulation"), [(1, 4), (2, 1), (2, 4), (4, 2), (8, 1)])
 def test_global_batches_do_not_depend_on_the_ranks(small_corpus, ranks, accumulation):
     corpus = open_corpus(small_corpus)
-    whole = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6)
-    cuts = [Cut(rank, ranks, 16 // ranks // accumulation, accumulation) for rank in range(ranks)]
-    for one, many in zip(whole, all_inputs(corpus, cuts, 6), strict=True):
+    whole = all_inputs(corpus, [BatchLayout(0, 1, 16, 1)], 6)
+    layouts = [BatchLayout(rank, ranks, 16 // ranks // accumulation, accumulation) for rank in range(ranks)]
+    for one, many in zip(whole, all_inputs(corpus, layouts, 6), strict=True):
         assert torch.equal(one, many)
 
 
 def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(small_corpus):
     corpus = open_corpus(small_corpus)
-    whole = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6)
-    with_workers = all_inputs(corpus, [Cut(0, 1, 16, 1)], 6, workers=2)
-    resumed = all_inputs(corpus, [Cut(0, 1, 16, 1)], 4, first=2)
+    whole = all_inputs(corpus, [BatchLayout(0, 1, 16, 1)], 6)
+    with_workers = all_inputs(corpus, [BatchLayout(0, 1, 16, 1)], 6, workers=2)
+    resumed = all_inputs(corpus, [BatchLayout(0, 1, 16, 1)], 4, first=2)
     assert all(torch.equal(one, many) for one, many in zip(whole, with_workers, strict=True))
     assert all(torch.equal(one, many) for one, many in zip(whole[2:], resumed, strict=True))
 
@@ -150,9 +150,11 @@ def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(
 def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus, ranks):
     """Steps of 4, 8 and 16 rows take the same rows as seven steps of 4."""
     stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8)
-    small = list(TrainingBatches(stream, Cut(0, 1, 4, 1)).loader(7, 0))
+    small = list(TrainingBatches(stream, BatchLayout(0, 1, 4, 1)).loader(7, 0))
     share = 4 // ranks
-    of_ranks = [list(TrainingBatches(stream, Cut(rank, ranks, share, 1)).loader([1, 2, 4], 0)) for rank in range(ranks)]
+    of_ranks = [
+        list(TrainingBatches(stream, BatchLayout(rank, ranks, share, 1)).loader([1, 2, 4], 0)) for rank in range(ranks)
+    ]
     growing = [micro["labels"] for step in zip(*of_ranks, strict=True) for rank in step for micro in rank]
     assert torch.equal(torch.cat([step[0]["labels"] for step in small]), torch.cat(growing))
 
@@ -160,7 +162,7 @@ def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus,
 def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
     corpus = open_corpus(small_corpus)
     rows = corpus.rows("train")
-    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, lanes=8), Cut(0, 1, 16, 1))
+    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, lanes=8), BatchLayout(0, 1, 16, 1))
     _, epochs, ids = batches.row_ids(np.arange(2 * rows))
     assert sorted(ids[epochs == 0].tolist()) == list(range(rows))
     assert sorted(ids[epochs == 1].tolist()) == list(range(rows))
@@ -174,10 +176,10 @@ def test_validation_sees_each_row_once_on_any_number_of_ranks(small_corpus, rank
     counted = []
     lengths = set()
     for rank in range(ranks):
-        found = list(validation_batches(corpus, Cut(rank, ranks, 7, 1)))
+        found = list(validation_batches(corpus, BatchLayout(rank, ranks, 7, 1)))
         lengths.add(len(found))
-        labels = [row for batch in found for row in batch["labels"].tolist() if row[0] != IGNORED]
-        counted += [tuple(label for label in row if label != IGNORED) for row in labels]
+        labels = [row for batch in found for row in batch["labels"].tolist() if row[0] != IGNORE_INDEX]
+        counted += [tuple(label for label in row if label != IGNORE_INDEX) for row in labels]
     assert len(lengths) == 1  # as many batches on every rank
     assert sorted(counted) == sorted(
         tuple(row[:length]) for row, length in zip(reference.values.tolist(), reference.lengths, strict=True)
@@ -232,12 +234,12 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     rows, length = corpus.rows("validation"), corpus.objective.raw_length
     left = corpus.manifest["splits"]["validation"]["tokens"] - (rows - 1) * length
     assert 2 <= left < length  # the sample's tail
-    batch = next(validation_batches(corpus, Cut(0, 1, rows, 1)))
-    masked = (batch["labels"][-1] != IGNORED).sum() + batch["encoder_attention_mask"][-1].sum()
+    batch = next(validation_batches(corpus, BatchLayout(0, 1, rows, 1)))
+    masked = (batch["labels"][-1] != IGNORE_INDEX).sum() + batch["encoder_attention_mask"][-1].sum()
     spans = (batch["labels"][-1] >= corpus.tokenizer.pieces).sum()
-    assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both end marks
+    assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both EOS tokens
     assert batch["encoder_attention_mask"][:-1].all()
-    built = next(validation_batches(open_corpus(corpus_built_with_noise), Cut(0, 1, rows, 1)))
+    built = next(validation_batches(open_corpus(corpus_built_with_noise), BatchLayout(0, 1, rows, 1)))
     assert all(torch.equal(built[name], batch[name]) for name in batch)
 
 
@@ -246,11 +248,13 @@ def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_rank
         stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8, pack=pack)
         found: list[list[int]] = []
         for rank in range(ranks):
-            for step, (batch,) in enumerate(TrainingBatches(stream, Cut(rank, ranks, 24 // ranks, 1)).loader(2, 0)):
+            for step, (batch,) in enumerate(
+                TrainingBatches(stream, BatchLayout(rank, ranks, 24 // ranks, 1)).loader(2, 0)
+            ):
                 found += [[]] * (step == len(found))
                 labels = batch["labels"]
                 assert len(labels) == -(-24 // ranks // pack)
-                found[step] = sorted([*found[step], *labels[labels != IGNORED].tolist()])
+                found[step] = sorted([*found[step], *labels[labels != IGNORE_INDEX].tolist()])
         return found
 
     assert targets(1, 1) == targets(5, 1) == targets(5, 2) == targets(24, 1)
@@ -260,11 +264,11 @@ ABANDONED = """
 import sys
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import Stream
 
 stream = Stream([open_corpus(sys.argv[1])], [1.0], 0, 8)
-steps = TrainingBatches(stream, Cut(0, 1, 4, 1)).loader(1000, workers=2)
+steps = TrainingBatches(stream, BatchLayout(0, 1, 4, 1)).loader(1000, workers=2)
 print(*next(steps)[0]["labels"].shape)
 """
 

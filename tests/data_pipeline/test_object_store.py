@@ -17,7 +17,7 @@ from data_pipeline.corpus.manifest import verify
 from data_pipeline.execution.inputs import list_files
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.lookahead import Ahead
 from data_pipeline.loading.stream import Stream, StreamState
@@ -96,7 +96,7 @@ def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, publ
 def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, tmp_path):
     store.faults = True
     pairs = [
-        TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(12, workers)
+        TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(12, workers)
         for corpus, workers in ((open_corpus(published, tmp_path), 2), (open_corpus(small_corpus), 0))
     ]
     for (found,), (wanted,) in zip(*pairs, strict=True):
@@ -108,7 +108,7 @@ def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, t
 def test_a_cached_block_that_is_damaged_is_read_again(published, store, tmp_path):
     def batches() -> list[torch.Tensor]:
         stream = Stream([open_corpus(published, tmp_path)], [1.0], 0, 8)
-        return [step[0]["labels"] for step in TrainingBatches(stream, Cut(0, 1, 128, 1)).loader(4, 0)]
+        return [step[0]["labels"] for step in TrainingBatches(stream, BatchLayout(0, 1, 128, 1)).loader(4, 0)]
 
     wanted = batches()
     block = next(path for path in sorted((tmp_path / "blocks").rglob("*")) if path.is_file() and path.name != "lock")
@@ -120,8 +120,8 @@ def test_a_cached_block_that_is_damaged_is_read_again(published, store, tmp_path
 def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store, tmp_path):
     """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
     corpus = open_corpus(published, tmp_path, wait_seconds=0.5)
-    stream, cut = Stream([corpus], [1.0], 0, 1), Cut(0, 1, 64, 1)
-    ahead = Ahead(TrainingBatches(stream, cut).loader(8, 0))
+    stream, layout = Stream([corpus], [1.0], 0, 1), BatchLayout(0, 1, 64, 1)
+    ahead = Ahead(TrainingBatches(stream, layout).loader(8, 0))
     taken = [next(ahead)[0]]
     store.away = True
     while ahead.lost is None:
@@ -132,8 +132,8 @@ def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store,
         [next(ahead) for _ in range(2)]
     store.calm()
     state = StreamState.at(stream, 64 * len(taken), [])
-    rest = [step[0] for step in TrainingBatches(stream, cut, state).loader(8 - len(taken), 0)]
-    whole = [step[0] for step in TrainingBatches(stream, cut).loader(8, 0)]
+    rest = [step[0] for step in TrainingBatches(stream, layout, state).loader(8 - len(taken), 0)]
+    whole = [step[0] for step in TrainingBatches(stream, layout).loader(8, 0)]
     for found, wanted in zip([*taken, *rest], whole, strict=True):
         assert torch.equal(found["labels"], wanted["labels"])
 

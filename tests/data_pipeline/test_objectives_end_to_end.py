@@ -11,8 +11,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.manifest import verify
 from data_pipeline.foundation.config_file import load
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, TrainingBatches, as_batch, validation_batches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import TrainingBatches, as_batch, validation_batches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.objective import Examples, Padded
@@ -94,19 +94,19 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         assert drawn == (
             again.inputs.values.shape != first.inputs.values.shape or (again.inputs.values != first.inputs.values).any()
         )
-    batches = TrainingBatches(Stream([at_load], [1.0], seed=0, lanes=4), Cut(0, 1, 8, 1))
+    batches = TrainingBatches(Stream([at_load], [1.0], seed=0, lanes=4), BatchLayout(0, 1, 8, 1))
     batch = next(batches.loader(1, 0))[0]
     size = at_load.tokenizer.size
     assert 0 <= batch["encoder_input_ids"].min() <= batch["encoder_input_ids"].max() < size
-    assert (batch["labels"] != IGNORED).any(dim=1).all()
+    assert (batch["labels"] != IGNORE_INDEX).any(dim=1).all()
     assert batch["labels"].max() < size
-    batches_held_out = list(validation_batches(at_load, Cut(0, 1, 8, 1)))
+    batches_held_out = list(validation_batches(at_load, BatchLayout(0, 1, 8, 1)))
     held_out = [batch["labels"] for batch in batches_held_out]
-    assert sum(int((labels != IGNORED).any(dim=1).sum()) for labels in held_out) == at_load.rows("validation")
+    assert sum(int((labels != IGNORE_INDEX).any(dim=1).sum()) for labels in held_out) == at_load.rows("validation")
     for batch in batches_held_out:  # the last batch is filled with rows that don't count
         if name == "bert":
-            ignored = (batch["labels"] == IGNORED).all(dim=1)
-            assert torch.equal(batch["next_sentence_labels"] == IGNORED, ignored)
+            ignored = (batch["labels"] == IGNORE_INDEX).all(dim=1)
+            assert torch.equal(batch["next_sentence_labels"] == IGNORE_INDEX, ignored)
     shown = run_here("data-pipeline", "show", at_load.directory, "-n", "1")
     assert shown.returncode == 0, shown.stderr
     assert "inputs" in shown.stdout
@@ -122,8 +122,8 @@ def test_a_row_without_targets_has_no_next_sentence_either():
         next_sentence=np.array([1, 0, 0]),
     )
     batch = as_batch(examples, pad=0)
-    assert batch["labels"].tolist() == [[7, IGNORED], [IGNORED, 8], [IGNORED, IGNORED]]
-    assert batch["next_sentence_labels"].tolist() == [1, 0, IGNORED]
+    assert batch["labels"].tolist() == [[7, IGNORE_INDEX], [IGNORE_INDEX, 8], [IGNORE_INDEX, IGNORE_INDEX]]
+    assert batch["next_sentence_labels"].tolist() == [1, 0, IGNORE_INDEX]
 
 
 def test_what_a_row_was_cut_for_is_stored_with_it(make):
@@ -163,7 +163,7 @@ def test_pairs_are_packed_with_segments_and_positions(make, tmp_path):
     )
     assert {"inputs.npy", "input_offsets.npy", "targets.npy", "target_offsets.npy"} <= members.keys()
     assert {"input_segments.npy", "target_segments.npy"} <= members.keys()
-    batch = next(TrainingBatches(Stream([corpus], [1.0], 0, 4), Cut(0, 1, 8, 1)).loader(1, 0))[0]
+    batch = next(TrainingBatches(Stream([corpus], [1.0], 0, 4), BatchLayout(0, 1, 8, 1)).loader(1, 0))[0]
     for side in ("encoder", "decoder"):
         segments, positions = batch[f"{side}_segment_ids"], batch[f"{side}_positions"]
         for row in range(8):

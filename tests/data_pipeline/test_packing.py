@@ -65,7 +65,7 @@ def test_a_complete_document_is_a_row_and_a_longer_one_is_cut_at_the_last_senten
 def test_pairs_are_cut_on_each_side():
     two = documents([3, 4, 5, 6, 7, 8], [10, 11], targets=[4, 1])
     rows = pack("complete_documents", two, TextToText(inputs_length=4, targets_length=2))
-    assert rows_of(rows) == [[3, 4, 5, 7], [10, 11]]  # an end mark follows on each side
+    assert rows_of(rows) == [[3, 4, 5, 7], [10, 11]]  # an EOS token follows on each side
     assert rows.columns["target_start"].tolist() == [3, 1]
     assert rows.dropped == 2
     assert (rows.cut_inputs, rows.cut_targets) == (1, 1)
@@ -84,7 +84,7 @@ def test_packed_examples_stand_behind_one_another_with_segments():
 
 
 def test_more_than_255_examples_share_a_row():
-    """600 pairs, each with one token and an end mark on both sides, fill rows of 600 tokens with 300 examples."""
+    """600 pairs, each with one token and an EOS token on both sides, fill rows of 600 tokens with 300 examples."""
     texts = [[3 + number % 5, 8] for number in range(600)]
     rows = pack("examples", documents(*texts, targets=[1] * 600), TextToText(inputs_length=600, targets_length=600))
     block = blocks.of_examples(rows.examples)

@@ -48,7 +48,7 @@ def trained(corpus: Path) -> dict[str, object]:
 def test_rows_have_the_helpers_length_and_manifest_and_blocks_agree(small_corpus):
     manifest = json.loads((small_corpus / "manifest.json").read_text())
     blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
-    assert manifest["rows"]["raw_length"] == 34  # 5 masked in 2 spans: 34 - 5 + 2, and the end mark, make 32
+    assert manifest["rows"]["raw_length"] == 34  # 5 masked in 2 spans: 34 - 5 + 2, and EOS, make 32
     for split in ("train", "validation"):
         described = manifest["splits"][split]
         own = [block for block in blocks if block["split"] == split]

@@ -14,7 +14,7 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.disk_cache import DiskCache, default_directory
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.stream import Stream
 
@@ -35,12 +35,14 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
     assert local.rows("train") < 128 * 45  # more than an epoch
     for workers in (0, 2):
         pairs = [
-            TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(45, workers)
+            TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, workers)
             for corpus in (remote, local)
         ]
         for (found,), (wanted,) in zip(*pairs, strict=True):
             assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    for found, wanted in zip(*(validation_batches(corpus, Cut(0, 1, 8, 1)) for corpus in (remote, local)), strict=True):
+    for found, wanted in zip(
+        *(validation_batches(corpus, BatchLayout(0, 1, 8, 1)) for corpus in (remote, local)), strict=True
+    ):
         assert torch.equal(found["labels"], wanted["labels"])
     blocks = [path for path in (cache / "blocks").rglob("*") if path.is_file()]
     assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))
@@ -63,7 +65,7 @@ def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
     shard.write_bytes(content)
     corpus = open_corpus(zipped(copy, tmp_path / "corpus.zip"), tmp_path / "cache")
     with pytest.raises(DamagedInput, match=r"zip://.*train/shard-00000.tar.*sha256 differs"):
-        list(TrainingBatches(Stream([corpus], [1.0], 0, 8), Cut(0, 1, 128, 1)).loader(45, 0))
+        list(TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, 0))
 
 
 def content(number: int) -> bytes:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, TrainingBatches, validation_batches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
@@ -32,17 +32,17 @@ def stream_of(*corpora: Path, **changes) -> Stream:
 
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
     """(corpus, epoch, row) of every sample of `steps` steps, gathered from all ranks, and the position after them."""
-    cuts = [Cut(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
-    begins = [start.position + step * cuts[0].rows(cuts[0].accumulation) for step in range(steps)]
+    layouts = [BatchLayout(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
+    begins = [start.position + step * layouts[0].rows(layouts[0].accumulation) for step in range(steps)]
     positions = [
         np.arange(first, first + micro_batch)
         for begin in begins
-        for cut in cuts
-        for first in cut.firsts(begin, accumulation)
+        for layout in layouts
+        for first in layout.firsts(begin, accumulation)
     ]
-    batches = TrainingBatches(stream, cuts[0], start)
+    batches = TrainingBatches(stream, layouts[0], start)
     ids = np.stack(batches.row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
-    return ids.tolist(), StreamState.at(stream, start.position + steps * cuts[0].rows(cuts[0].accumulation), [])
+    return ids.tolist(), StreamState.at(stream, start.position + steps * layouts[0].rows(layouts[0].accumulation), [])
 
 
 parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
@@ -76,13 +76,13 @@ RANK = """
 import sys, torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import StreamState, Stream
 
 if __name__ == "__main__":
     corpus, out, rank, ranks, workers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
     stream = Stream([open_corpus(corpus)], [1.0], seed=3, lanes=8)
-    batches = TrainingBatches(stream, Cut(rank, ranks, 24 // ranks // 2, 2), StreamState.at(stream, 48, []))
+    batches = TrainingBatches(stream, BatchLayout(rank, ranks, 24 // ranks // 2, 2), StreamState.at(stream, 48, []))
     torch.save(list(batches.loader(4, workers)), f"{out}/{ranks}-{rank}.pt")
 """
 
@@ -99,7 +99,7 @@ def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp
     ]
     assert [process.wait() for process in processes] == [0, 0, 0]
     stream = stream_of(small_corpus)
-    expected = TrainingBatches(stream, Cut(0, 1, 24, 1), StreamState.at(stream, 48, [])).loader(4, 0)
+    expected = TrainingBatches(stream, BatchLayout(0, 1, 24, 1), StreamState.at(stream, 48, [])).loader(4, 0)
     for step, (whole,) in enumerate(expected):
         for ranks in (1, 2):
             loaded = [torch.load(tmp_path / f"{ranks}-{rank}.pt") for rank in range(ranks)]
@@ -119,18 +119,18 @@ def test_the_state_of_another_stream_is_refused(small_corpus, changes, said):
     stream = stream_of(small_corpus)
     other = Stream(**{**vars(stream), **changes})
     with pytest.raises(UserError, match=said):
-        TrainingBatches(other, Cut(0, 1, 4, 1), StreamState.at(stream, 100, []))
+        TrainingBatches(other, BatchLayout(0, 1, 4, 1), StreamState.at(stream, 100, []))
 
 
 def test_the_state_of_another_corpus_is_refused(small_corpus, corpus_built_with_noise):
     there = StreamState.at(stream_of(corpus_built_with_noise), 100, [])
     with pytest.raises(UserError, match=r"corpora\.0\.fingerprint"):
-        TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 1), there)
+        TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 1), there)
 
 
 # ---- damage
 
-WIDE = Cut(0, 1, 128, 1)
+WIDE = BatchLayout(0, 1, 128, 1)
 STEPS = 45  # of 128 rows: more than an epoch
 
 
@@ -157,14 +157,14 @@ def damaged(small_corpus, tmp_path):
 def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(small_corpus, damaged):
     copy, lost = damaged
     stream, whole = stream_of(copy, on_damage="skip"), stream_of(small_corpus)
-    cut = Cut(0, 1, 16, 1)
-    batches, expected = TrainingBatches(stream, cut), TrainingBatches(whole, cut)
+    layout = BatchLayout(0, 1, 16, 1)
+    batches, expected = TrainingBatches(stream, layout), TrainingBatches(whole, layout)
     steps = stream.corpora[0].rows("train") // 16 + 1
     _, _, ids = expected.row_ids(np.arange(16 * steps))
     gone = np.isin(ids, lost["train"]).reshape(steps, 16)
     assert gone.sum() >= len(lost["train"])
     for step, ((found,), (wanted,)) in enumerate(zip(batches.loader(steps, 0), expected.loader(steps, 0), strict=True)):
-        assert (found["labels"][gone[step]] == IGNORED).all()
+        assert (found["labels"][gone[step]] == IGNORE_INDEX).all()
         assert torch.equal(found["labels"][~gone[step]], wanted["labels"][~gone[step]])
         assert torch.equal(found["encoder_input_ids"][~gone[step]], wanted["encoder_input_ids"][~gone[step]])
         if gone[step].any():
@@ -198,9 +198,9 @@ def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus
 def test_damage_in_held_out_text_is_passed_over_where_asked(damaged):
     corpus = open_corpus(damaged[0])
     with pytest.raises(DamagedInput, match="validation"):
-        list(validation_batches(corpus, Cut(0, 1, 4, 1)))
-    batches = list(validation_batches(corpus, Cut(0, 1, 4, 1), skip_damage=True))
-    counted = sum(int((batch["labels"] != IGNORED).any(dim=1).sum()) for batch in batches)
+        list(validation_batches(corpus, BatchLayout(0, 1, 4, 1)))
+    batches = list(validation_batches(corpus, BatchLayout(0, 1, 4, 1), skip_damage=True))
+    counted = sum(int((batch["labels"] != IGNORE_INDEX).any(dim=1).sum()) for batch in batches)
     assert counted == corpus.rows("validation") - len(damaged[1]["validation"])
 
 
@@ -317,12 +317,12 @@ def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, mon
     """Goes through both wrappers, by the method that the DataLoader calls; actual pinning needs CUDA."""
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: pinned.append(self) or self)
-    made = _Guarded(TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 1)))[0]
+    made = _Guarded(TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 1)))[0]
     again = made.pin_memory()
     assert again.item.batch.keys() == made.item.batch.keys()
     assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in made.item.batch.values()]
 
 
 def test_batches_stay_as_they_are_where_there_is_no_accelerator(small_corpus):
-    loaded = list(TrainingBatches(stream_of(small_corpus), Cut(0, 1, 4, 2)).loader(3, 0))
+    loaded = list(TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 2)).loader(3, 0))
     assert list(on_device(loaded, torch.device("cpu"))) == loaded

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from data_pipeline.loading.batches import IGNORED, as_batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import as_batch
 from data_pipeline.loading.texts import with_texts
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
@@ -27,7 +28,7 @@ def test_the_example_of_the_docstring():
 
 @pytest.mark.parametrize("form", ["a row each", "packed", "balanced"])
 def test_texts_are_the_rows_that_were_cut(form):
-    """Rows of several lengths, one of which ends with an end mark of its own."""
+    """Rows of several lengths, one of which ends with an EOS token of its own."""
     lengths = [12, 8, 4, 10, 12]
     rows, keys = ragged_rows(lengths, 0)
     rows.values[0, 11] = EOS
@@ -36,7 +37,7 @@ def test_texts_are_the_rows_that_were_cut(form):
     batch = as_batch(balanced(examples, 2) if form == "balanced" else examples, PAD)
     found = with_texts(batch)
     texts, width = found["text_ids"].tolist(), found["text_ids"].size(1)
-    labels = batch["labels"][batch["labels"] != IGNORED].tolist()
+    labels = batch["labels"][batch["labels"] != IGNORE_INDEX].tolist()
     whole = {}
     for place, label, inside in zip(found["text_places"].tolist(), labels, found["in_text"].tolist(), strict=True):
         text, at = divmod(place, width)
@@ -60,7 +61,7 @@ def test_texts_are_the_rows_that_were_cut(form):
 def test_rows_without_labels_have_no_text():
     """Those of damaged blocks; a batch of nothing else still has a row, which nothing refers to."""
     ids = torch.tensor([[5, 6, EOS], [EOS, 0, 0]])
-    labels = torch.tensor([[10, EOS], [IGNORED, IGNORED]])
+    labels = torch.tensor([[10, EOS], [IGNORE_INDEX, IGNORE_INDEX]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     found = with_texts({"encoder_input_ids": ids, "labels": labels, "encoder_attention_mask": mask})
     assert found["text_ids"].tolist() == [[5, 6]]

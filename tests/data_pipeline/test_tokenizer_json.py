@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_read_is_refused(published_tokenizers, tmp_path, c
 def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
     write("Llama 3", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(UserError, match="no file names an end mark: expected eos_token"):
+    with pytest.raises(UserError, match="no file names an EOS token: expected eos_token"):
         published.read(tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.models.model import Sizes
@@ -73,8 +73,8 @@ class Workload:
         from pretrain.zero.construction import construct
         from pretrain.zero.engine import Engine
 
-        cut = Cut(0, 1, micro_batch, self.rows // micro_batch)
-        engine = Engine(construct(config, config.model, cut), config, cut)
+        layout = BatchLayout(0, 1, micro_batch, self.rows // micro_batch)
+        engine = Engine(construct(config, config.model, layout), config, layout)
         batches, taken = self.batches(micro_batch), 0
 
         def step() -> None:

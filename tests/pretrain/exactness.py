@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import check
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.zero.optimizer import set_rates
@@ -103,7 +103,7 @@ def global_batch(settings: RunConfig, step: int) -> Batch:
     lengths = torch.randint(1, 8, (ROWS, 1), generator=draws)
     return {
         "encoder_input_ids": torch.randint(3, size, (ROWS, 11), generator=draws),
-        "labels": torch.where(torch.arange(7) < lengths, labels, IGNORED),
+        "labels": torch.where(torch.arange(7) < lengths, labels, IGNORE_INDEX),
     }
 
 
@@ -114,7 +114,7 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
     losses = []
     for step in range(settings.run.max_steps):
         batch = {name: tensor.to(device) for name, tensor in global_batch(settings, step).items()}
-        loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORED).sum()
+        loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORE_INDEX).sum()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.gradient_clipping)
         set_rates(optimizer, settings, step)
@@ -124,17 +124,17 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
     return losses
 
 
-def own_cut() -> Cut:
+def own_cut() -> BatchLayout:
     """The cut into two micro-batches on each of the ranks that have joined."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    return Cut(rank, ranks, ROWS // ranks // 2, 2)
+    return BatchLayout(rank, ranks, ROWS // ranks // 2, 2)
 
 
 def train(engine: Any, steps: range) -> list[float]:
     """Trains with the engine; returns each step's loss. All ranks call this together."""
     losses = []
     for step in steps:
-        own = own_rows(engine.cut, global_batch(engine.config, step))
+        own = own_rows(engine.layout, global_batch(engine.config, step))
         losses.append(engine.step(step, step * ROWS, own).loss)
     return losses
 

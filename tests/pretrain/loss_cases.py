@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models import loss_head
 from pretrain.models.layers import soft_capped
-from pretrain.models.loss import IGNORED, token_losses
+from pretrain.models.loss import token_losses
 
 
 def errors(
@@ -19,7 +20,7 @@ def errors(
 
     x, weight, bias = draw(3, 5, 24), draw(5000, 24), draw(5000)
     labels = torch.randint(0, 5000, (3, 5), generator=generator)
-    labels[0, 2:] = labels[2, :3] = IGNORED
+    labels[0, 2:] = labels[2, :3] = IGNORE_INDEX
     labels = labels.to(device)
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +32,7 @@ def errors(
     logits = torch.nn.functional.linear(*exact)
     defined = token_losses(logits if softcap is None else soft_capped(logits, softcap), labels, z_loss, smoothing)
     expected = torch.autograd.grad((defined * along).sum(), exact)
-    assert not found[labels == IGNORED].any()
+    assert not found[labels == IGNORE_INDEX].any()
     pairs = zip([found, *gradients], [defined, *expected], strict=True)
     return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
 

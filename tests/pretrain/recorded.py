@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.stream import Stream
 
@@ -28,7 +28,9 @@ def record_steps(engine: type) -> None:
     def step(self: Any, step: int, position: int, batches: list[Batch], *arguments: Any) -> Any:
         rows = [digest for batch in batches for digest in digests(batch)]
         with path.open("a") as file:
-            file.write(json.dumps({"step": step, "rank": self.cut.rank, "ranks": self.cut.ranks, "rows": rows}) + "\n")
+            file.write(
+                json.dumps({"step": step, "rank": self.layout.rank, "ranks": self.layout.ranks, "rows": rows}) + "\n"
+            )
         return take_step(self, step, position, batches, *arguments)
 
     engine.step = step
@@ -55,7 +57,7 @@ def recorded_rows(folder: Path) -> dict[int, list[str]]:
 
 def scheduled_rows(stream: Stream, rows_per_step: int, steps: int) -> dict[int, list[str]]:
     """Digests of the rows that each step should take."""
-    batches = TrainingBatches(stream, Cut(0, 1, rows_per_step, 1))
+    batches = TrainingBatches(stream, BatchLayout(0, 1, rows_per_step, 1))
     return {step: digests(loaded[0]) for step, loaded in enumerate(batches.loader(steps, 0))}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.trainer.validate import Setup
@@ -47,14 +47,16 @@ def run_config(
 
 def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> Setup:
     """The setup of the ranks that have joined: two micro-batches per step."""
-    cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
-    return Setup(config, [], {}, config.model, cut, resume)
+    layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
+    return Setup(config, [], {}, config.model, layout, resume)
 
 
-def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100) -> list[Batch]:
-    """This rank's share of a step's rows. The rows don't depend on the cut, and every other step has padding."""
+def micro_batches(
+    layout: BatchLayout, step: int, inputs: int = 16, targets: int = 8, vocabulary: int = 100
+) -> list[Batch]:
+    """This rank's share of a step's rows. The rows don't depend on the layout, and every other step has padding."""
     generator = torch.Generator().manual_seed(step)
-    rows_of_step = cut.rows(cut.accumulation)
+    rows_of_step = layout.rows(layout.accumulation)
     ids = torch.randint(3, vocabulary, (rows_of_step, inputs), generator=generator)
     labels = torch.randint(3, vocabulary, (rows_of_step, targets), generator=generator)
     rows = {"encoder_input_ids": ids, "labels": labels}
@@ -62,10 +64,10 @@ def micro_batches(cut: Cut, step: int, inputs: int = 16, targets: int = 8, vocab
         rows["encoder_attention_mask"] = torch.ones_like(ids)
         rows["encoder_attention_mask"][::3, inputs // 2 :] = 0
         labels[::3, targets // 2 :] = -100
-    return own_rows(cut, rows)
+    return own_rows(layout, rows)
 
 
-def own_rows(cut: Cut, rows: Batch) -> list[Batch]:
+def own_rows(layout: BatchLayout, rows: Batch) -> list[Batch]:
     """A rank's micro-batches of the rows of a step."""
-    firsts = cut.firsts(0, cut.accumulation)
-    return [{name: tensor[first : first + cut.micro_batch] for name, tensor in rows.items()} for first in firsts]
+    firsts = layout.firsts(0, layout.accumulation)
+    return [{name: tensor[first : first + layout.micro_batch] for name, tensor in rows.items()} for first in firsts]

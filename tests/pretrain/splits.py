@@ -1,4 +1,4 @@
-"""Measures how the loss and gradient of a global batch differ from a plain loop's, however the batch is cut.
+"""Measures how the loss and gradient of a global batch differ from a plain loop's, however the batch is layout.
 
     python -m tests.pretrain.splits
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import T5Config
@@ -52,15 +52,15 @@ def global_batch(step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def micro_batches(cut: Cut, step: int) -> list[dict[str, torch.Tensor]]:
-    return own_rows(cut, global_batch(step))
+def micro_batches(layout: BatchLayout, step: int) -> list[dict[str, torch.Tensor]]:
+    return own_rows(layout, global_batch(step))
 
 
-def engine_of(settings: RunConfig, cut: Cut, dropout_rate: float = 0.0):
+def engine_of(settings: RunConfig, layout: BatchLayout, dropout_rate: float = 0.0):
     from pretrain.zero.engine import Engine
 
     torch.manual_seed(0)
-    return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings, cut)
+    return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings, layout)
 
 
 CASES = [(stage, accumulation, 0.0) for stage in (1, 2, 3) for accumulation in (1, 2)]
@@ -71,14 +71,15 @@ def train_cuts() -> dict[Any, list[dict[str, Any]]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with_dropout = (2, 4 // ranks, 0.3)  # micro-batches of two rows
     return {
-        case: train_cut(Cut(rank, ranks, ROWS // ranks // case[1], case[1]), *case) for case in [*CASES, with_dropout]
+        case: train_cut(BatchLayout(rank, ranks, ROWS // ranks // case[1], case[1]), *case)
+        for case in [*CASES, with_dropout]
     }
 
 
-def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> list[dict[str, Any]]:
+def train_cut(layout: BatchLayout, stage: int, accumulation: int, dropout_rate: float) -> list[dict[str, Any]]:
     from deepspeed.utils import safe_get_full_grad
 
-    engine = engine_of(config(stage), cut, dropout_rate)
+    engine = engine_of(config(stage), layout, dropout_rate)
     gradients: dict[str, torch.Tensor] = {}
     take_step = engine.deepspeed.step
 
@@ -91,7 +92,7 @@ def train_cut(cut: Cut, stage: int, accumulation: int, dropout_rate: float) -> l
     engine.deepspeed.step = step_and_tell
     told = []
     for step in range(3):
-        outcome = engine.step(step, step * ROWS, micro_batches(cut, step))
+        outcome = engine.step(step, step * ROWS, micro_batches(layout, step))
         told.append({"loss": outcome.loss, "norm": engine.take_metrics()["train/gradient_norm"], **gradients})
     engine.close()
     return told

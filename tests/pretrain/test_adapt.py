@@ -1,4 +1,4 @@
-"""A decoder alone becomes an encoder-decoder: what is copied computes what it did."""
+"""A decoder-only model becomes an encoder-decoder: what is copied computes what it did."""
 
 from pathlib import Path
 

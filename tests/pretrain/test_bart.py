@@ -169,7 +169,7 @@ def test_padding_of_the_inputs_changes_nothing(model, device):
 
 
 def test_the_decoder_starts_from_the_end_mark(model):
-    """As fairseq's prev_output_tokens: the target with its end mark moved to the front."""
+    """As fairseq's prev_output_tokens: the target with its EOS moved to the front."""
     inputs, labels = ids(1, 9), torch.tensor([[0, 7, 8, 9, EOS]])
     given = model(inputs, labels, decoder_input_ids=torch.tensor([[EOS, 0, 7, 8, 9]]))["labels"]
     assert torch.equal(model(inputs, labels)["labels"], given)

@@ -27,7 +27,7 @@ from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
-from pretrain.run.train_state import Standing
+from pretrain.run.train_state import TrainState
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
@@ -174,7 +174,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
 
     alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)  # only `Slow` writes here
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = Slow(alone, Standing(), tmp_path, tmp_path / "final", Copy(), {})
+    saver._writing = Slow(alone, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
     saver._writing.start()
     time.sleep(0.1)
     saver._writing.moved()

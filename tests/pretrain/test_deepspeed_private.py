@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.zero import deepspeed_private as internals
 from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import on_ranks
@@ -44,9 +44,9 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
 
     config = run_config(stage, zero=zero, precision=precision)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
     for step in range(2):
-        engine.step(step, 8 * step, micro_batches(prepared.cut, step))
+        engine.step(step, 8 * step, micro_batches(prepared.layout, step))
     internals.check(engine.deepspeed)
     parameter = next(engine.deepspeed.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
@@ -79,14 +79,16 @@ def names_lacking() -> list[list[str]]:
 
     config = run_config(2)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut).deepspeed
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout).deepspeed
     found = [internals.missing(engine)]
     del type(engine.optimizer).update_lp_params
     return [*found, internals.missing(engine)]
 
 
 def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
-    assert deepspeed_config(run_config(precision="bf16"), Cut(0, 1, 2, 2))["bf16"]["check_grad_overflow"] is True
+    assert (
+        deepspeed_config(run_config(precision="bf16"), BatchLayout(0, 1, 2, 2))["bf16"]["check_grad_overflow"] is True
+    )
 
 
 def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):

@@ -188,7 +188,7 @@ def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Te
     config = run_config(stage, None, zero, optimizer={"learning_rate": 1e-2, "gradient_clipping": 0})
     prepared = setup(config)
     torch.manual_seed(0)
-    engine = Engine(SometimesUsed(), config, prepared.cut)
+    engine = Engine(SometimesUsed(), config, prepared.layout)
     for step in range(6):
         engine.step(step, 0, [rows_of_step(step, dist.get_rank(), dist.get_world_size())])
     found = whole_parameters(engine.deepspeed.module)
@@ -225,7 +225,7 @@ def buffer_after_initialize(stage: int) -> list[float]:
     config = run_config(stage, precision="bf16")
     model = SometimesUsed()
     model.offset += dist.get_rank() + 1 / 3
-    engine = Engine(model, config, setup(config).cut)
+    engine = Engine(model, config, setup(config).layout)
     found = engine.deepspeed.module.offset
     engine.close()
     return [found.dtype == torch.float32, *found.tolist()]
@@ -243,17 +243,17 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
 
     told = engine_module.deepspeed_config
 
-    def without(config, cut):
-        kept = told(config, cut)
+    def without(config, layout):
+        kept = told(config, layout)
         return {name: value for name, value in kept.items() if name not in ("data_types", "communication_data_type")}
 
     engine_module.deepspeed_config = told if own else without  # in a process of this test's own
     config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
     prepared = setup(config)
-    engine = engine_module.Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
+    engine = engine_module.Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
     norms = []
     for step in range(3):
-        engine.step(step, 0, micro_batches(prepared.cut, step))
+        engine.step(step, 0, micro_batches(prepared.layout, step))
         norms.append(engine.take_metrics()["train/gradient_norm"])
     engine.close()
     return norms
@@ -274,8 +274,8 @@ def told_on_stdout(stage: int) -> str:
     config = run_config(stage, precision="bf16")
     prepared = setup(config)
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
-        engine.step(0, 0, micro_batches(prepared.cut, 0))
+        engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
+        engine.step(0, 0, micro_batches(prepared.layout, 0))
     engine.close()
     return told.getvalue()
 

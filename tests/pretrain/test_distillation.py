@@ -10,8 +10,8 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, as_batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import as_batch
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def objective(small_corpus):
 @pytest.mark.parametrize("form", ["a row each", "packed", "balanced"])
 @pytest.mark.parametrize("positions", [{"positions": "rotary"}, {"positions": "learned", "max_positions": 11}])
 def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
-    """At the token before each target, of the row that was cut, without marks, padding and other examples."""
+    """At the token before each target, of the row that was layout, without marks, padding and other examples."""
     model = random_teacher(vocab_size=VOCABULARY.size, **positions)
     teacher = Teacher(model, VOCABULARY.size, DistillationSection(teacher="t", weight=0.7))
     lengths, packed = [12, 8, 4, 10, 12], form == "packed"
@@ -75,9 +75,9 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
     examples = PrefixLM(length=8 if packed else 12, packed=packed).apply(rows, keys, VOCABULARY, {})
     batch = as_batch(balanced(examples, 2) if form == "balanced" else examples, PAD)
     given = teacher(batch)
-    taught = given.pop("taught")
+    teacher_targets = given.pop("teacher_targets")
     assert given.keys() == batch.keys()
-    log_p, ids = taught.target(slice(None))
+    log_p, ids = teacher_targets.target(slice(None))
     assert ids is None
     alone = {}  # by the text so far and its next token; random tokens don't repeat
     for row, length in zip(rows.values.astype(np.int64), lengths, strict=True):
@@ -85,9 +85,9 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
             with torch.no_grad():
                 found = torch.log_softmax(model.decode(torch.from_numpy(part[None, :-1]))[0], dim=-1)
             alone |= dict(zip(part[1:].tolist(), found, strict=True))
-    labels = batch["labels"][batch["labels"] != IGNORED].tolist()
+    labels = batch["labels"][batch["labels"] != IGNORE_INDEX].tolist()
     compared = 0
-    for label, share, said in zip(labels, taught.shares.tolist(), log_p, strict=True):
+    for label, share, said in zip(labels, teacher_targets.shares.tolist(), log_p, strict=True):
         assert share == (0 if label == VOCABULARY.eos else pytest.approx(0.7))
         if share:
             torch.testing.assert_close(said, alone[label], rtol=0, atol=2e-5)
@@ -115,7 +115,7 @@ def one_step() -> tuple[float, dict[str, float], float]:
     config = step_config()
     teacher = Teacher(random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.distillation)
     torch.manual_seed(0)
-    engine = Engine(models.build(config.model), config, Cut(0, 1, 4, 2), teacher)
+    engine = Engine(models.build(config.model), config, BatchLayout(0, 1, 4, 2), teacher)
     batches = micro_batches()
     plain = torch.cat([engine.losses(batch)["labels"].flatten() for batch in batches])
     outcome = engine.step(0, 0, batches)
@@ -136,7 +136,7 @@ def micro_batches():
 
 
 def test_the_loss_of_a_step_is_the_weighted_mean_over_its_targets():
-    """Computed here by hand from whole logits; end marks have cross-entropy alone. Evaluation knows no teacher."""
+    """Computed here by hand from whole logits; EOS tokens have cross-entropy alone. Evaluation knows no teacher."""
     ((loss, metrics, plain),) = on_ranks(1, one_step)
     model = random_teacher(vocab_size=VOCABULARY.size)
     torch.manual_seed(0)
@@ -144,7 +144,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean_over_its_targets():
     own, divergence, total = [], [], []
     for batch in micro_batches():
         for row in range(4):
-            labels = batch["labels"][row][batch["labels"][row] != IGNORED]
+            labels = batch["labels"][row][batch["labels"][row] != IGNORE_INDEX]
             mask = batch.get("encoder_attention_mask", torch.ones_like(batch["encoder_input_ids"]))[row]
             inputs = batch["encoder_input_ids"][row][mask > 0]
             with torch.no_grad():

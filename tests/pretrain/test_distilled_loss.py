@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models import distilled_loss
-from pretrain.models.distilled_loss import Taught
+from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import soft_capped
-from pretrain.models.loss import IGNORED, token_losses
+from pretrain.models.loss import token_losses
 from pretrain.models.loss_head import Head
 
 VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
@@ -39,37 +40,39 @@ class Case:
             one.requires_grad_() for one in (draw(3, 5, 24), draw(VOCABULARY, 24), draw(VOCABULARY))
         )
         self.labels = torch.randint(0, VOCABULARY, (3, 5), generator=generator).to(device)
-        self.labels[0, 3:] = self.labels[2, :2] = IGNORED
+        self.labels[0, 3:] = self.labels[2, :2] = IGNORE_INDEX
         self.along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
         shares = torch.full((11,), weight, dtype=torch.promote_types(dtype, torch.float32), device=device)
         shares[[2, 7, 10]] = 0
         torch.manual_seed(0)
         head = Head(16, OF_TEACHER + 4, 1.0).to(device, dtype)
-        self.taught = Taught(head, draw(11, 16), OF_TEACHER, shares, temperature, top_k)
+        self.teacher_targets = TeacherTargets(head, draw(11, 16), OF_TEACHER, shares, temperature, top_k)
 
     def found(self, z_loss, smoothing, softcap):
-        losses = self.taught.losses(self.x, self.weight, self.bias, self.labels, z_loss, smoothing, softcap=softcap)
+        losses = self.teacher_targets.losses(
+            self.x, self.weight, self.bias, self.labels, z_loss, smoothing, softcap=softcap
+        )
         gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, self.weight, self.bias))
         return [*losses.values(), *gradients]
 
     def defined(self, z_loss, smoothing, softcap):
         """The same in fp64, without chunks and functions of our own but the cross-entropy."""
         exact = [one.detach().double().requires_grad_() for one in (self.x, self.weight, self.bias)]
-        taught, t = self.taught, self.taught.temperature
+        teacher_targets, t = self.teacher_targets, self.teacher_targets.temperature
         logits = F.linear(*exact)
         logits = logits if softcap is None else soft_capped(logits, softcap)
-        of_teacher = taught.head(taught.states).detach()[:, :OF_TEACHER].double()
+        of_teacher = teacher_targets.head(teacher_targets.states).detach()[:, :OF_TEACHER].double()
         p = torch.softmax(of_teacher / t, dim=-1)
-        if taught.top_k is not None:
-            p = p * (p >= p.topk(taught.top_k).values[:, -1:])
+        if teacher_targets.top_k is not None:
+            p = p * (p >= p.topk(teacher_targets.top_k).values[:, -1:])
             p = p / p.sum(dim=-1, keepdim=True)
         p = F.pad(p, (0, VOCABULARY - OF_TEACHER))
-        counted = self.labels != IGNORED
+        counted = self.labels != IGNORE_INDEX
         log_q = torch.log_softmax(logits[counted] / t, dim=-1)
         divergence, shares = torch.zeros(2, *self.labels.shape, dtype=torch.float64, device=self.x.device)
         kl = F.kl_div(log_q, p, reduction="none").sum(dim=-1)
-        divergence = divergence.masked_scatter(counted, t**2 * kl * (taught.shares > 0))
-        shares = shares.masked_scatter(counted, taught.shares.double())
+        divergence = divergence.masked_scatter(counted, t**2 * kl * (teacher_targets.shares > 0))
+        shares = shares.masked_scatter(counted, teacher_targets.shares.double())
         own = token_losses(logits, self.labels, z_loss, smoothing)
         regular = own - token_losses(logits, self.labels, 0.0, smoothing)
         loss = regular + (1 - shares) * (own - regular) + shares * divergence
@@ -93,7 +96,7 @@ def test_gradients_are_those_of_finite_differences():
     small = case.weight[:, :6].detach().clone().requires_grad_(), case.x[..., :6].detach().clone().requires_grad_()
 
     def losses(weight, x):
-        return case.taught.losses(x, weight, None, case.labels, 0.01)["labels"]
+        return case.teacher_targets.losses(x, weight, None, case.labels, 0.01)["labels"]
 
     assert torch.autograd.gradcheck(losses, small, fast_mode=True)
 
@@ -103,11 +106,11 @@ def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
     """All ids, at any temperature: the divergence is 0, and so is its gradient, but for rounding."""
     case = Case(dtype, device)
     head = Head(24, VOCABULARY, 1.0).to(device, dtype)
-    states = case.x.detach().flatten(0, 1)[case.labels.flatten() != IGNORED]
+    states = case.x.detach().flatten(0, 1)[case.labels.flatten() != IGNORE_INDEX]
     shares = torch.ones(11, device=device)
     for temperature in (1.0, 3.0):
-        taught = Taught(head, states, VOCABULARY, shares, temperature)
-        losses = taught.losses(case.x, head.weight, None, case.labels)
+        teacher_targets = TeacherTargets(head, states, VOCABULARY, shares, temperature)
+        losses = teacher_targets.losses(case.x, head.weight, None, case.labels)
         assert losses["distillation_loss"].abs().max() < 1e-5
         (gradient,) = torch.autograd.grad(losses["labels"].sum(), case.x)
         of_text = torch.autograd.grad(token_losses(F.linear(case.x, head.weight), case.labels).sum(), case.x)[0]
@@ -116,9 +119,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
 
 def test_the_teacher_gets_no_gradient():
     case = Case(torch.float32)
-    case.taught.states.requires_grad_()
-    case.taught.losses(case.x, case.weight, case.bias, case.labels)["labels"].sum().backward()
-    assert case.taught.head.weight.grad is case.taught.states.grad is None
+    case.teacher_targets.states.requires_grad_()
+    case.teacher_targets.losses(case.x, case.weight, case.bias, case.labels)["labels"].sum().backward()
+    assert case.teacher_targets.head.weight.grad is case.teacher_targets.states.grad is None
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
@@ -135,7 +138,7 @@ def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
 
     monkeypatch.setattr(distilled_loss, "_LOGITS", 8 * 1000)
     x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
-    taught = Taught(Head(5, 1000, 1.0), torch.randn(64, 5), 1000, torch.ones(64))
+    teacher_targets = TeacherTargets(Head(5, 1000, 1.0), torch.randn(64, 5), 1000, torch.ones(64))
     with Watch():
-        taught.losses(x, weight, None, torch.arange(64))["labels"].sum().backward()
+        teacher_targets.losses(x, weight, None, torch.arange(64))["labels"].sum().backward()
     assert largest == 8 * 1000

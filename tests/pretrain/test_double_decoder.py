@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
@@ -136,9 +136,9 @@ def losses_of_steps(stage, micro_batch):
     from pretrain.zero.engine import Engine
 
     config = run_config(stage, {"family": "double_decoder", **SIZES, "vocab_size": 100})
-    cut = Cut(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
-    engine = Engine(construct(config, config.model, cut), config, cut)
-    return [engine.step(step, 0, micro_batches(cut, step, 16, 16)).loss for step in range(4)]
+    layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
+    engine = Engine(construct(config, config.model, layout), config, layout)
+    return [engine.step(step, 0, micro_batches(layout, step, 16, 16)).loss for step in range(4)]
 
 
 def test_every_zero_stage_and_micro_batch_has_the_same_boundaries():

@@ -1,4 +1,4 @@
-"""A step of the engine: its loss and gradient don't depend on the cut, and it is skipped on all ranks or on none."""
+"""A step of the engine: its loss and gradient don't depend on the layout, and it is skipped on all ranks or on none."""
 
 import itertools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.run.health import Health
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.splits import (
@@ -58,23 +58,25 @@ SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 def train_through_trouble() -> dict[Any, Any]:
     """The outcomes of five steps and the final parameters, by (stage, precision, whether the last rank is in
     trouble)."""
-    cut = Cut(dist.get_rank(), dist.get_world_size(), ROWS // dist.get_world_size() // 2, 2)
+    layout = BatchLayout(dist.get_rank(), dist.get_world_size(), ROWS // dist.get_world_size() // 2, 2)
     return {
-        (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, cut, *setting)
+        (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, layout, *setting)
         for setting, troubled in itertools.product(SETTINGS, (False, True))
     }
 
 
-def _through(troubles: dict[int, str], cut: Cut, stage: int, precision: str) -> tuple[list, dict[str, torch.Tensor]]:
+def _through(
+    troubles: dict[int, str], layout: BatchLayout, stage: int, precision: str
+) -> tuple[list, dict[str, torch.Tensor]]:
     from deepspeed.utils import safe_get_full_fp32_param
 
-    engine = engine_of(config(stage, precision), cut)
+    engine = engine_of(config(stage, precision), layout)
     trouble = ""
 
     def spoil(module: torch.nn.Module, _: Any, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if cut.rank == cut.ranks - 1 and trouble == "gradient":
+        if layout.rank == layout.ranks - 1 and trouble == "gradient":
             return {name: value * float("nan") for name, value in losses.items()}
-        if cut.rank == cut.ranks - 1 and trouble == "loss":  # its gradient is the usual one
+        if layout.rank == layout.ranks - 1 and trouble == "loss":  # its gradient is the usual one
             return {name: value + float("inf") for name, value in losses.items()}
         return losses
 
@@ -83,7 +85,7 @@ def _through(troubles: dict[int, str], cut: Cut, stage: int, precision: str) -> 
     while sum(outcome.applied for outcome in outcomes) < 3:
         trouble = troubles.get(len(outcomes), "")
         applied = sum(outcome.applied for outcome in outcomes)
-        outcomes.append(engine.step(applied, 0, micro_batches(cut, applied)))
+        outcomes.append(engine.step(applied, 0, micro_batches(layout, applied)))
     parameters = {
         name: safe_get_full_fp32_param(parameter).to("cpu", copy=True)
         for name, parameter in engine.deepspeed.module.named_parameters()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.generation.decoding import generate
@@ -18,7 +19,7 @@ from pretrain.generation.texts import padded
 from pretrain.huggingface import export, read
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.config.t5gemma import StackConfig
-from pretrain.models.loss import IGNORED, shift_right
+from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
 
 transformers = pytest.importorskip("transformers")
@@ -69,7 +70,7 @@ CASES = {
     "T5Gemma, all local": ("t5gemma", T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5}),
     "T5Gemma, no window": ("t5gemma", T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
     "T5Gemma, muP": ("t5gemma", T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3}),
-    "T5Gemma, from the end mark": ("t5gemma", T5GEMMA | {"bos_id": 1}),
+    "T5Gemma, from EOS": ("t5gemma", T5GEMMA | {"bos_id": 1}),
     "T5Gemma, from padding": ("t5gemma", T5GEMMA | {"bos_id": None} | MULTIPLE),
     "T5Gemma 2": ("t5gemma2", T5GEMMA2),
     "T5Gemma 2, all local": ("t5gemma2", T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE),
@@ -166,16 +167,16 @@ def ids(*shape, seed=0):
 
 
 def batch(way, vocabulary):
-    """Inputs of 24, 15 and 7 tokens, their mask, and labels; answers have an end mark inside, as rows of several
+    """Inputs of 24, 15 and 7 tokens, their mask, and labels; answers have an EOS token inside, as rows of several
     documents do."""
     lengths, places = torch.tensor([24, 15, 7])[:, None], torch.arange(24)
     mask = (places < lengths).long()
     inputs = ids(3, 24).masked_fill(mask == 0, vocabulary.pad)
     if way != "answers":
-        return inputs, mask, inputs.masked_fill(mask == 0, IGNORED)
+        return inputs, mask, inputs.masked_fill(mask == 0, IGNORE_INDEX)
     labels = ids(3, 18, seed=1)
     labels[:, 9] = vocabulary.eos
-    return inputs, mask, labels.masked_fill(torch.arange(18) >= torch.tensor([17, 18, 3])[:, None], IGNORED)
+    return inputs, mask, labels.masked_fill(torch.arange(18) >= torch.tensor([17, 18, 3])[:, None], IGNORE_INDEX)
 
 
 def loss_here(model, inputs, mask, labels, **others):
@@ -184,7 +185,7 @@ def loss_here(model, inputs, mask, labels, **others):
         inputs, labels, mask = inputs[:, :-1], labels[:, 1:], None if mask is None else mask[:, :-1]
     losses = model(inputs, labels, encoder_attention_mask=mask, **others)
     of_sentences = losses["next_sentence_labels"].mean() if others else 0.0
-    return (losses["labels"].sum() / (labels != IGNORED).sum() + of_sentences).item()
+    return (losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences).item()
 
 
 def logits_here(model, inputs, mask, labels):
@@ -232,7 +233,7 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         expected = loss_here(model, inputs[rows], given, labels[rows], **others)
         found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
         assert found.loss.item() == pytest.approx(expected, rel=1e-5), use_cache
-        counts = labels[rows] != IGNORED
+        counts = labels[rows] != IGNORE_INDEX
         logits = logits_here(model, inputs[rows], given, labels[rows])[counts]
         assert logits.std() > 0.1  # the comparison is not one of zeros
         theirs = found.prediction_logits if hasattr(found, "prediction_logits") else found.logits

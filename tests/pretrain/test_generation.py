@@ -100,7 +100,7 @@ SMALL_BART = {
     "d_model": 32,
     "max_position_embeddings": 40,
     "decoder_start_token_id": 1,
-    "forced_eos_token_id": None,  # by default the last token of the longest text is its end mark
+    "forced_eos_token_id": None,  # by default the last token of the longest text is its EOS
 }
 SMALL_GPT2 = {**SMALL, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
 V1_0, V1_1 = {"feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}
@@ -213,7 +213,7 @@ def rows_of(rng, number, causal):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
-    """Compares tokens up to the end mark; after it, transformers' beam search fills with the end mark if pad is 0.
+    """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.
 
     Transformers gets the padded batch of an encoder-decoder, but each prompt of a causal model alone: to its no-repeat
     rule and minimum length, the padding before a prompt is text.
@@ -319,7 +319,7 @@ def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(mode
 
 
 class EndsAtOnce:
-    """A decoder that always predicts the end mark; it counts the rows of each step."""
+    """A decoder that always predicts EOS; it counts the rows of each step."""
 
     def __init__(self):
         self.prompt = self.history = torch.zeros(4, 1, dtype=torch.long)

@@ -118,7 +118,7 @@ class Trouble:
             for batch in evaluation.batches(corpus):
                 evaluation.losses(batch)
                 batches += 1
-                if evaluation.held_out.cut.rank == self.settings.on_rank:
+                if evaluation.held_out.layout.rank == self.settings.on_rank:
                     {"raise": lambda: 1 // 0, "hang": lambda: time.sleep(99), "dawdle": lambda: time.sleep(0.7),
                      "leave": lambda: torch.manual_seed(0)}[self.settings.what]()
         return Findings({"trouble/batches": batches})
@@ -200,7 +200,7 @@ def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
 
 
 def test_span_lengths_are_those_of_a_worked_example():
-    """Ids below 90 are text; 99 and 98 are the first two sentinels, 1 is the end mark."""
+    """Ids below 90 are text; 99 and 98 are the first two sentinels, 1 is EOS."""
     vocabulary = Vocabulary(size=100, text=(3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
     labels = torch.tensor([[99, 7, 8, 98, 9, 1, -100], [5, 99, 98, 6, 6, 2, 1]])
     assert span_lengths(labels, vocabulary).tolist() == [[0, 2, 2, 0, 1, 0, 0], [0, 0, 0, 3, 3, 3, 0]]

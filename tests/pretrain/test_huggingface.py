@@ -361,7 +361,7 @@ def test_tensors_that_do_not_fit_are_named(bart_tokenizer, tmp_path):
         ({"model_type": "pegasus"}, "model_type is 'pegasus', not one of t5, bart"),
         ({"decoder_attention_heads": 4}, "encoder_attention_heads is 2 and decoder_attention_heads is 4"),
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1"),
-        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0, but our bart starts from the end mark, 1"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0, but our bart starts from EOS, 1"),
         ({"activation_function": "swish"}, "activation_function is 'swish', not one of relu, gelu"),
         ({"pad_token_id": 7}, "pad_token_id is 7 in config.json, but the tokenizer's is 0"),
     ],

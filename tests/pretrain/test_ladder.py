@@ -155,7 +155,7 @@ def test_steps_follow_from_tokens_and_warm_up_with_them(small_corpus, tmp_path):
         assert rung.tokens == rung.steps * 16 * per_row
         assert config.run.max_steps == rung.steps
         assert config.schedule.warmup_steps == round(rung.steps * 3 / 8)  # 3 of 8 in the run file
-        # 34 tokens: 5 of them in 2 spans give 31 inputs with an end mark and 8 targets
+        # 34 tokens: 5 of them in 2 spans give 31 inputs with an EOS token and 8 targets
         whole = rung.steps * 16 * model.flops(Sizes.of_example(32, 8))
         assert rung.flops == pytest.approx(whole, rel=0.05)
 

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.evaluate import Standalone
 from pretrain.evaluation.collectives import Together
@@ -43,7 +43,7 @@ def asked_of(model_settings, tokenizer, form=None, objective=None, batch_size=2)
     torch.manual_seed(1)
     model = build(parse({**model_settings, "vocab_size": tokenizer.size, **ids})).eval()
     subject = Standalone(TrainedModel(model, tokenizer))
-    data = HeldOut({}, tokenizer, None, False, Cut(0, 1, batch_size, 1))
+    data = HeldOut({}, tokenizer, None, False, BatchLayout(0, 1, batch_size, 1))
     evaluation = Evaluation(subject, data, 0, Together(None, torch.device("cpu"), alone=True))
     return model, Harness(model, Asking.of(model.config, vocabulary, form, objective), evaluation, batch_size)
 
@@ -89,7 +89,7 @@ def test_what_the_model_generates_is_its_likeliest_and_stops_where_the_task_says
 
 
 def test_a_rolling_text_is_scored_once_each_after_what_stands_before_it(tokenizer):
-    """The encoder never gets nothing: at first its end mark, then the ids before each piece."""
+    """The encoder never gets nothing: at first its EOS, then the ids before each piece."""
     text = " ".join(f"Word {number} of a text that is longer than one piece." for number in range(20))
     ids = tokenizer.encode([text])[0]
     assert len(ids) > 16 + 128 + 1
@@ -104,7 +104,7 @@ def test_a_rolling_text_is_scored_once_each_after_what_stands_before_it(tokenize
 
 
 def test_a_decoder_only_model_is_scored_plainly(tokenizer):
-    """No end mark; an empty context is the mark between documents; a long text loses its beginning, at 64 positions."""
+    """No EOS; an empty context is the mark between documents; a long text loses its beginning, at 64 positions."""
     model, harness = asked_of(CAUSAL, tokenizer)
     long = ("word " * 100, "end")
     for pair, (found, _) in zip([*PAIRS, long], harness.loglikelihood([*PAIRS, long]), strict=True):

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models import loss
-from pretrain.models.loss import IGNORED, shift_right, token_losses
+from pretrain.models.loss import shift_right, token_losses
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +20,15 @@ def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, devic
     generator = torch.Generator().manual_seed(0)
     logits = (scale * torch.randn(rows, length, vocabulary, generator=generator)).to(device, dtype).requires_grad_()
     labels = torch.randint(0, vocabulary, (rows, length), generator=generator).to(device)
-    labels[0, 3:] = IGNORED
-    labels[2, 0] = IGNORED
+    labels[0, 3:] = IGNORE_INDEX
+    labels[2, 0] = IGNORE_INDEX
     return logits, labels
 
 
 def reference(logits, labels, z_loss, smoothing):
     logits = logits.double()
     losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=smoothing)
-    return losses + (z_loss * logits.logsumexp(dim=-1).square()).masked_fill(labels == IGNORED, 0.0)
+    return losses + (z_loss * logits.logsumexp(dim=-1).square()).masked_fill(labels == IGNORE_INDEX, 0.0)
 
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
@@ -56,8 +57,8 @@ def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     (found,) = torch.autograd.grad((token_losses(logits, labels, z_loss, smoothing) * weights).sum(), logits)
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=0 if dtype != torch.bfloat16 else tolerance, atol=tolerance)
-    assert found[labels == IGNORED].count_nonzero() == 0
-    assert (found[labels != IGNORED] != 0).any(dim=-1).all()
+    assert found[labels == IGNORE_INDEX].count_nonzero() == 0
+    assert (found[labels != IGNORE_INDEX] != 0).any(dim=-1).all()
 
 
 @pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
@@ -76,7 +77,7 @@ def test_large_logits_stay_finite(device):
 
 def test_a_batch_without_any_target_costs_nothing(device):
     logits, labels = batch(device=device)
-    labels[:] = IGNORED
+    labels[:] = IGNORE_INDEX
     losses = token_losses(logits, labels, z_loss=0.1)
     losses.sum().backward()
     assert losses.count_nonzero() == logits.grad.count_nonzero() == 0
@@ -117,6 +118,6 @@ def test_no_more_memory_than_the_logits_and_their_gradient():
 
 
 def test_each_example_of_a_packed_row_starts_anew():
-    labels = torch.tensor([[5, 1, 6, 7, 1, IGNORED]])
+    labels = torch.tensor([[5, 1, 6, 7, 1, IGNORE_INDEX]])
     segments = torch.tensor([[1, 1, 2, 2, 2, 0]])
     assert shift_right(labels, 0, segments).tolist() == [[0, 5, 0, 6, 7, 0]]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.device import with_places
 from pretrain.models.config.base import ModelConfig
-from pretrain.models.loss import IGNORED, places_of_targets, token_losses
+from pretrain.models.loss import places_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from tests.pretrain import loss_cases
 from tests.pretrain.attention_cases import interpreted
@@ -45,7 +46,7 @@ def test_positions_without_a_target_change_no_loss_and_no_gradient(counted, soft
     head = Head(8, 50, std=1.0, bias=True, softcap=softcap).double()
     x = torch.randn(3, 4, 8, dtype=torch.float64, generator=generator).requires_grad_()
     labels = torch.randint(50, (12,), generator=generator)
-    labels[torch.randperm(12, generator=generator)[counted:]] = IGNORED
+    labels[torch.randperm(12, generator=generator)[counted:]] = IGNORE_INDEX
     config = ModelConfig(family="none", z_loss=0.05, label_smoothing=0.1)
     losses = head(x, labels.view(3, 4), config)
     expected = token_losses(head(x), labels.view(3, 4), 0.05, 0.1)
@@ -59,7 +60,7 @@ def test_positions_without_a_target_change_no_loss_and_no_gradient(counted, soft
 
 
 def test_positions_without_a_target_take_no_time_in_the_output_matrix():
-    x, labels = torch.randn(1, 40, 8), torch.full((1, 40), IGNORED)
+    x, labels = torch.randn(1, 40, 8), torch.full((1, 40), IGNORE_INDEX)
     labels[0, :10] = 1
     head = Head(8, 50, std=1.0)
     with FlopCounterMode(display=False) as counted:
@@ -72,6 +73,6 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
 
 
 def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
-    labels = torch.tensor([[5, IGNORED, 6], [IGNORED, IGNORED, 7]])
+    labels = torch.tensor([[5, IGNORE_INDEX, 6], [IGNORE_INDEX, IGNORE_INDEX, 7]])
     assert with_places({"labels": labels})["target_places"].tolist() == [0, 2, 5]
     assert places_of_targets(labels).tolist() == [0, 2, 5]

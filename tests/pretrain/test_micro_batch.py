@@ -52,7 +52,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
 
     overrides = [f"run.directory={path.parent}/{free}"]
     setup = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
-    engine = Engine(construct(setup.config, setup.model, setup.cut), setup.config, setup.cut)
+    engine = Engine(construct(setup.config, setup.model, setup.layout), setup.config, setup.layout)
     sizes: list[int] = []
 
     class Told:
@@ -76,10 +76,10 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         for name, value in (("DeviceMemory", Told), ("_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
         settled = micro_batch.settled(setup, engine)
-    assert settled.cut == engine.cut
-    assert settled.cut.micro_batch * settled.cut.accumulation == 12
+    assert settled.layout == engine.layout
+    assert settled.layout.micro_batch * settled.layout.accumulation == 12
     engine.close()
-    return settled.cut.micro_batch, max(sizes)
+    return settled.layout.micro_batch, max(sizes)
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config.evaluation import NormsSettings
 from pretrain.evaluation.hook import Findings
@@ -34,22 +34,22 @@ def measured_steps() -> dict[Any, Any]:
 def _measured(stage: int, precision: str) -> list[Any]:
     """The norms by layer after the first and the third of three steps, and the losses; the second isn't measured."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    cut = Cut(rank, ranks, ROWS // ranks // 2, 2)
-    engine = engine_of(config(stage, precision), cut)
+    layout = BatchLayout(rank, ranks, ROWS // ranks // 2, 2)
+    engine = engine_of(config(stage, precision), layout)
     found: list[Any] = []
     outcomes = []
     for step in range(3):
         if step == 1:
-            outcomes.append(engine.step(step, step * ROWS, micro_batches(cut, step)))
+            outcomes.append(engine.step(step, step * ROWS, micro_batches(layout, step)))
             continue
         with engine.measured() as norms:
-            outcomes.append(engine.step(step, step * ROWS, micro_batches(cut, step)))
+            outcomes.append(engine.step(step, step * ROWS, micro_batches(layout, step)))
         assert norms.error is None, norms.error
         for sums in (norms.parameters, norms.activations):
             dist.all_reduce(sums)
         found.append(by_layer(norms.names, norms.parameters, norms.layers, norms.activations, engine.gradient_norm))
-    plain = engine_of(config(stage, precision), cut)
-    again = [plain.step(step, step * ROWS, micro_batches(cut, step)) for step in range(3)]
+    plain = engine_of(config(stage, precision), layout)
+    again = [plain.step(step, step * ROWS, micro_batches(layout, step)) for step in range(3)]
     assert [one.loss for one in outcomes] == [one.loss for one in again]
     engine.close()
     return found
@@ -166,7 +166,7 @@ class Raising:
 
 def test_a_hook_that_raises_around_a_step_fails_alone(tmp_path):
     """The step is taken, the other hooks see it, and the next evaluation of the hook is sound."""
-    held_out = SimpleNamespace(cut=Cut(0, 1, 1, 1))
+    held_out = SimpleNamespace(layout=BatchLayout(0, 1, 1, 1))
     hooks = Hooks([NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9)], held_out, tmp_path)
     first, other = Raising("before"), Raising("never")
     hooks._hooks = [(settings, hook) for (settings, _), hook in zip(hooks._hooks, (first, other), strict=True)]

@@ -25,10 +25,10 @@ def trained(
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": clipping}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
-    engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
+    engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
     losses, norms = [], []
     for step in range(steps):
-        engine.step(step, 0, micro_batches(prepared.cut, step))
+        engine.step(step, 0, micro_batches(prepared.layout, step))
         metrics = engine.take_metrics()
         losses.append(metrics["train/loss"])
         norms.append(metrics["train/gradient_norm"])

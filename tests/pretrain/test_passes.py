@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models, optimizers
 from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.optimizers import flat as flats
@@ -58,8 +58,8 @@ def _passes(precision: str) -> dict[int, float]:
     for stage in (1, 2, 3):
         config = run_config(stage, WIDE, precision=precision, optimizer={"name": "adamw", "learning_rate": 1e-3})
         prepared = setup(config)
-        engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
-        batch = micro_batches(prepared.cut, 0)[0]
+        engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
+        batch = micro_batches(prepared.layout, 0)[0]
         inner, model, counted = engine.deepspeed.optimizer.optimizer, models.build(config.model), Moved()
         size = sum(parameter.numel() for parameter in model.parameters())
         model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -114,10 +114,10 @@ def _trained(stage: int, precision: str) -> dict[str, Any]:
     optimizer = {"name": "adamw", "learning_rate": 1e-2, "gradient_clipping": 0}
     config = run_config(stage, precision=precision, optimizer=optimizer)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
     found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(4):
-        found["losses"].append(engine.step(step, 8 * step, micro_batches(prepared.cut, step)).loss)
+        found["losses"].append(engine.step(step, 8 * step, micro_batches(prepared.layout, step)).loss)
         found["norms"].append(engine.gradient_norm)
         with engine.whole() as model:
             found["weights"] = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -140,8 +140,8 @@ def _held(stage: int, precision: str) -> tuple[int, bool]:
 
     config = run_config(stage, precision=precision)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
-    engine.step(0, 0, micro_batches(prepared.cut, 0))
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
+    engine.step(0, 0, micro_batches(prepared.layout, 0))
     model = engine.deepspeed.module
     inside = list(model.modules())[1:]  # DeepSpeed has two on the model itself
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in inside)
@@ -228,7 +228,7 @@ def test_the_settings_of_zero_suit_the_device():
 
 def test_linear_products_are_pytorchs_where_no_weight_is_released():
     def chosen(ranks: int, **zero: Any) -> Any:
-        return deepspeed_config(run_config(3, zero=zero), Cut(0, ranks, 2, 2))["zero_optimization"].get(key)
+        return deepspeed_config(run_config(3, zero=zero), BatchLayout(0, ranks, 2, 2))["zero_optimization"].get(key)
 
     key, offload = "memory_efficient_linear", {"device": "cpu"}
     assert chosen(1) is False
@@ -266,9 +266,9 @@ def _update_during_a_copy() -> tuple[float, bool, bool, bool]:
 
     config = run_config(2)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
     began = time.monotonic()
-    engine.step(0, 0, micro_batches(prepared.cut, 0))
+    engine.step(0, 0, micro_batches(prepared.layout, 0))
     late_by = 0.4 + 2 * (time.monotonic() - began)  # on a busy machine a step takes longer
     copies = HostCopies(engine)
     copy = copies.take()
@@ -281,7 +281,7 @@ def _update_during_a_copy() -> tuple[float, bool, bool, bool]:
 
     late = threading.Thread(target=finish_late)
     late.start()
-    engine.step(1, 8, micro_batches(prepared.cut, 1))
+    engine.step(1, 8, micro_batches(prepared.layout, 1))
     late.join()
     found = torch.cat([tensor for name, tensor in copy.tensors.items() if name.startswith("exp_avg/")])
     same = torch.equal(found[found != 0].sort().values, expected[expected != 0].sort().values)  # but for padding

@@ -209,7 +209,7 @@ def allocated(*case: Any) -> dict[str, float]:
     prepared = setup(config, micro_batch=ROWS)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
     with LiveMemory("cpu") as memory:
-        engine = Engine(construct(prepared.config, prepared.model, prepared.cut), config, prepared.cut)
+        engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
         for number in range(2):
             gc.collect()
             memory.peak = memory.held
@@ -222,7 +222,7 @@ def allocated(*case: Any) -> dict[str, float]:
         "masters": [one.flat for one in fragments(engine.deepspeed)],
         "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
     }
-    with Sent(prepared.cut.ranks) as counted:
+    with Sent(prepared.layout.ranks) as counted:
         engine.step(2, 0, [batch, batch])
     found = {"peak": memory.peak, "sent": counted.bytes, "collectives": counted.collectives}
     counted_before: set[int] = set()

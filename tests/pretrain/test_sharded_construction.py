@@ -40,7 +40,7 @@ def constructed(precision: str, changes: dict) -> tuple:
     from pretrain.zero.construction import construct
 
     config = run_config(3, changes, precision=precision)
-    model = construct(config, config.model, setup(config).cut)
+    model = construct(config, config.model, setup(config).layout)
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
     outline = models.outline(config.model)
@@ -81,7 +81,7 @@ def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
     from pretrain.zero.deepspeed_private import gathered
 
     config = run_config(3)
-    model = construct(config, config.model, setup(config).cut)
+    model = construct(config, config.model, setup(config).layout)
     load_weights(model, checkpoint, gathered)
     return whole(model)
 
@@ -104,11 +104,11 @@ def trained(stage: int, changes: dict, precision: str, zero: dict | None = None)
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
     config = run_config(stage, changes, zero, precision=precision, optimizer=optimizer)
     prepared = setup(config)
-    model = construct(prepared.config, prepared.model, prepared.cut)
-    engine = Engine(model, config, prepared.cut)
+    model = construct(prepared.config, prepared.model, prepared.layout)
+    engine = Engine(model, config, prepared.layout)
     losses = []
     for step in range(3):
-        engine.step(step, 0, micro_batches(prepared.cut, step))
+        engine.step(step, 0, micro_batches(prepared.layout, step))
         losses.append(engine.take_metrics()["train/loss"])
     tied = model.lm_head.weight is model.embedding.weight
     buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]
@@ -154,7 +154,7 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
 
     prepared = setup(run_config(3 if sharded else 2, changes, precision="bf16"))
     before, made = resident(), []
-    peak = peak_resident(lambda: made.append(construct(prepared.config, prepared.model, prepared.cut)))
+    peak = peak_resident(lambda: made.append(construct(prepared.config, prepared.model, prepared.layout)))
     return (peak - before) / models.outline(prepared.model).num_parameters()
 
 

@@ -7,9 +7,10 @@ import torch
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import interchange_of
 from pretrain.models import ModernConfig, build, outline, parse
-from pretrain.models.loss import IGNORED, shift_right
+from pretrain.models.loss import shift_right
 from pretrain.models.stacks import ends_of_inputs, places_in_segments
 from tests.pretrain.exported import randomise
 from tests.pretrain.test_t5gemma import KINDS as OF_TRANSFORMERS
@@ -49,7 +50,7 @@ def model(request):
 def test_packed_examples_have_the_losses_and_gradients_of_each_alone(model):
     lengths, targets = (6, 9, 1), (7, 2, 8)
     row = torch.zeros(6, 1, 20, dtype=torch.long)
-    row[1] = IGNORED
+    row[1] = IGNORE_INDEX
     alone = []
     model.zero_grad()
     start, begin = 0, 0
@@ -97,7 +98,7 @@ def test_a_cache_changes_no_logits(model):
 
 def test_an_empty_input_and_empty_targets_give_finite_gradients(model):
     mask = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 0]])
-    labels = torch.tensor([[5, 1, 7], [6, 1, IGNORED], [IGNORED] * 3])
+    labels = torch.tensor([[5, 1, 7], [6, 1, IGNORE_INDEX], [IGNORE_INDEX] * 3])
     model.zero_grad()
     model(ids(3, 3), labels, encoder_attention_mask=mask)["labels"].sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -8,9 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import interchange_of, load_state
 from pretrain.models import T5Gemma2Config, T5GemmaConfig, build, outline, parse
-from pretrain.models.loss import IGNORED, shift_right
+from pretrain.models.loss import shift_right
 from pretrain.models.masks import visible
 from pretrain.models.model import Sizes
 from pretrain.models.t5gemma import on_each_side
@@ -55,7 +56,7 @@ def batch():
     """Inputs of 30, 22 and 9 tokens with 17, 20 and 3 targets: (inputs, mask, labels)."""
     mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
     given = torch.arange(20) < torch.tensor([17, 20, 3])[:, None]
-    return ids(3, 30).masked_fill(mask == 0, 0), mask, ids(3, 20, seed=1).masked_fill(~given, IGNORED)
+    return ids(3, 30).masked_fill(mask == 0, 0), mask, ids(3, 20, seed=1).masked_fill(~given, IGNORE_INDEX)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(both, dtype):
     model.zero_grad()
     reference.zero_grad()
     expected = reference(input_ids=inputs, attention_mask=mask, decoder_input_ids=read, labels=labels)
-    real = labels != IGNORED
+    real = labels != IGNORE_INDEX
     found = model.decode(read, model.encode(inputs, mask), mask)[real]
     assert expected.logits.std() > 0.5  # the comparison is not one of zeros
     assert (found - expected.logits[real]).abs().max() < 1e-5

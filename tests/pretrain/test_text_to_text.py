@@ -12,7 +12,7 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
@@ -216,7 +216,7 @@ def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
 
 
 def test_work_divided_among_one_rank_notices_that_the_budget_is_spent():
-    held_out = SimpleNamespace(cut=Cut(0, 1, 8, 1))
+    held_out = SimpleNamespace(layout=BatchLayout(0, 1, 8, 1))
     for budget, late in ((60.0, False), (1e-9, True)):
         together = Together(budget, torch.device("cpu"), alone=True)
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, together)

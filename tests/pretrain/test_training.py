@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
@@ -233,7 +233,7 @@ def test_a_setting_younger_than_a_checkpoint_has_its_default_there(reference):
 
 
 def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
-    """In BART's vocabulary, padding, from which the decoder starts, is 1, and the end mark is 2."""
+    """In BART's vocabulary, padding, from which the decoder starts, is 1, and EOS is 2."""
     settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 2}
     path = run_file(tmp_path, bart_corpus, run=settings, evaluation=[])
     done = train(path, 1)
@@ -320,7 +320,9 @@ def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference
 def test_a_long_run_says_early_when_it_will_end(capsys):
     """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
     journal = Journal.__new__(Journal)
-    journal.setup = SimpleNamespace(config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), cut=Cut(0, 1, 1, 1))
+    journal.setup = SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), layout=BatchLayout(0, 1, 1, 1)
+    )
     journal.forecast(3, 78.0)
     end = datetime.now() + timedelta(seconds=9_997 * 78)
     assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d}" in capsys.readouterr().out

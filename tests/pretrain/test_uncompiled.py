@@ -30,8 +30,8 @@ def trained(steps: int) -> list[float]:
 
     config = run_config(2)
     prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.cut), config, prepared.cut)
-    losses = [engine.step(step, 4 * step, micro_batches(prepared.cut, step)).loss for step in range(steps)]
+    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
+    losses = [engine.step(step, 4 * step, micro_batches(prepared.layout, step)).loss for step in range(steps)]
     engine.close()
     return losses
 

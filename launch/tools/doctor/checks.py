@@ -119,7 +119,7 @@ def _time(setup: "Setup", settings: Settings) -> Finding:
 
     here = settings.ranks_here
     machines = max(1, settings.all_ranks // here)
-    left = cpu.seconds_left(setup.config, setup.model, setup.lengths, setup.standing.step, here) / machines
+    left = cpu.seconds_left(setup.config, setup.model, setup.lengths, setup.train_state.step, here) / machines
     share = f"{cpu.share(setup.model.width):.0%} of {cpu.product_flops() / 1e9:,.0f} GFLOP/s"
     found = f"about {in_time(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
     if left < _LONG:

@@ -9,7 +9,7 @@ from pretrain.models.config.vanilla import PostNormConfig
 
 
 class BartConfig(PostNormConfig):
-    """BART (Lewis et al. 2020). The decoder starts from the end mark, as in fairseq."""
+    """BART (Lewis et al. 2020). The decoder starts from EOS, as in fairseq."""
 
     family: Literal["bart"] = "bart"
     activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"

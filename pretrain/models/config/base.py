@@ -46,7 +46,7 @@ class ModelConfig(Section):
     pad_id: TokenId = 0
     """Id of padding; a run takes it from the corpus unless it is set."""
     eos_id: TokenId = 1
-    """Id of the end mark; a run takes it from the corpus unless it is set."""
+    """Id of EOS; a run takes it from the corpus unless it is set."""
     pad_vocab_to_multiple_of: Count = 1
     """The rows of the embedding matrix are rounded up to a multiple of this: with 128, T5's 32,100 ids get 32,128
     rows."""

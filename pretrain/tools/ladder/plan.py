@@ -8,7 +8,7 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_sound_json
-from data_pipeline.loading.batch_layout import Cut
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
@@ -109,7 +109,7 @@ def _sized(rung: Rung, setup: Setup, overrides: Sequence[str], tokens_per_parame
     parameters, rows_per_step, tokens_per_row = model.num_parameters(), _rows_per_step(config), _tokens_per_row(setup)
     steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / rows_per_step))
     rows = steps * rows_per_step
-    batch = TrainingBatches(setup.stream, Cut(0, 1, _ROWS_COUNTED, 1))[0].batch
+    batch = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))[0].batch
     flops = rows / _ROWS_COUNTED * model.flops(Sizes(*sizes(batch).tolist()))
     text = sum(corpus.rows("train") for corpus in setup.training)
     length = Budget(steps=steps).overrides(config)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.models import ModelConfig
-from pretrain.models.loss import IGNORED
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model
 from pretrain.optimizers.config import OptimizerConfig
@@ -48,7 +48,7 @@ class Trial:
         found = self.model(**batch)
         means = []
         for name, values in found.items():
-            counted = batch.get(name, batch["labels"]) != IGNORED
+            counted = batch.get(name, batch["labels"]) != IGNORE_INDEX
             means.append(values.sum() / counted.sum().clamp(min=1))
         return torch.stack(means).sum()
 
@@ -96,8 +96,8 @@ def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[floa
 
     def note_logits(module: Head, inputs: Any) -> None:
         x, labels = inputs[0].detach().flatten(0, -2), inputs[1].flatten()
-        logits = (module.scaled(x[labels != IGNORED]) @ module.weight.t()).double()
-        of_targets = logits.gather(-1, labels[labels != IGNORED][:, None])
+        logits = (module.scaled(x[labels != IGNORE_INDEX]) @ module.weight.t()).double()
+        of_targets = logits.gather(-1, labels[labels != IGNORE_INDEX][:, None])
         squares[LOGITS].append(float(logits.square().mean()))
         lifts.append(float(of_targets.mean() - logits.mean()))
 

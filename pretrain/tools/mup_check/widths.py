@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import Cut
-from data_pipeline.loading.batches import IGNORED, Batch, TrainingBatches
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.config.base import ModelConfig
@@ -53,7 +53,7 @@ def subject(config: RunConfig, steps: int) -> Subject:
     if (directory / "manifest.json").exists():
         setup = prepare(config, 0, 1, ranks_are_here=False)
         of_corpus, source = setup.model, str(directory)
-        rows = TrainingBatches(setup.stream, Cut(0, 1, ROWS, 1))
+        rows = TrainingBatches(setup.stream, BatchLayout(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]
         model = of_corpus
     ids = min(_IDS, model.vocab_size or _IDS)
@@ -128,7 +128,7 @@ def _shortened(batch: Batch) -> Batch:
 def _folded(batch: Batch, ids: int) -> Batch:
     folding = ("encoder_input_ids", "decoder_input_ids", "labels")
     return {
-        name: torch.where(rows == IGNORED, rows, rows % ids) if name in folding else rows
+        name: torch.where(rows == IGNORE_INDEX, rows, rows % ids) if name in folding else rows
         for name, rows in batch.items()
     }
 
@@ -153,7 +153,7 @@ def _generated(model: ModelConfig, ids: int, step: int) -> Batch:
     masked = torch.rand(ROWS, inputs, generator=draws) < 0.15
     batch = {
         "encoder_input_ids": chain[:, :inputs].masked_fill(masked, 2),
-        "labels": torch.where(masked, chain[:, :inputs], IGNORED),
+        "labels": torch.where(masked, chain[:, :inputs], IGNORE_INDEX),
     }
     if isinstance(model, EncoderOnlyConfig) and model.next_sentence:
         batch["next_sentence_labels"] = torch.randint(2, (ROWS,), generator=draws)

@@ -18,7 +18,7 @@ from pretrain import models
 from pretrain.config import DistillationSection
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.distilled_loss import Taught
+from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.loss import PARTS
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
@@ -68,7 +68,7 @@ def activations(
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
     computes attention if its bias is learned. `distillation`, with the model of its teacher: the loss is that of
-    `Taught`.
+    `TeacherTargets`.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = models.outline(config).to(dtype)
@@ -85,7 +85,7 @@ def activations(
     with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
         if distillation is not None and teacher is not None:
             ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
-            batch["taught"] = _taught(distillation, head, ids, rows.count * rows.predicted)
+            batch["teacher_targets"] = _taught(distillation, head, ids, rows.count * rows.predicted)
         losses = model(**batch)
         loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
         saved = memory.held
@@ -102,10 +102,10 @@ def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
 
 
-def _taught(distillation: DistillationSection, head: Any, ids: int, targets: int) -> Taught:
+def _taught(distillation: DistillationSection, head: Any, ids: int, targets: int) -> TeacherTargets:
     states = torch.empty(targets, head.in_features, dtype=head.weight.dtype, device="meta")
     shares = torch.empty(targets, device="meta")
-    return Taught(head, states, ids, shares, distillation.temperature, distillation.top_k)
+    return TeacherTargets(head, states, ids, shares, distillation.temperature, distillation.top_k)
 
 
 def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Any]:

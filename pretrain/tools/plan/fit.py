@@ -17,7 +17,7 @@ from pretrain.tools.plan.states import FP32, Parameters, Setting, States, settin
 from pretrain.tools.plan.steps import Cluster, Step, Traffic, step, traffic
 from pretrain.trainer.teacher import forward_flops
 from pretrain.trainer.teacher_checks import config_of
-from pretrain.trainer.validate import cut_rows
+from pretrain.trainer.validate import batch_layout
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
@@ -191,10 +191,10 @@ class Planner:
 
     def _share(self, gpus: int) -> int:
         """Rows of a GPU in the smallest step."""
-        cut, problems = cut_rows(self.config, 0, gpus)
-        if cut is None:
+        layout, problems = batch_layout(self.config, 0, gpus)
+        if layout is None:
             raise UserError("\n".join(f"--gpus: {problem}; choose {self._near(gpus)}" for problem in problems))
-        return cut.micro_batch
+        return layout.micro_batch
 
     def _near(self, gpus: int) -> str:
         """The nearest numbers of GPUs that can share the batches."""
@@ -203,4 +203,4 @@ class Planner:
         return " or ".join(map(str, below + [one for one in sharing if one > gpus][:1]))
 
     def _can_share(self, gpus: int) -> bool:
-        return not cut_rows(self.config, 0, gpus)[1]
+        return not batch_layout(self.config, 0, gpus)[1]

@@ -12,7 +12,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
-from pretrain.run.train_state import Standing
+from pretrain.run.train_state import TrainState
 from tests.gpu.corpus import make
 from tests.gpu.report import Json, Report
 from tests.gpu.workload import Workload, seconds_of
@@ -82,15 +82,15 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
 
     setup = prepare(config, 0, 1)
     _begin(config)
-    engine = Engine(construct(config, setup.model, setup.cut), config, setup.cut)
+    engine = Engine(construct(config, setup.model, setup.layout), config, setup.layout)
     if source:
         restore(engine, source)
     else:
-        loader = TrainingBatches(setup.stream, setup.cut).loader(STEPS, 0)
+        loader = TrainingBatches(setup.stream, setup.layout).loader(STEPS, 0)
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)
-    saver.start(Standing(STEPS, STEPS * 8))
+    saver.start(TrainState(STEPS, STEPS * 8))
     saved = saver.wait()
     assert saved is not None
     assert saved.error is None, saved.error
@@ -136,13 +136,13 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})
     setup = prepare(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
     _begin(setup.config)
-    engine = Engine(construct(config, config.model, setup.cut), config, setup.cut)
+    engine = Engine(construct(config, config.model, setup.layout), config, setup.layout)
     for step in range(2):
         engine.step(step, step * 8, work.batches(8)[:1])
     saver = Saver(engine, setup.origin)
     figures: Json = {"stall_seconds": [], "write_seconds": []}
     for step in (1, 2, 3):  # the first save may allocate what the later ones reuse
-        saver.start(Standing(step, step * 8))
+        saver.start(TrainState(step, step * 8))
         saved = saver.wait()
         assert saved is not None
         assert saved.error is None, saved.error

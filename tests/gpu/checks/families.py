@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_pipeline.loading.batches import IGNORED, Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
 from pretrain import models
 from pretrain.models.model import Model
 from tests.gpu.report import Json, Report
@@ -78,7 +79,7 @@ def _batch(kind: str) -> Batch:
     mask = (torch.arange(128) < torch.tensor([128, 64, 7, 100])[:, None]).long()
     return {
         "encoder_input_ids": ids * mask,
-        "labels": labels.masked_fill(mask == 0, IGNORED),
+        "labels": labels.masked_fill(mask == 0, IGNORE_INDEX),
         "encoder_attention_mask": mask,
     }
 
@@ -88,7 +89,7 @@ def _losses_and_gradients(model: Model, batch: Batch, device: torch.device) -> t
     model = model.to(device)
     inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
     losses = model(**inputs)
-    total = torch.stack([one.sum() for one in losses.values()]).sum() / (inputs["labels"] != IGNORED).sum()
+    total = torch.stack([one.sum() for one in losses.values()]).sum() / (inputs["labels"] != IGNORE_INDEX).sum()
     total.backward()
     gradients = {name: one.grad.cpu() for name, one in model.named_parameters() if one.grad is not None}
     return losses["labels"].detach().cpu(), gradients
