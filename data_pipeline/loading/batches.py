@@ -152,7 +152,8 @@ def as_batch(examples: Examples, pad: int) -> Batch:
     Every batch has `encoder_input_ids` (n, inputs), padded with `pad`, and `labels` (n, targets), padded with
     `IGNORE_INDEX`. Others are present only when needed: `encoder_attention_mask` (n, inputs), 1 at real tokens, if
     there is padding; for packed examples `encoder_segment_ids` and `encoder_positions` (n, inputs), and
-    `decoder_segment_ids` and `decoder_positions` (n, targets), where positions restart in each example; `token_type_ids` (n, inputs);
+    `decoder_segment_ids` and `decoder_positions` (n, targets), where positions restart in each example;
+    `token_type_ids` (n, inputs);
     `next_sentence_labels` (n,), `IGNORE_INDEX` in rows whose labels are all `IGNORE_INDEX`.
     """
     filled = examples.inputs.filled

@@ -74,8 +74,8 @@ class EncoderDecoder(Model):
         tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
         targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
         within an example; relative positions don't need them, since packing keeps distances inside an example. Label
-        smoothing and z-loss apply in training only. `target_places` as in `Head`. With `teacher_targets`, the losses are
-        those of `TeacherTargets.losses`.
+        smoothing and z-loss apply in training only. `target_places` as in `Head`. With `teacher_targets`, the losses
+        are those of `TeacherTargets.losses`.
         """
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
