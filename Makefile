@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test install lint bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all install lint bench gpu gpu-wheels clean
 
 # two ranks and the same losses on every machine
 quickstart: export DS_ACCELERATOR = cpu
@@ -23,8 +23,12 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/pretrain generate runs/reversal "reverse: a b c d" "reverse: p a g e n o" "reverse: k i n d l e d"
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
-test: $(INSTALLED)  ## the test suite: the real pipeline and real ranks on the shipped text
-	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text, in eight minutes
+	$(PYTEST) -m "not slow"
+
+test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, builds and runs under kills, soaks
+	$(PYTEST) -m slow
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 

@@ -75,6 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: left out of `make test`; `make test-all` runs it")
     config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
     if "PYTEST_XDIST_WORKER" in os.environ:
         import tests.pretrain.rank_processes  # noqa: F401  says what the server imports
