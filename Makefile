@@ -43,7 +43,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quiet cores; writes docs/performance.md
+bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quiet cores; writes docs/results/performance.md
 	$(BIN)/python benchmarks/performance.py
 
 # `make gpu` installs nothing: it runs with PYTHON as it is, which needs torch, triton and transformers, and with the

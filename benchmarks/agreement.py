@@ -1,6 +1,6 @@
 """Do the models agree with transformers?
 
-    python benchmarks/agreement.py [--write docs/models.md]
+    python benchmarks/agreement.py [--write docs/results/models.md]
 
 Compares models of random weights with transformers' models of the same weights, or their gradients with finite
 differences where transformers lacks the family; generated tokens with transformers' `generate`; and parameter counts

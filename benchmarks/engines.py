@@ -1,6 +1,6 @@
 """Do other engines decode an export as transformers does?
 
-    python benchmarks/engines.py [--write docs/models.md] [--llama-cpp DIRECTORY]
+    python benchmarks/engines.py [--write docs/results/models.md] [--llama-cpp DIRECTORY]
 
 Exports models of random weights for every engine, decodes texts greedily in fp32 and compares ids and log-probabilities
 with those of `pretrain generate`. DIRECTORY is llama.cpp's source tree, whose converter is run; the bindings are those

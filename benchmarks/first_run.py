@@ -1,6 +1,6 @@
-"""Curves, tables and samples of finished runs, for docs/first-run.md.
+"""Curves, tables and samples of finished runs, for docs/results/first-run.md.
 
-python benchmarks/first_run.py RUN … [--picture docs/first-run.svg] [--write docs/first-run.md]
+python benchmarks/first_run.py RUN … [--picture docs/results/first-run.svg] [--write docs/results/first-run.md]
 """
 
 import argparse

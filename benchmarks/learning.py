@@ -1,6 +1,6 @@
 """Does each family learn?
 
-    python benchmarks/learning.py [--write docs/models.md]
+    python benchmarks/learning.py [--write docs/results/models.md]
 
 Each family takes 200 steps on the shipped text, as a user would run them: `data-pipeline build`, then `launch local`
 with two ranks at ZeRO stage 2.

@@ -1,6 +1,6 @@
-"""The memory of a GPU at each ZeRO stage, by part, as a picture: docs/scaling.svg.
+"""The memory of a GPU at each ZeRO stage, by part, as a picture: docs/results/scaling.svg.
 
-python benchmarks/memory_by_stage.py [RUN.yaml] [--gpus 64] [--gpu a100-80gb] [--rows 1] [--out docs/scaling.svg]
+python benchmarks/memory_by_stage.py [RUN.yaml] [--gpus 64] [--gpu a100-80gb] [--rows 1] [--out FILE.svg]
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=64)
     parser.add_argument("--gpu", default="a100-80gb")
     parser.add_argument("--rows", type=int, default=1, help="rows of a micro-batch")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/scaling.svg")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/scaling.svg")
     options = parser.parse_args()
     config, row = described(load(options.run, [], RunConfig), options.run, None, None)
     gpu = gpu_named(options.gpu)

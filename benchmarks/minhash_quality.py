@@ -1,7 +1,7 @@
 """Which near-duplicates does MinHash find, and which pages does it take for them?
 
     python benchmarks/minhash_quality.py [--pairs 4000] [--bands 14x8 9x13] [--ngram 5]
-                                         [--texts FILE.jsonl.gz] [--picture docs/minhash-quality.svg]
+                                         [--texts FILE.jsonl.gz] [--picture docs/results/minhash-quality.svg]
 
 Pairs are planted: in a copy of a real page, words are replaced until the two sets of n-grams have the wanted Jaccard
 similarity, which is then computed exactly. Similarities are spread evenly from 0.3 to 1. Each pair goes through the

@@ -1,4 +1,4 @@
-"""Runs the benchmarks of speed and writes docs/performance.md.
+"""Runs the benchmarks of speed and writes docs/results/performance.md.
 
     python benchmarks/performance.py [--device cuda] [--only training_step …] [--page]
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from harness import ROOT, Table
 
-RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/performance.md"
+RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/results/performance.md"
 BUDGET = 20 * 60  # s, of the CPU set
 COMPILED = ["training_step.py", "--compiled", "--models", "t5-v1.1-small", "--threads", "1", "--seconds", "3"]
 # name of the figures: benchmark and its arguments, the most telling first

@@ -1,6 +1,6 @@
-"""What do the recipes of docs/recipes.md take? Counted and planned as by `pretrain plan`, without a GPU or a corpus.
+"""What do the recipes of docs/how-to/recipes.md take, by count and by `pretrain plan`, without a GPU or a corpus?
 
-python benchmarks/recipes.py [--write docs/recipes.md]
+python benchmarks/recipes.py [--write docs/how-to/recipes.md]
 """
 
 import argparse
@@ -77,7 +77,7 @@ def counted(recipe: str) -> list[str]:
     flops = sum(plan.flops.values()) * batch * plan.config.run.max_steps
     read = tokens(recipe)
     return [
-        f"[{recipe}](../configs/runs/{recipe}.yaml)",
+        f"[{recipe}](../../configs/runs/{recipe}.yaml)",
         f"{plan.parameters.count:,}",
         f"{plan.config.run.max_steps:,} × {batch:,}",
         f"{row.inputs}, {row.targets}",

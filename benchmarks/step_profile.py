@@ -1,6 +1,6 @@
 """Where does a training step spend its time, before and after?
 
-    python benchmarks/step_profile.py [--precision fp32] [--before COMMIT] [--out docs/step-profile.svg]
+    python benchmarks/step_profile.py [--precision fp32] [--before COMMIT] [--out docs/results/step-profile.svg]
 
 One step of T5-v1.1-small on one thread, 4 × 512/114, in bf16 where the processor has arithmetic for it: with the code
 of the commit before the work on its speed, in a worktree of its own, with the code of now, and with transformers. A bar
@@ -43,7 +43,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/step-profile.svg")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/step-profile.svg")
     parser.add_argument("--precision", choices=tuple(DTYPES), default=native())
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # in a process of its own
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 """Figures that commands print in the docs, computed again. Those of `pretrain plan` are in pretrain/test_plan.py, those
-of docs/recipes.md in pretrain/test_recipes.py."""
+of docs/how-to/recipes.md in pretrain/test_recipes.py."""
 
 import math
 import re
@@ -37,7 +37,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines() if re.match(r"\| `?\w", line)]
 
 
-COUNTS = rows_of(page("models").split("### Parameters of configs/models")[1].split("\n### ")[0])[1:]
+COUNTS = rows_of(page("results/models").split("### Parameters of configs/models")[1].split("\n### ")[0])[1:]
 
 
 @pytest.mark.parametrize(("name", "count"), [row[:2] for row in COUNTS], ids=[row[0] for row in COUNTS])
@@ -51,7 +51,7 @@ def test_the_parameters_of_every_model_that_ships(name, count):
 
 def test_the_parameters_of_the_small_experiment():
     folder, vocabulary = ROOT / "configs/experiments/autoregressive-small", ids("wikipedia-2014-small")
-    table = page("experiments").split("    row                 params ")[1]
+    table = page("results/experiments").split("    row                 params ")[1]
     shown = dict(re.findall(r"^    ([\w-]+)\*? +(\d{3},\d{3}) ", table, re.MULTILINE))
     assert shown == {
         name: f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}" for name in shown
@@ -61,7 +61,7 @@ def test_the_parameters_of_the_small_experiment():
 
 def test_the_ladders_sizes_steps_and_law():
     ladder, run = read_ladder(ROOT / "configs/ladders/t5-quickstart.yaml")
-    rows = rows_of(page("scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
+    rows = rows_of(page("results/scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
     rungs = {rung.name: rung for rung in ladder.all}
     tokens_of_row = int(re.search(r"rows of (\d+)\s+tokens", README)[1])
     tokens = load(run, [], RunConfig).batch.rows(0) * tokens_of_row
@@ -92,8 +92,8 @@ def test_the_sizes_and_bounds_of_the_readme():
 
 
 def test_the_share_of_rows_in_a_mixture_by_tokens():
-    found = re.search(
-        r"for (\d+) % and (\d+) % of the tokens,\s+from rows of (\d+) and of (\d+) tokens, (\d+) %", page("tasks")
-    )
+    sentence = r"for (\d+) % and (\d+) % of the tokens,\s+from rows of (\d+) and of (\d+) tokens, (\d+) %"
+    found = re.search(sentence, page("how-to/train-a-task"))
+    assert found is not None
     first, second, long, short, rows = map(int, found.groups())
     assert round(100 * (second / short) / (first / long + second / short)) == rows

@@ -24,7 +24,7 @@ _KINDS = {"objective": "name", "optimizer": "name", "schedule": "name", "model":
 class Section(BaseModel):
     """A part of a config file. Unknown keys are errors; values keep their types ("5" is not a number).
 
-    The docstring below a field says what its key means. It is part of messages and of docs/reference.md.
+    The docstring below a field says what its key means. It is part of messages and of docs/reference/settings.md.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

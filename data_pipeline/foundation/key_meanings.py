@@ -1,4 +1,4 @@
-"""What a key of a config file means and which values it takes, in words: for messages and for docs/reference.md."""
+"""What a key of a config file means and which values it takes: for messages and docs/reference/settings.md."""
 
 import ast
 import functools

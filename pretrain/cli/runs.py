@@ -186,7 +186,7 @@ def reference(
         str | None, typer.Argument(metavar="KEY", help="Only this key, or section: optimizer. Default: all.")
     ] = None,
 ) -> None:
-    """Show every key of corpus files and run files, with default and meaning: docs/reference.md."""
+    """Show every key of corpus files and run files, with default and meaning: docs/reference/settings.md."""
     from pretrain.tools.reference import of_key, page
 
     print(of_key(key) if key else page(), end="")

@@ -1,4 +1,4 @@
-"""The page docs/reference.md: every key of corpus, run, experiment and ladder files, from their settings' classes."""
+"""docs/reference/settings.md: every key of corpus, run, experiment and ladder files, from their settings."""
 
 import re
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def page() -> str:
     objectives = [
         "## Objectives",
         "What a model learns from a row: `rows.objective` of a corpus file, or `data.objective` of a run file. "
-        "[How they compare](objectives.md).",
+        "[How they compare](../explanation/objectives.md).",
         *_kinds("objective", AnyObjective, "###"),
     ]
     experiment = list(_file("Experiment files", ExperimentFile))

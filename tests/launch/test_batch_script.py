@@ -109,7 +109,7 @@ def test_the_shipped_cluster_files_are_valid(cluster):
 
 
 def test_every_key_of_a_cluster_file_is_explained():
-    page = (CLUSTERS.parents[1] / "docs/clusters.md").read_text()
+    page = (CLUSTERS.parents[1] / "docs/how-to/clusters.md").read_text()
     assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
 
 

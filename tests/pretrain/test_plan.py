@@ -496,7 +496,7 @@ def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
 ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
 
 
-SCALING = (RUNS.parents[1] / "docs/scaling.md").read_text(encoding="utf-8")
+SCALING = (RUNS.parents[1] / "docs/results/plans.md").read_text(encoding="utf-8")
 PLANS = re.findall(r"(?s)\n    pretrain plan (configs\S+ [^\n]*)\n\n(?:Without [^\n]*\n\n)?```\n(.*?)```", SCALING)
 
 

@@ -1,4 +1,4 @@
-"""docs/reference.md: generated from the settings, complete, and readable."""
+"""docs/reference/settings.md: generated from the settings, complete, and readable."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from data_pipeline.sources import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference
 
-PAGE = Path("docs/reference.md")
+PAGE = Path("docs/reference/settings.md")
 
 
 def settings_in(annotation: Any) -> Iterator[type[Section]]:
@@ -42,7 +42,7 @@ def keys_of(value: Any, path: str = "") -> Iterator[str]:
 
 def test_the_page_is_what_the_code_says():
     assert PAGE.read_text() == reference.page(), (
-        "docs/reference.md is out of date: pretrain reference > docs/reference.md"
+        "docs/reference/settings.md is out of date: pretrain reference > docs/reference/settings.md"
     )
 
 
@@ -75,7 +75,7 @@ def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
 
 def test_every_key_of_a_shipped_file_stands_in_the_reference():
     page = PAGE.read_text()
-    files = sorted({*Path("configs").rglob("*.yaml")} - {*Path("configs/clusters").iterdir()})  # docs/clusters.md
+    files = sorted({*Path("configs").rglob("*.yaml")} - {*Path("configs/clusters").iterdir()})
     assert len(files) > 30
     for path in files:
         for key in keys_of(yaml.safe_load(path.read_text())):

@@ -10,7 +10,7 @@ from pretrain.models.config.blocks import Heads, LocalAndGlobal, Norm
 
 class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     """A decoder-only model, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of
-    Llama, Qwen3, Gemma 2 or Gemma 3: docs/models.md lists them."""
+    Llama, Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
 
     family: Literal["decoder_only"] = "decoder_only"
     num_layers: Count

@@ -1,0 +1,79 @@
+"""What the pages point to exists: links, their anchors, and the files that they name in code font."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = re.compile(r"(?ms)^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]+`")
+# a file of the repository by its path, or a Python file by its name alone
+FOLDERS = ("configs", "data_pipeline", "pretrain", "launch", "tests", "benchmarks", "docs", "docker", "deploy")
+PATH = re.compile(rf"(?<![\w./~:-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
+PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
+SHIPPED = re.compile(r"configs:([\w./-]+)")
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
+MODULE = re.compile(r"python -m (tests[\w.]+)")
+ELSEWHERE = {"convert_hf_to_gguf.py"}  # llama.cpp's
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """GitHub's: of each heading outside code, and of repeated ones with a number."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"(?m)^#{1,6} +(.+?) *$", re.sub(r"(?ms)^```.*?^```", "", text_of(page))):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if name in found else name)
+        found[name] = found.get(name, 0) + 1
+    return names
+
+
+def names(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    prose = CODE.sub("", text_of(page)) if "reference" not in page.parts else text_of(page)
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
+
+
+@cache
+def python_files() -> set[str]:
+    return {path.name for folder in ("data_pipeline", "pretrain", "launch", "tests", "benchmarks", "docker")
+            for path in (ROOT / folder).rglob("*.py")} | ELSEWHERE  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_every_file_in_code_font_exists(page):
+    lost = []
+    for code in CODE.findall(text_of(page)):
+        lost += [path for path in PATH.findall(code) if not list(ROOT.glob(path.rstrip("./")))]
+        lost += [f"configs:{path}" for path in SHIPPED.findall(code) if not (ROOT / "configs" / path).exists()]
+        lost += [name for name in PYTHON_FILE.findall(code) if name not in python_files()]
+        modules = [ROOT / name.replace(".", "/") for name in MODULE.findall(code)]
+        lost += [str(path) for path in modules if not path.is_dir() and not path.with_suffix(".py").exists()]
+    assert [path for path in lost if not PLACEHOLDER.search(path)] == []
+
+
+def test_every_page_that_code_and_configs_name_exists():
+    listed = subprocess.run(["git", "grep", "-ohE", r"docs/[a-z/-]+\.(md|svg|png)", "--", ".", ":!*.md"],
+                            cwd=ROOT, capture_output=True, text=True).stdout.split()  # fmt: skip
+    assert [name for name in set(listed) if not (ROOT / name).exists()] == []
