@@ -22,8 +22,9 @@ from rich.table import Table
 
 import data_pipeline
 from data_pipeline.cleaning.bad_words import contains_bad_word
-from data_pipeline.cleaning.c4 import C4Rules, clean_page
+from data_pipeline.cleaning.c4 import clean_page
 from data_pipeline.cleaning.classifier import ClassifierConfig, scorer
+from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.cleaning.language import detector
 from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
@@ -127,7 +128,7 @@ def main() -> None:
         over(wikitexts, plain_text), sum(len(text.encode()) for text in wikitexts), seconds
     )
     rules: dict[str, Callable[[str], object]] = {
-        "C4's lines and pages": lambda text: clean_page(text, C4Rules(), Tally()),
+        "C4's lines and pages": lambda text: clean_page(text, CleaningConfig(), Tally()),
         "sentences (all of a page)": count_sentences,
         "bad words, English": lambda text: contains_bad_word(text, "en"),
         "language, fast": detector("fast"),

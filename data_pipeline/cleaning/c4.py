@@ -8,9 +8,7 @@ import heapq
 import re
 from collections.abc import Callable
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
@@ -21,31 +19,15 @@ _NAMED = ("lorem ipsum", "javascript", "cookie", "policy", "terms of use")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
-class C4Rules(Section):
-    """Thresholds of `clean_page`. A line or page exactly at a threshold is kept; None or 0 turns a rule off.
-
-    `web_rules`: the rules on content (citation marks, terminal punctuation, JavaScript, policies, lorem ipsum, braces).
-    """
-
-    max_page_characters: PositiveInt | None = 190_000
-    web_rules: bool = True
-    max_word_length: PositiveInt | None = 1000  # characters between white space, before citation marks are removed
-    min_words_per_line: NonNegativeInt = 5
-    min_sentences_per_page: NonNegativeInt = 3
-
-    @property
-    def look_at_lines(self) -> bool:
-        """Whether any rule looks at the lines of a page."""
-        return bool(self.web_rules or self.max_word_length or self.min_words_per_line or self.min_sentences_per_page)
-
-
 def clean_page(
     text: str,
-    rules: C4Rules,
+    rules: CleaningConfig,
     tally: Tally,
     sentences: Callable[[str, int], int] = count_sentences,
 ) -> str | None:
     """The lines of `text` that are prose, or None if the page is dropped.
+
+    A line or page exactly at a threshold is kept. Words are measured before citation marks are removed.
 
     `sentences(line, at_most)` returns the number of sentences in a line, or `at_most` if there are more. `tally` counts
     for each line `line_passed` or the rule that dropped it (`line_too_long_word`, `line_no_endmark`, `line_too_short`,
@@ -85,7 +67,7 @@ def clean_page(
         if web_rules and "{" in line:
             tally.drop("curly_bracket", line)
             return None
-        if _names_policy(lowered):
+        if any(policy in lowered for policy in _POLICIES):
             tally.drop("line_policy", line)
             continue
         tally["line_passed"] += 1
@@ -97,12 +79,7 @@ def clean_page(
     return "\n".join(kept).strip()
 
 
-def _names_policy(line: str) -> bool:
-    may = "cookie" in line or "policy" in line or "terms of use" in line  # few lines do, and this takes a third as long
-    return may and any(policy in line for policy in _POLICIES)
-
-
-def is_too_long(text: str, rules: C4Rules, tally: Tally) -> bool:
+def is_too_long(text: str, rules: CleaningConfig, tally: Tally) -> bool:
     """Whether the raw page exceeds `max_page_characters`; counts `too_long` if so.
 
     C4 applies this rule before it chooses the newest page of each URL, and all others after it: a page that is too long

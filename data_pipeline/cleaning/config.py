@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from data_pipeline.cleaning import bad_words
-from data_pipeline.cleaning.c4 import C4Rules
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
 from data_pipeline.cleaning.language import unknown_code
@@ -13,6 +12,15 @@ from data_pipeline.cleaning.pii import Kind
 from data_pipeline.foundation.config_file import Section
 
 Profile = Literal["c4", "wikipedia", "none"]
+_C4 = {
+    "max_page_characters": 190_000,
+    "web_rules": True,
+    "max_word_length": 1000,
+    "min_words_per_line": 5,
+    "min_sentences_per_page": 3,
+    "language": {"detector": "fast"},
+    "bad_words": ["en"],
+}
 
 
 class LanguageConfig(Section):
@@ -79,14 +87,7 @@ class CleaningConfig(Section):
     def _defaults_of_the_profile(cls, given: Any) -> Any:
         if not isinstance(given, dict) or given.get("profile", "c4") != "c4":
             return given
-        rules = C4Rules()
-        defaults = {
-            **rules.model_dump(),
-            "web_rules": True,
-            "language": {"detector": "fast"},
-            "bad_words": ["en"],
-        }
-        return {**defaults, **given}
+        return {**_C4, **given}
 
     @property
     def filters_pages(self) -> bool:

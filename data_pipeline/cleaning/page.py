@@ -4,7 +4,7 @@ Personal data is masked in what is left. The language, bad words and the classif
 """
 
 from data_pipeline.cleaning.bad_words import drops_page
-from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.c4 import clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import keep_page
@@ -18,13 +18,6 @@ class Cleaner:
 
     def __init__(self, config: CleaningConfig):
         self._config = config
-        self._rules = C4Rules(
-            max_page_characters=config.max_page_characters,
-            web_rules=config.web_rules,
-            max_word_length=config.max_word_length,
-            min_words_per_line=config.min_words_per_line,
-            min_sentences_per_page=config.min_sentences_per_page,
-        )
         self._filters = PageFilters(config)
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> tuple[str, str] | None:
@@ -33,12 +26,12 @@ class Cleaner:
         `language` is the one given by the source, or "".
         """
         config = self._config
-        if self._rules.look_at_lines:
-            cleaned = clean_page(text, self._rules, tally)
+        if config.web_rules or config.max_word_length or config.min_words_per_line or config.min_sentences_per_page:
+            cleaned = clean_page(text, config, tally)
             if cleaned is None:
                 return None
             text = cleaned
-        elif is_too_long(text, self._rules, tally):
+        elif is_too_long(text, config, tally):
             return None
         if config.paragraphs and not has_paragraphs(text, config.paragraphs):
             tally.drop("too_few_paragraphs", text)

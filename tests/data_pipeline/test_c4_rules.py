@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.cleaning.c4 import C4Rules, clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.c4 import clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
@@ -19,7 +20,7 @@ GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "
 
 def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
     counters = Tally()
-    return clean_page("\n".join(lines), C4Rules(**rules), counters), dict(counters)
+    return clean_page("\n".join(lines), CleaningConfig(**rules), counters), dict(counters)
 
 
 def clean_line(line: str) -> tuple[bool, dict[str, int]]:
@@ -165,7 +166,7 @@ def test_a_bracket_beats_policies():
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", *"\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"])
 def test_lines_end_where_unicode_says(end):
     counters = Tally()
-    assert clean_page(end.join(GOOD), C4Rules(), counters) == "\n".join(GOOD)
+    assert clean_page(end.join(GOOD), CleaningConfig(), counters) == "\n".join(GOOD)
     assert counters == {"line_passed": 3, "passed": 1}
 
 
@@ -176,7 +177,7 @@ def test_a_page_of_190000_characters_passes_and_one_more_is_too_long():
     page = "\n".join(GOOD).ljust(190_000, "\n")
     assert clean(page)[0] == "\n".join(GOOD)
     assert clean(page + "\n") == (None, {"too_long": 1})
-    assert is_too_long("é" * 190_000, C4Rules(), Tally()) is False  # characters, not bytes
+    assert is_too_long("é" * 190_000, CleaningConfig(), Tally()) is False  # characters, not bytes
 
 
 def test_sentences_are_counted_in_each_line_by_itself():
@@ -200,7 +201,7 @@ def test_thresholds_are_parameters():
 
 def test_other_sentence_counters_can_be_put_in():
     counters = Tally()
-    assert clean_page(GOOD[0], C4Rules(), counters, sentences=lambda line, at_most: 3) == GOOD[0]
+    assert clean_page(GOOD[0], CleaningConfig(), counters, sentences=lambda line, at_most: 3) == GOOD[0]
 
 
 @given(
@@ -219,7 +220,7 @@ def test_pages_of_the_published_corpus_pass_again():
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         pages = [json.loads(line)["text"] for line in file]
     counters = Tally()
-    cleaned = [clean_page(page, C4Rules(), counters) for page in pages]
+    cleaned = [clean_page(page, CleaningConfig(), counters) for page in pages]
     assert counters == {"line_passed": sum(page.count("\n") + 1 for page in pages), "passed": 1000}
     [changed] = [index for index in range(1000) if cleaned[index] != pages[index]]
     before = pages[changed].split("\n")
