@@ -97,10 +97,10 @@ def measure(options: Options) -> Iterator[Table]:
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "29533")
-    from pretrain.zero.ranks import joined
+    from pretrain.zero.ranks import process_group
 
     table = Table("The engine", ["stage", "rows", "dtype", "engine", "plain loop", "the engine adds"])
-    with joined(1, 600.0):
+    with process_group(1, 600.0):
         for precision in options.precisions:
             for stage, rows in product(options.arguments.stages, options.arguments.rows):
                 config = run_config(precision, rows, stage, BASE if options.cuda else SMALL)

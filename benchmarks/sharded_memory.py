@@ -25,7 +25,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.run.hardware import free_port
-from pretrain.trainer.validate import Setup
+from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.memory import give_back, peak_resident, resident
 
 KINDS = ("weights", "masters", "moments", "gradients")  # bf16, fp32, fp32, fp32
@@ -46,9 +46,9 @@ def config_of(model: Path, stage: int, ranks: int) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
-def setup_of(model: Path, stage: int) -> Setup:
+def setup_of(model: Path, stage: int) -> ValidatedRun:
     config = config_of(model, stage, dist.get_world_size())
-    return Setup(config, [], {}, config.model, BatchLayout(dist.get_rank(), dist.get_world_size(), 1, 1), None)
+    return ValidatedRun(config, [], {}, config.model, BatchLayout(dist.get_rank(), dist.get_world_size(), 1, 1), None)
 
 
 def built(model: Path) -> dict[str, float]:
@@ -142,9 +142,9 @@ def _rank(
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
     import pretrain.zero.engine  # noqa: F401  keeps the memory of imports out of the measurement
-    from pretrain.zero.ranks import joined
+    from pretrain.zero.ranks import process_group
 
-    with joined(cpu_threads=1, seconds=600):
+    with process_group(cpu_threads=1, seconds=600):
         return function(*arguments)
 
 

@@ -6,12 +6,12 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import counted, in_time
 from launch.supervise import commands, supervise
-from pretrain.checkpoint.choose import is_sound, newest
+from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
 from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 
 _LONG = 7200.0  # s
 
@@ -32,8 +32,8 @@ def launch_local(
     run = Path(config.run.directory)
     lock.check(run)
     # reports every problem once, before each rank would
-    setup = prepare(config, 0, ranks, None if fresh else newest(run))
-    if setup.finished and setup.resume and is_sound(setup.resume):  # else the ranks resume from an earlier checkpoint
+    setup = validate(config, 0, ranks, None if fresh else newest(run))
+    if setup.finished and setup.resume and is_valid(setup.resume):  # else the ranks resume from an earlier checkpoint
         print(setup.nothing_left)
         return 0
     if not gpus:

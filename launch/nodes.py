@@ -14,10 +14,10 @@ from launch.supervise.commands import node_options
 from launch.supervise.events import Part
 from launch.supervise.head import Attempt, StopRequests, result, stop_requests, watch
 from launch.supervise.remote import Agent, Agents
-from pretrain.checkpoint.choose import is_sound, newest
+from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.run import lock, status
-from pretrain.trainer.validate import Setup, batch_layout, prepare
+from pretrain.trainer.validate import ValidatedRun, batch_layout, validate
 
 NOTHING_BEGUN = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
@@ -40,7 +40,7 @@ class Run:
     fresh: bool = False
     min_nodes: int | None = None
 
-    def checked(self, ranks: int, may_train: bool = False) -> Setup:
+    def checked(self, ranks: int, may_train: bool = False) -> ValidatedRun:
         """The run as it stands; every problem is reported before anything starts.
 
         That a process trains there is a problem unless it `may_train`.
@@ -49,7 +49,7 @@ class Run:
         directory = Path(config.run.directory)
         if not may_train:
             lock.check(directory)
-        setup = prepare(config, 0, ranks, None if self.fresh else newest(directory), ranks_are_here=False)
+        setup = validate(config, 0, ranks, None if self.fresh else newest(directory), ranks_are_here=False)
         if self.fresh and (aside := status.move_aside(directory)):
             print(f"{directory}: moved the existing run to {aside}", flush=True)
         return setup
@@ -87,7 +87,7 @@ def launch(run: Run, nodes: list[Node], launcher: Launcher) -> Ended:
     """Runs attempts until the run ends, or loses a node and can't go on with the others."""
     setup = run.checked(_ranks(nodes))
     config, directory = setup.config, setup.directory
-    if setup.finished and setup.resume and is_sound(setup.resume):  # else the ranks resume from an earlier checkpoint
+    if setup.finished and setup.resume and is_valid(setup.resume):  # else the ranks resume from an earlier checkpoint
         print(setup.nothing_left)
         return Ended(0, False)
     with stop_requests(directory) as requests:

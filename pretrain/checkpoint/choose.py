@@ -36,7 +36,7 @@ def newest(run: Path) -> Path | None:
     return _first_sound(run, lambda directory: _damage(directory, check), candidates(run))
 
 
-def is_sound(directory: Path) -> bool:
+def is_valid(directory: Path) -> bool:
     """Whether every file of a checkpoint has the content that was written."""
     return _damage(directory, lambda one: checkpoint_index.verify(one, checkpoint_index.read(one))) is None
 
@@ -47,7 +47,7 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
     import torch.distributed as dist
 
     from pretrain.checkpoint.tensors import StoredTensors
-    from pretrain.zero.ranks import by_rank_0
+    from pretrain.zero.ranks import on_rank_0
 
     def damage(directory: Path) -> str | None:
         own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
@@ -56,7 +56,7 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
         return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
 
     # rank 0's, since a network file system may show other hosts older ones
-    return _first_sound(run, damage, by_rank_0(lambda: candidates(run)))
+    return _first_sound(run, damage, on_rank_0(lambda: candidates(run)))
 
 
 def _first_sound(

@@ -39,7 +39,7 @@ from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import of_rank_0
+from pretrain.zero.ranks import from_rank_0
 
 _SECONDS_BETWEEN_LOOKS, _SECONDS_FOR_A_RANK = 0.02, 0.001  # more for many ranks, whose files make a long list
 _SECONDS_OF_A_ROUND = 1.0
@@ -68,7 +68,7 @@ class Saver:
 
     def __init__(self, engine: Engine, origin: Origin):
         self._engine, self._origin = engine, origin
-        self._token, self._number = of_rank_0(uuid.uuid4().hex[:8]), 0
+        self._token, self._number = from_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
         self._copies: HostCopies | None = None
 

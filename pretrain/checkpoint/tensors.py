@@ -26,7 +26,7 @@ def load_weights(model: Model, directory: Path, opened: Opened = lambda _: conte
     """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time, and its buffers.
 
     `opened` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
-    `zero.internals.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
+    `zero.deepspeed_private.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
     """
     stored = StoredTensors(directory)
     stored.verify()

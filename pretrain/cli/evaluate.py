@@ -35,7 +35,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import input_ids, prompt_ids
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
-from pretrain.zero.ranks import joined
+from pretrain.zero.ranks import process_group
 
 _HANG_SECONDS = 1800.0
 
@@ -200,7 +200,7 @@ def _corpora(
 def _ranks() -> Iterator[tuple[int, int]]:
     """(rank, ranks) of the processes that a launcher started; a process by itself needs no process group."""
     if "RANK" in os.environ:
-        with joined(None, _HANG_SECONDS) as (rank, ranks):
+        with process_group(None, _HANG_SECONDS) as (rank, ranks):
             yield rank, ranks
     else:
         yield 0, 1

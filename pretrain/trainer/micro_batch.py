@@ -20,7 +20,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from pretrain.models.loss import PARTS
-from pretrain.trainer.validate import Setup
+from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import fragments, optimizer_state, uncounted
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
@@ -40,7 +40,7 @@ class Choice:
     measured_for: dict[str, Any]
 
 
-def settled(setup: Setup, engine: Engine) -> Setup:
+def settled(setup: ValidatedRun, engine: Engine) -> ValidatedRun:
     """Sets the micro-batch of `engine` and of the returned setup if the run file says `auto`.
 
     The micro-batch divides a rank's share of a step, so the global batch stays as it is, and it is the same on all
@@ -59,7 +59,7 @@ def settled(setup: Setup, engine: Engine) -> Setup:
     return replace(setup, layout=engine.layout)
 
 
-def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
+def _conditions(setup: ValidatedRun, engine: Engine) -> dict[str, Any]:
     """Everything that decides how much memory rows need and how much there is."""
     config, cuda = setup.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
@@ -75,13 +75,13 @@ def _conditions(setup: Setup, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _kept(setup: Setup, conditions: dict[str, Any]) -> int:
+def _kept(setup: ValidatedRun, conditions: dict[str, Any]) -> int:
     """The choice of an earlier start under the same conditions; 0 if there is none."""
     kept = read_sound_json(setup.directory / FILE, Choice)
     return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
 
 
-def _largest(setup: Setup, engine: Engine, share: int) -> int:
+def _largest(setup: ValidatedRun, engine: Engine, share: int) -> int:
     few, more = (min(rows, share) for rows in PROBES)
     rows = _full_rows(setup, more)
     memory = DeviceMemory(engine.device)
@@ -111,7 +111,7 @@ def _pass(engine: Engine, batch: Batch) -> None:
         deepspeed.step()
 
 
-def _full_rows(setup: Setup, count: int) -> Batch:
+def _full_rows(setup: ValidatedRun, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
     inputs, targets = setup.lengths
     layout = replace(setup.layout, micro_batch=count, accumulation=1)

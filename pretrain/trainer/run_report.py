@@ -33,8 +33,8 @@ from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.tracked_run import NOTE, DatasetInfo
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.teacher_checks import checkpoint_of
-from pretrain.trainer.validate import Setup
-from pretrain.zero.ranks import by_rank_0
+from pretrain.trainer.validate import ValidatedRun
+from pretrain.zero.ranks import on_rank_0
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 _LONG = 3600.0  # s
 
 
-class Journal:
+class RunReport:
     """Opens the run directory and the tracker. All ranks create one together.
 
     As a context manager it marks the run as failed in the tracker when an exception leaves the block.
     """
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: ValidatedRun):
         self.setup = setup
         self._tracker: Tracker | None = None
         hosts = environment.hosts()
-        attempt = by_rank_0(lambda: self._open(hosts))
+        attempt = on_rank_0(lambda: self._open(hosts))
         self._monitor = _system_monitor(setup, hosts, attempt)
         watchdog.alive()
 
@@ -144,7 +144,7 @@ class Journal:
         else:
             self._print(f"stopped on request after step {step}; to resume, run the same command again")
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "RunReport":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -177,7 +177,7 @@ def _skipped(metrics: dict[str, float]) -> str:
     return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
 
 
-def _open_directory(setup: Setup, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
+def _open_directory(setup: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
     """Prepares the run directory; returns the number of this attempt and the directory's lock."""
     run = setup.directory
     try:
@@ -214,7 +214,7 @@ def _settings_in(config: Path) -> dict[str, Any] | None:
     return cast(dict[str, Any], settings) if isinstance(settings, dict) else None
 
 
-def _tracker(setup: Setup, attempt: int) -> Tracker:
+def _tracker(setup: ValidatedRun, attempt: int) -> Tracker:
     config, run = setup.config, setup.directory
     mlflow, parameters = config.tracking.mlflow, models.outline(setup.model).num_parameters()
     uses = [("train", corpus.name, corpus) for corpus in setup.training]
@@ -248,7 +248,7 @@ def _tracker(setup: Setup, attempt: int) -> Tracker:
     )
 
 
-def _description(setup: Setup, parameters: int) -> str:
+def _description(setup: ValidatedRun, parameters: int) -> str:
     """The run in a few words of Markdown, for MLflow's page of it."""
     config = setup.config
     corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in setup.training)
@@ -261,7 +261,7 @@ def _description(setup: Setup, parameters: int) -> str:
     )
 
 
-def _system_monitor(setup: Setup, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
+def _system_monitor(setup: ValidatedRun, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
     """The monitor of this machine, on its first rank."""
     seconds = setup.config.tracking.system_metrics_seconds
     host = next((one["host"] for one in hosts if one["ranks"][0] == setup.layout.rank), None)

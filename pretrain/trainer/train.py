@@ -24,13 +24,13 @@ from pretrain.config import RunConfig
 from pretrain.run import arithmetic, lock, slurm, status, stop_signals, watchdog
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.run.watchdog import watching
-from pretrain.trainer.run_report import Journal
+from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.throughput import ThroughputMeter, peak_flops, peak_of_products
-from pretrain.trainer.validate import Setup, prepare
+from pretrain.trainer.validate import ValidatedRun, validate
 from pretrain.zero.construction import construct
 from pretrain.zero.layers import compiles
 from pretrain.zero.memory import most_held
-from pretrain.zero.ranks import by_rank_0, communication_device, first_of_ranks, joined, of_rank_0
+from pretrain.zero.ranks import communication_device, first_value, from_rank_0, on_rank_0, process_group
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
@@ -58,23 +58,23 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
         os.environ |= slurm.rank_environment(os.environ)
     with (
         watching(int(os.environ.get("RANK", "0")), hang, faults.start_seconds, store_seconds),
-        joined(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds) + store_seconds) as (rank, ranks),
+        process_group(config.run.cpu_threads, max(hang or 0.0, faults.start_seconds) + store_seconds) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 
 
 def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """`train` within a process group that exists already."""
-    config = of_rank_0(config)  # a network file system may show other hosts an older run file
+    config = from_rank_0(config)  # a network file system may show other hosts an older run file
     run = Path(config.run.directory)
-    setup = prepare(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
-    if fresh and (aside := by_rank_0(lambda: status.move_aside(run))) and rank == 0:
+    setup = validate(config, rank, ranks, None if fresh else newest_verified(run, rank, ranks, communication_device()))
+    if fresh and (aside := on_rank_0(lambda: status.move_aside(run))) and rank == 0:
         print(f"{run}: moved the existing run to {aside}", flush=True)
-    if by_rank_0(lambda: setup.finished):
+    if on_rank_0(lambda: setup.finished):
         if rank == 0:
             print(setup.nothing_left)
         return 0
-    with Journal(setup) as journal:
+    with RunReport(setup) as journal:
         if setup.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
             journal.finish(setup.train_state.step, finished=True)
             return 0
@@ -95,7 +95,7 @@ class End(Enum):
 class Training:
     """Trains from the current state to the end of the run or to a request to stop, on all ranks in step."""
 
-    def __init__(self, setup: Setup, journal: Journal, stop_at_step: int | None):
+    def __init__(self, setup: ValidatedRun, journal: RunReport, stop_at_step: int | None):
         from pretrain.checkpoint.restore import restore  # DeepSpeed chooses its accelerator when it is imported
         from pretrain.checkpoint.save import Saver
         from pretrain.checkpoint.tensors import load_weights
@@ -200,7 +200,7 @@ class Training:
                 self.meter.restart()
             if stopping and not last:
                 if store_lost:
-                    self.journal.warn(f"{first_of_ranks(lost)}; stopping after step {step}, which is saved")
+                    self.journal.warn(f"{first_value(lost)}; stopping after step {step}, which is saved")
                 return End.STOPPED
         return End.FINISHED
 
@@ -250,7 +250,7 @@ class Training:
         back = newest_verified(run, self.setup.layout.rank, self.setup.layout.ranks, self.engine.device)
         if back is None:
             self.journal.warn("not rewound: there is no checkpoint yet")
-        elif len(by_rank_0(lambda: rewinds(run))) >= spikes.max_rewinds:
+        elif len(on_rank_0(lambda: rewinds(run))) >= spikes.max_rewinds:
             self.journal.warn(f"not rewound: {spikes.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)")
         else:
             self._rewind(back, loss)

@@ -28,7 +28,7 @@ from pretrain.trainer.device_problems import device_problems
 
 
 @dataclass(frozen=True)
-class Setup:
+class ValidatedRun:
     """A checked run file with everything it refers to.
 
     `model` has the corpus's vocabulary filled in. `validation` maps a corpus's name in metrics to the corpus.
@@ -150,7 +150,9 @@ class Setup:
         ]
 
 
-def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True) -> Setup:
+def validate(
+    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True
+) -> ValidatedRun:
     """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
 
     With `ranks_are_here`, it checks this machine's devices too.
@@ -176,7 +178,7 @@ def prepare(config: RunConfig, rank: int, ranks: int, resume: Path | None = None
     if problems:
         raise UserError("\n".join(problems))
     assert layout is not None
-    return Setup(config, training, dict(zip(names, validation, strict=True)), model, layout, resume)
+    return ValidatedRun(config, training, dict(zip(names, validation, strict=True)), model, layout, resume)
 
 
 def _opened(location: str, cache: CacheSection) -> Corpus:

@@ -22,7 +22,7 @@ from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.models.loss import PARTS, Losses
 from pretrain.models.model import Model
-from pretrain.zero import deepspeed_private as internals
+from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.deepspeed_private import deepspeed
@@ -68,9 +68,9 @@ class Engine:
                 config=deepspeed_config(config, layout),
             )
         broadcast_buffers(self.deepspeed.module)
-        internals.spare_passes(self.deepspeed)
+        deepspeed_private.spare_passes(self.deepspeed)
         attach(self.deepspeed)
-        internals.check(self.deepspeed)
+        deepspeed_private.check(self.deepspeed)
         self.device = self.deepspeed.device
         self._rate, self.applied = 0.0, False  # of the last step
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
@@ -88,7 +88,7 @@ class Engine:
         totals = agreed.tolist()
         counted = dict(zip(LABELS, totals, strict=False))
         sums: dict[str, torch.Tensor] = {}
-        internals.forget_gradients(self.deepspeed.optimizer)
+        deepspeed_private.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.deepspeed.module.begin_step(self.config.run.seed, step)
         for number, (first, batch) in enumerate(zip(self.layout.firsts(position, len(batches)), batches, strict=True)):
@@ -139,7 +139,7 @@ class Engine:
         """
         self.deepspeed.eval()
         try:
-            with internals.gathered_whole(self.deepspeed.module):
+            with deepspeed_private.gathered_whole(self.deepspeed.module):
                 yield self.deepspeed.module
         finally:
             self.deepspeed.train()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]:
+def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]:
     """Joins the process group for the duration of the block; yields (rank, number of ranks).
 
     `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that.
@@ -38,16 +38,16 @@ def joined(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
-    from pretrain.zero import deepspeed_private as internals
+    from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
     from pretrain.zero.uncompiled import keep_compiler_away
 
-    internals.check_version()
+    deepspeed_private.check_version()
     quiet_deepspeed()
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
-    internals.load_no_extensions()
-    internals.deepspeed.init_distributed(timeout=timeout)
+    deepspeed_private.load_no_extensions()
+    deepspeed_private.deepspeed.init_distributed(timeout=timeout)
     keep_compiler_away()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
@@ -93,14 +93,14 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def of_rank_0(value: T) -> T:
+def from_rank_0(value: T) -> T:
     """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
 
 
-def by_rank_0(work: Callable[[], T]) -> T:
+def on_rank_0(work: Callable[[], T]) -> T:
     """Runs `work` on rank 0 only and returns its result on all ranks. A UserError is raised on all ranks."""
     done: T | None = None
     refused: UserError | None = None
@@ -109,13 +109,13 @@ def by_rank_0(work: Callable[[], T]) -> T:
             done = work()
         except UserError as error:
             refused = error
-    done, refused = of_rank_0((done, refused))
+    done, refused = from_rank_0((done, refused))
     if refused is not None:
         raise refused
     return cast(T, done)
 
 
-def first_of_ranks(value: T | None) -> T | None:
+def first_value(value: T | None) -> T | None:
     """The value of the first rank that has one, on all ranks, which call this together."""
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)

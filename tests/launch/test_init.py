@@ -24,7 +24,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.run.gpus import GPUS
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
@@ -209,7 +209,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     assert built.returncode == 0, built.stderr
     finished = open_corpus("corpora/first")
     assert sum(split["documents"] for split in finished.manifest["splits"].values()) >= 60
-    setup = prepare(load("first.run.yaml", [], RunConfig), 0, 1)
+    setup = validate(load("first.run.yaml", [], RunConfig), 0, 1)
     assert setup.warnings == []
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
 
@@ -248,7 +248,7 @@ def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
         return
     assert number > 1
     assert run_here("data-pipeline", "build", "first.corpus.yaml").returncode == 0
-    prepare(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
+    validate(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
 
 
 def test_a_vocabulary_is_one_that_the_text_can_fill():

@@ -121,14 +121,14 @@ def _on_rank(
     os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
     gc.freeze()  # of what the server has imported there is no garbage to collect, which DeepSpeed does a few times
-    from pretrain.zero.ranks import joined
+    from pretrain.zero.ranks import process_group
 
     try:
-        with joined(cpu_threads=1, seconds=1500) if join else contextlib.nullcontext():
+        with process_group(cpu_threads=1, seconds=1500) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException as error:
         trouble = traceback.format_exception(error)
-        if isinstance(error, SystemExit) and error.__context__ is not None:  # the output of `joined`
+        if isinstance(error, SystemExit) and error.__context__ is not None:  # the output of `process_group`
             trouble = traceback.format_exception(error.__context__)
         result = False, "".join(trouble)
     sender.send_bytes(pickle.dumps(result))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.trainer.validate import Setup
+from pretrain.trainer.validate import ValidatedRun
 
 T5 = {
     "family": "t5",
@@ -45,10 +45,10 @@ def run_config(
     return RunConfig.model_validate(values)
 
 
-def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> Setup:
+def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> ValidatedRun:
     """The setup of the ranks that have joined: two micro-batches per step."""
     layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
-    return Setup(config, [], {}, config.model, layout, resume)
+    return ValidatedRun(config, [], {}, config.model, layout, resume)
 
 
 def micro_batches(

@@ -21,7 +21,7 @@ from data_pipeline.loading.stream import Stream
 from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
-from pretrain.checkpoint.choose import is_sound, newest
+from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.copies import Copy
 from pretrain.checkpoint.directory import directory_of
 from pretrain.checkpoint.origin import Origin
@@ -69,11 +69,11 @@ def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     assert "is finished: 12 of 12 steps" in capsys.readouterr().out
     assert not (finished.parent / "run/logs").exists()
     last = finished.parent / "run/checkpoints/step-00000012"
-    assert is_sound(last)
+    assert is_valid(last)
     content = bytearray((last / "rank-00000.safetensors").read_bytes())
     content[-5] ^= 1
     (last / "rank-00000.safetensors").write_bytes(content)
-    assert not is_sound(last)
+    assert not is_valid(last)
 
 
 def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):

@@ -8,7 +8,7 @@ import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.zero import deepspeed_private as internals
+from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config, setup
@@ -47,10 +47,11 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
     for step in range(2):
         engine.step(step, 8 * step, micro_batches(prepared.layout, step))
-    internals.check(engine.deepspeed)
+    deepspeed_private.check(engine.deepspeed)
     parameter = next(engine.deepspeed.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
-    addresses = {fragment.flat.untyped_storage().data_ptr() for fragment in internals.fragments(engine.deepspeed)}
+    buffers = deepspeed_private.fragments(engine.deepspeed)
+    addresses = {fragment.flat.untyped_storage().data_ptr() for fragment in buffers}
     differing = None
     if live.untyped_storage().data_ptr() not in addresses:
         live += 1.0
@@ -65,7 +66,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
 
 def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
-        internals.check(engine.deepspeed)
+        deepspeed_private.check(engine.deepspeed)
     return str(error.value)
 
 
@@ -80,9 +81,9 @@ def names_lacking() -> list[list[str]]:
     config = run_config(2)
     prepared = setup(config)
     engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout).deepspeed
-    found = [internals.missing(engine)]
+    found = [deepspeed_private.missing(engine)]
     del type(engine.optimizer).update_lp_params
-    return [*found, internals.missing(engine)]
+    return [*found, deepspeed_private.missing(engine)]
 
 
 def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
@@ -92,7 +93,7 @@ def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_defaul
 
 
 def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):
-    internals.check_version()
+    deepspeed_private.check_version()
     monkeypatch.setattr(deepspeed, "__version__", "0.20.0")
     with pytest.raises(UserError, match=r"deepspeed 0\.20\.0 is installed, but only 0\.19\.8 was tested.*pytest"):
-        internals.check_version()
+        deepspeed_private.check_version()

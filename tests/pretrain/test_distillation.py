@@ -27,7 +27,7 @@ from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.plan.activations import Rows
 from pretrain.tools.plan.fit import Planner, Question
 from pretrain.trainer.teacher import Teacher, forward_flops
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import MODEL, losses, run_file, train_each
@@ -226,11 +226,11 @@ def refused_on_resume(path: Path, put) -> None:
 
     def told(distillation) -> list[str]:
         with pytest.raises(UserError) as refused:
-            prepare(RunConfig.model_validate({**run, "distillation": distillation}), 0, 1, resume)
+            validate(RunConfig.model_validate({**run, "distillation": distillation}), 0, 1, resume)
         of_another = "the checkpoint of step 2 is of another run: "
         return [line.removeprefix(of_another) for line in str(refused.value).split("\n")]
 
-    prepare(RunConfig.model_validate(run), 0, 1, resume)
+    validate(RunConfig.model_validate(run), 0, 1, resume)
     (line,) = told({**run["distillation"], "teacher": put(init_std=0.2)})
     assert line.startswith("distillation.teacher_sha256 is '")
     assert told({**run["distillation"], "top_k": None}) == ["distillation.top_k is 50 there, None here"]
@@ -287,7 +287,7 @@ def refused(small_corpus, tmp_path):
             "distillation": {"teacher": teacher},
         }
         try:
-            prepare(RunConfig.model_validate(content), 0, 1)
+            validate(RunConfig.model_validate(content), 0, 1)
         except UserError as error:
             return str(error).split("\n")
         return []

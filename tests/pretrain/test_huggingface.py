@@ -19,7 +19,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.huggingface import export, import_, interchanges_of, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
@@ -454,17 +454,17 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
         )
     )
     with pytest.raises(UserError) as refused:
-        prepare(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
+        validate(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
     assert f"checkpoint.init_from: {tmp_path}/imported: d_ff is 24 there, 32 here" in str(refused.value)
     assert "rows of the embedding matrix is 520 there, 640 here" in str(refused.value)
     values = json.loads(path.read_text())
     t5 = {**values, "model": T5_SIZES}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
-        prepare(RunConfig.model_validate(t5), 0, 1)
+        validate(RunConfig.model_validate(t5), 0, 1)
     with pytest.raises(UserError, match=r"model: takes sequences of 16 tokens at most, .* gives up to 32 inputs"):
-        prepare(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
+        validate(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
     with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
-        prepare(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
+        validate(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
 
     done = run_forked("train", path)
     assert done.returncode == 0, done.stderr

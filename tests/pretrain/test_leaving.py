@@ -30,13 +30,13 @@ RANK = """
 import os, time
 import torch.distributed as dist
 from pretrain.zero import ranks
-from pretrain.zero.ranks import joined
+from pretrain.zero.ranks import process_group
 from tests.pretrain.test_leaving import wait_for_ever
 
 os.environ["LOCAL_RANK"] = os.environ["RANK"]
 ranks._waits_for_others = lambda: True
 dist.destroy_process_group = wait_for_ever
-with joined(1, 100.0) as (rank, _):
+with process_group(1, 100.0) as (rank, _):
     dist.barrier()
     if rank == 0:
         wait_for_ever()  # in a collective of NCCL, which doesn't notice that a rank is gone
@@ -99,7 +99,7 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
     worker = mp.get_context("fork").Process(target=wait_for_ever, daemon=True)  # like a loader's, without a server
     worker.start()
     child.write_text(str(worker.pid))
-    with ranks.joined(1, 100.0):
+    with ranks.process_group(1, 100.0):
         raise error
 
 
@@ -114,7 +114,7 @@ def succeed() -> None:
     from pretrain.zero import ranks
 
     ranks._waits_for_others = lambda: True
-    with ranks.joined(1, 100.0):
+    with ranks.process_group(1, 100.0):
         ones: Tensor = torch.ones(2)
         dist.all_reduce(ones)
     assert not dist.is_initialized()

@@ -46,12 +46,12 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     import torch.distributed as dist
 
     from pretrain.trainer import micro_batch
-    from pretrain.trainer.validate import prepare
+    from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
     overrides = [f"run.directory={path.parent}/{free}"]
-    setup = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
+    setup = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
     engine = Engine(construct(setup.config, setup.model, setup.layout), setup.config, setup.layout)
     sizes: list[int] = []
 

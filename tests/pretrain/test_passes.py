@@ -98,12 +98,12 @@ def test_fewer_passes_take_the_same_steps(ranks):
 
 
 def _trained_each(cases: list[tuple[int, str]], spare: bool) -> list[dict[str, Any]]:
-    from pretrain.zero import deepspeed_private as internals
+    from pretrain.zero import deepspeed_private
 
     with pytest.MonkeyPatch.context() as patch:
         if not spare:
-            patch.setattr(internals, "spare_passes", lambda engine: None)
-            patch.setattr(internals, "_holds_whole", lambda optimizer: False)
+            patch.setattr(deepspeed_private, "spare_passes", lambda engine: None)
+            patch.setattr(deepspeed_private, "_holds_whole", lambda optimizer: False)
         return [_trained(*case) for case in cases]
 
 

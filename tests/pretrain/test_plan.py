@@ -275,11 +275,11 @@ def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from pretrain.models import layers as of_models
-    from pretrain.zero import deepspeed_private as internals
+    from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
 
     quiet_deepspeed()
-    internals.load_no_extensions()
+    deepspeed_private.load_no_extensions()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     deepspeed.init_distributed(dist_backend="fake")
     of_models.draw_normal = lambda weight, std: None  # pages that nobody writes take no memory

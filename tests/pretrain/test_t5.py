@@ -18,7 +18,7 @@ from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.model import Sizes
 from pretrain.models.positions import RelativePositionBias, relative_position_bucket
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 from tests.pretrain.placed import placed
 
 V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
@@ -459,9 +459,9 @@ def test_a_sequence_longer_than_learned_positions_is_refused_before_training(sma
     with pytest.raises(
         UserError, match=r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
     ):
-        prepare(RunConfig.model_validate(content), 0, 1)
+        validate(RunConfig.model_validate(content), 0, 1)
     content["model"]["max_positions"] = 32
-    assert prepare(RunConfig.model_validate(content), 0, 1).model.longest_sequence == 32
+    assert validate(RunConfig.model_validate(content), 0, 1).model.longest_sequence == 32
 
 
 def test_configs_do_not_import_torch():

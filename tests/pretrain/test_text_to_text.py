@@ -23,7 +23,7 @@ from pretrain.evaluation.collectives import Together
 from pretrain.evaluation.hook import Evaluation
 from pretrain.evaluation.record import table
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -159,7 +159,7 @@ def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_onc
     config = load(path, [], RunConfig)
     rows = [open_corpus(corpus).rows("train") for corpus in corpora]
     parts = [min(number, 100) ** 0.5 for number in rows]
-    assert prepare(config, 0, 1).shares == pytest.approx(
+    assert validate(config, 0, 1).shares == pytest.approx(
         {"swap": parts[0] / sum(parts), "small": parts[1] / sum(parts)}
     )
     assert train_ranks(path, 2) == [0, 0]
@@ -239,7 +239,7 @@ def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_c
     corpora = [pairs_corpus, small_corpus]
     path = mixture(tmp_path, [pairs_corpus], corpora, evaluation=[{"hook": "text_to_text", **hook}])
     with pytest.raises(UserError) as refused:
-        prepare(load(path, [], RunConfig), 0, 1)
+        validate(load(path, [], RunConfig), 0, 1)
     assert line in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 

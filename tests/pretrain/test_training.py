@@ -28,8 +28,8 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import write
 from pretrain.huggingface import export
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.run_report import Journal
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.run_report import RunReport
+from pretrain.trainer.validate import validate
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
 
@@ -249,7 +249,7 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
         "See <extra_id_0> there."
     )
     with pytest.raises(UserError, match=r"model\.pad_id: 0, but .*'s tokenizer has 1"):
-        prepare(load(path, ["model.pad_id=0"], RunConfig), 0, 1)
+        validate(load(path, ["model.pad_id=0"], RunConfig), 0, 1)
 
 
 def test_blanks_are_filled(reference, small_corpus):
@@ -319,7 +319,7 @@ def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference
 
 def test_a_long_run_says_early_when_it_will_end(capsys):
     """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
-    journal = Journal.__new__(Journal)
+    journal = RunReport.__new__(RunReport)
     journal.setup = SimpleNamespace(
         config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), layout=BatchLayout(0, 1, 1, 1)
     )

@@ -8,7 +8,7 @@ import pytest
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 
 SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
 DECODER = {**SIZES, "family": "decoder_only", "num_layers": 1, "positions": "rotary"}
@@ -33,7 +33,7 @@ def prepared(small_corpus, tmp_path):
             "optimizer": {"learning_rate": 1e-3, **optimizer},
             **(sections or {}),
         }
-        return prepare(RunConfig.model_validate(content), 0, 1)
+        return validate(RunConfig.model_validate(content), 0, 1)
 
     return made
 

@@ -19,7 +19,7 @@ from data_pipeline.foundation.progress import counted, in_time
 from launch.tools.doctor.findings import Finding
 
 if TYPE_CHECKING:
-    from pretrain.trainer.validate import Setup
+    from pretrain.trainer.validate import ValidatedRun
 
 _LONG = 2 * 86400.0  # s
 _LAST = 200  # characters of a check's own error
@@ -97,14 +97,14 @@ def _run_file(settings: Settings) -> list[Finding]:
     from pretrain.config import RunConfig
     from pretrain.run import lock
     from pretrain.run.hardware import count_gpus
-    from pretrain.trainer.validate import prepare
+    from pretrain.trainer.validate import validate
 
     path, *overrides = settings.run_file
     try:
         config = load(path, overrides, RunConfig)
         directory = Path(config.run.directory)
         lock.check(directory)
-        setup = prepare(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
+        setup = validate(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
     ranks = counted(settings.all_ranks, "rank")
@@ -113,7 +113,7 @@ def _run_file(settings: Settings) -> list[Finding]:
     return found if count_gpus() else [*found, _time(setup, settings)]
 
 
-def _time(setup: "Setup", settings: Settings) -> Finding:
+def _time(setup: "ValidatedRun", settings: Settings) -> Finding:
     """How long the run takes on the CPUs of machines like this one."""
     from pretrain.run import cpu_speed as cpu
 

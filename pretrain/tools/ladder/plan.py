@@ -17,7 +17,7 @@ from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.plan import PlannedRun, runs_of
 from pretrain.tools.ladder.file import LadderFile, Rung
 from pretrain.trainer.throughput import sizes
-from pretrain.trainer.validate import Setup, prepare
+from pretrain.trainer.validate import ValidatedRun, validate
 
 _FILE = "rungs.json"
 _ROWS_COUNTED = 256  # whose mean length stands for all rows; those of packed text are equally long
@@ -59,11 +59,11 @@ class Ladder:
 
 def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> Ladder:
     """Opens the corpora and counts. Raises UserError, a line for each rung that can't be run, and for equal sizes."""
-    setups: list[Setup] = []
+    setups: list[ValidatedRun] = []
     wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
     for place, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
-            setups.append(prepare(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1, ranks_are_here=False))
+            setups.append(validate(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1, ranks_are_here=False))
         except UserError as error:
             name = f"{place} ({rung.name})"
             wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}
@@ -98,13 +98,13 @@ def _rows_per_step(config: RunConfig) -> float:
     )
 
 
-def _tokens_per_row(setup: Setup) -> float:
+def _tokens_per_row(setup: ValidatedRun) -> float:
     """Tokens of text, before any noise, in a training row: what the corpora's manifests count, by the run's mixture."""
     means = [corpus.manifest["splits"]["train"]["tokens"] / corpus.rows("train") for corpus in setup.training]
     return sum(share * mean for share, mean in zip(setup.shares.values(), means, strict=True))
 
 
-def _sized(rung: Rung, setup: Setup, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:
+def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:
     model, config = models.outline(setup.model), setup.config
     parameters, rows_per_step, tokens_per_row = model.num_parameters(), _rows_per_step(config), _tokens_per_row(setup)
     steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / rows_per_step))

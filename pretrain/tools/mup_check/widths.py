@@ -17,7 +17,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.trainer.validate import prepare
+from pretrain.trainer.validate import validate
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second
 _LAYERS = 2  # of a stack: width is what is checked
@@ -51,7 +51,7 @@ def subject(config: RunConfig, steps: int) -> Subject:
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
-        setup = prepare(config, 0, 1, ranks_are_here=False)
+        setup = validate(config, 0, 1, ranks_are_here=False)
         of_corpus, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, BatchLayout(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]

@@ -76,11 +76,11 @@ def _saved_again(runs: list[RunConfig], sources: list[Path] | None) -> list[Path
 def _saved(config: RunConfig, source: Path | None) -> Path:
     from pretrain.checkpoint.restore import restore
     from pretrain.checkpoint.save import Saver
-    from pretrain.trainer.validate import prepare
+    from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
-    setup = prepare(config, 0, 1)
+    setup = validate(config, 0, 1)
     _begin(config)
     engine = Engine(construct(config, setup.model, setup.layout), config, setup.layout)
     if source:
@@ -127,14 +127,14 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     """How long training waits for a save of the big model, beside a plain copy of its state to the host."""
     from pretrain.checkpoint.save import Saver
-    from pretrain.trainer.validate import prepare
+    from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct
     from pretrain.zero.deepspeed_private import fragments, optimizer_state
     from pretrain.zero.engine import Engine
 
     work = Workload(Report(folder / "unused", folder, device, small))
     config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})
-    setup = prepare(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
+    setup = validate(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
     _begin(setup.config)
     engine = Engine(construct(config, config.model, setup.layout), config, setup.layout)
     for step in range(2):

@@ -1,6 +1,6 @@
 """One rank under DeepSpeed against a plain loop on the same device, with every optimizer, stage and precision."""
 
-from pretrain.zero.ranks import joined
+from pretrain.zero.ranks import process_group
 from tests.gpu.report import Report
 from tests.pretrain import splits
 from tests.pretrain.exactness import Case, all_cases, difference
@@ -15,7 +15,7 @@ def exactness(report: Report) -> None:
     if report.small:
         cases = [case for case in cases if case.model == "t5" and case.stage != 2]
         report.skip("BART, stage 2 and offloading", "fewer cases on a CPU")
-    with joined(cpu_threads=1, seconds=600):
+    with process_group(cpu_threads=1, seconds=600):
         for case in cases:
             words = [case.optimizer, f"stage {case.stage}", case.precision, case.model]
             name = ", ".join([*words, "offloaded"] if case.offload else words)

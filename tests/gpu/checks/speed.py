@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from pretrain.models import attention, encoder_decoder
-from pretrain.zero.ranks import joined
+from pretrain.zero.ranks import process_group
 from tests.gpu.report import Report
 from tests.gpu.workload import OPTIMIZERS, Workload, data_sheet_peak, free, product_rate, seconds_of
 
@@ -35,7 +35,7 @@ def throughput(report: Report) -> None:
         cases = [case for case in cases if not case[2]]
         report.skip("compiled layers", "the compiler takes too long for a check on a CPU")
         report.skip("memory, launches and synchronizations", "no GPU")
-    with joined(cpu_threads=1, seconds=600):
+    with process_group(cpu_threads=1, seconds=600):
         for optimizer, micro_batch, compiled in cases:
             with report.part(f"{optimizer}, {micro_batch}, {'compiled' if compiled else 'eager'}"):
                 _measure(report, work, optimizer, micro_batch, compiled, measured)
@@ -107,7 +107,7 @@ def profile(report: Report) -> None:
     micro_batch = 4 if report.small else MICRO_BATCHES[0]
     if not report.cuda:
         report.skip("idle share", "no GPU: these are the operations of a CPU")
-    with joined(cpu_threads=1, seconds=600), work.stepping(micro_batch, work.config()) as (_, step):
+    with process_group(cpu_threads=1, seconds=600), work.stepping(micro_batch, work.config()) as (_, step):
         for _ in range(3):
             step()
         profiled = _profiled(step, report)
@@ -142,7 +142,7 @@ def ablations(report: Report) -> None:
     work = Workload(report)
     micro_batch = 4 if report.small else MICRO_BATCHES[0]
     at_least = 0.05 if report.small else 1.0
-    with joined(cpu_threads=1, seconds=600):
+    with process_group(cpu_threads=1, seconds=600):
         for name, without in ABLATIONS.items():
             if without is _without_loss and not hasattr(encoder_decoder, "configured_losses"):
                 report.skip(name, "the loss and its product are one")
