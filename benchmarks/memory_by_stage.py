@@ -12,9 +12,9 @@ from matplotlib import pyplot
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.run.gpus import gpu_named
-from pretrain.tools.plan.fit import GIB, Planner, Question
-from pretrain.tools.plan.row import described
-from pretrain.tools.plan.states import settings, states
+from pretrain.tools.plan.planner import GIB, Planner, Question
+from pretrain.tools.plan.row_lengths import described
+from pretrain.tools.plan.zero_memory import settings, states
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +36,7 @@ def main() -> None:
         passing = planner.activations(options.rows, setting.checkpointing).total
         parts = {
             "weights": held.weights,
-            "masters and moments": held.masters + held.moments,
+            "master weights and moments": held.master_weights + held.moments,
             "gradients": held.gradients,
             "buffers": held.buffers,
             "activations, reducing": held.peak(passing) - held.lasting - held.buffers,

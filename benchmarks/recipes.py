@@ -14,8 +14,8 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.run.gpus import gpu_named
-from pretrain.tools.plan.fit import Planner, Question
-from pretrain.tools.plan.row import described
+from pretrain.tools.plan.planner import Planner, Question
+from pretrain.tools.plan.row_lengths import described
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (

@@ -164,9 +164,9 @@ def plan(
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
     from rich.console import Console
 
-    from pretrain.tools.plan import report
-    from pretrain.tools.plan.fit import Planner, Question
-    from pretrain.tools.plan.row import described
+    from pretrain.tools.plan import plan_tables
+    from pretrain.tools.plan.planner import Planner, Question
+    from pretrain.tools.plan.row_lengths import described
 
     settings, row = described(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
@@ -174,10 +174,10 @@ def plan(
     question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
     planner = Planner(question)
     if json_:
-        print(json.dumps(report.as_json(planner, gpus), indent=1))
+        print(json.dumps(plan_tables.as_json(planner, gpus), indent=1))
         return
-    show = report.show_cpu if on_cpu else report.show
-    show(planner, gpus, Console(width=None if sys.stdout.isatty() else report.WIDTH))
+    show = plan_tables.show_cpu if on_cpu else plan_tables.show
+    show(planner, gpus, Console(width=None if sys.stdout.isatty() else plan_tables.WIDTH))
 
 
 @app.command(epilog="Example: pretrain reference optimizer.learning_rate")

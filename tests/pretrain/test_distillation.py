@@ -25,7 +25,7 @@ from pretrain.models.model import Model, Sizes
 from pretrain.run.gpus import GPUS
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.plan.activations import Rows
-from pretrain.tools.plan.fit import Planner, Question
+from pretrain.tools.plan.planner import Planner, Question
 from pretrain.trainer.teacher import Teacher, forward_flops
 from pretrain.trainer.validate import validate
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows

@@ -78,38 +78,35 @@ def activations(
     if checkpointing:
         for layer in layers(model):
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(_taken)
+    for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     head = models.outline(teacher).to(dtype).lm_head if teacher else None
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
-    with memory.known([*model.parameters(), *model.buffers()]), as_on_gpu:
+    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu:
         if distillation is not None and teacher is not None:
             ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
-            batch["teacher_targets"] = _taught(distillation, head, ids, rows.count * rows.predicted)
-        losses = model(**batch)
+            targets = _teacher_targets(distillation, head, ids, rows.count * rows.predicted)
+            losses = model(**batch, teacher_targets=targets)
+        else:
+            losses = model(**batch)
         loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
-        saved = memory.held
+        saved = memory.allocated
         loss.backward()
     return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
-
-
-def _taken(parameter: Tensor) -> None:
-    """ZeRO adds a gradient to an fp32 buffer, or copies it into a bucket, as soon as it is complete."""
-    parameter.grad = None
 
 
 def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
 
 
-def _taught(distillation: DistillationSection, head: Any, ids: int, targets: int) -> TeacherTargets:
+def _teacher_targets(distillation: DistillationSection, head: Any, ids: int, targets: int) -> TeacherTargets:
     states = torch.empty(targets, head.in_features, dtype=head.weight.dtype, device="meta")
     shares = torch.empty(targets, device="meta")
     return TeacherTargets(head, states, ids, shares, distillation.temperature, distillation.top_k)
 
 
-def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Any]:
-    batch: dict[str, Any] = {
+def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
+    batch = {
         "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
         "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
         "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter
 class LiveMemory(TorchDispatchMode):
     """Counts the storages that are created on `device` within its block until they are freed.
 
-    `held` are the bytes that exist now, `peak` the most that existed at once. `kinds` divides them: it gives the kind
+    `allocated` are the bytes that exist now, `peak` the most that existed at once. `kinds` divides them: it gives the kind
     of a new tensor, from its shape; `at_peak` has the bytes of each kind at the peak. What kernels allocate inside, and
     what an allocator wastes, doesn't count.
     """
@@ -25,9 +25,9 @@ class LiveMemory(TorchDispatchMode):
         super().__init__()
         self._device = device
         self._kinds = kinds
-        self._living: dict[int, tuple[weakref.ref[Any], str, int]] = {}
-        self._of_kind: dict[str, int] = {}
-        self.held = self.peak = 0
+        self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        self._by_kind: dict[str, int] = {}
+        self.allocated = self.peak = 0
         self.at_peak: dict[str, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,31 +37,31 @@ class LiveMemory(TorchDispatchMode):
                 self._count(value)
         return result
 
-    def known(self, tensors: Sequence[Tensor]) -> Self:
-        """Leaves `tensors` out: they existed before."""
+    def without(self, tensors: Sequence[Tensor]) -> Self:
+        """Leaves out `tensors`, which existed before."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._living[storage._cdata] = (weakref.ref(storage, self._forget(storage._cdata)), "", 0)
+            self._storages[storage._cdata] = (weakref.ref(storage, self._forget(storage._cdata)), "", 0)
         return self
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._living:
+        if key in self._storages:
             return
         kind = self._kinds(tensor.shape)
-        self._living[key] = (weakref.ref(storage, self._forget(key)), kind, size)
+        self._storages[key] = (weakref.ref(storage, self._forget(key)), kind, size)
         self._add(kind, size)
-        if self.held > self.peak:
-            self.peak, self.at_peak = self.held, dict(self._of_kind)
+        if self.allocated > self.peak:
+            self.peak, self.at_peak = self.allocated, dict(self._by_kind)
 
     def _add(self, kind: str, size: int) -> None:
-        self.held += size
-        self._of_kind[kind] = self._of_kind.get(kind, 0) + size
+        self.allocated += size
+        self._by_kind[kind] = self._by_kind.get(kind, 0) + size
 
     def _forget(self, key: int) -> Callable[[Any], None]:
         def freed(_: Any) -> None:
-            _, kind, size = self._living.pop(key)
+            _, kind, size = self._storages.pop(key)
             self._add(kind, -size)
 
         return freed

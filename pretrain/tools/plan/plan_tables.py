@@ -1,18 +1,19 @@
 """A plan as tables for a terminal, and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pretrain.tools.plan.fit import GIB, HEAD, RESERVED, Option, Planner
-from pretrain.tools.plan.states import Setting
-from pretrain.tools.plan.steps import EFFICIENCY
+from data_pipeline.foundation.progress import counted
+from pretrain.tools.plan.planner import GIB, HEAD, RESERVED, Option, Planner
+from pretrain.tools.plan.step_time import EFFICIENCY
 from pretrain.zero.memory import SAFE
 
 WIDTH = 80
+Columns = Mapping[str, Callable[[Option], str]]
 
 
 def as_json(planner: Planner, gpus: int) -> dict[str, Any]:
@@ -43,7 +44,6 @@ def as_json(planner: Planner, gpus: int) -> dict[str, Any]:
 
 
 def _option(option: Option) -> dict[str, Any]:
-    states = asdict(option.states)
     found: dict[str, Any] = {
         **asdict(option.setting),
         "gpus": option.cluster.gpus,
@@ -51,20 +51,21 @@ def _option(option: Option) -> dict[str, Any]:
         "fits": option.step is not None,
         "micro_batch_size": option.rows or None,
         "memory": {
-            **states,
+            **asdict(option.states),
             "activations_of_one_row": option.one_row.layers,
             "logits_of_one_row": option.one_row.logits,
             "peak": option.peak,
         },
     }
     if option.step is not None and option.traffic is not None:
-        found["bytes_sent_per_step"] = option.traffic.bytes
-        found["collectives_per_step"] = option.traffic.number
-        found["latency_per_step"] = option.step.latency
-        found["share_hidden"] = option.step.hidden
-        found["seconds_per_step"] = option.step.seconds
-        found["mfu"] = option.step.mfu
-        found["hours"], found["cost"] = option.hours, option.cost
+        found |= {
+            "bytes_sent_per_step": option.traffic.bytes,
+            "share_hidden": option.step.hidden,
+            "seconds_per_step": option.step.seconds,
+            "mfu": option.step.mfu,
+            "hours": option.hours,
+            "cost": option.cost,
+        }
     return found
 
 
@@ -79,19 +80,20 @@ def _show_run(planner: Planner, console: Console) -> None:
 
 
 def show(planner: Planner, gpus: int, console: Console) -> None:
+    """Prints what fits on `gpus` GPUs, how long it takes there, and the same for other numbers of GPUs."""
     question = planner.question
     options = planner.options(gpus)
     nodes = options[0].cluster.nodes
     _show_run(planner, console)
     console.print(
-        f"{gpus} × {question.gpu_name} on {_number(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the "
+        f"{gpus} × {question.gpu_name} on {counted(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the "
         f"model's layers and DeepSpeed's rules: memory. Assumed: {question.mfu:.0%} MFU while computing, "
         f"${question.price:g} per GPU-hour, {question.network:g} GB/s per GPU between nodes, links at "
         f"{EFFICIENCY:.0%}.",
         highlight=False,
     )
     console.print(_arithmetic(planner))
-    console.print(_memory(planner, options))
+    console.print(_table(f"Memory of a GPU, GiB of {question.gpu.memory:g}", _SETTING | _MEMORY, options))
     console.print(
         f"Rows: the largest micro-batch within {planner.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
         f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Off: nothing, the optimizer (o), or weights too (o+w) in host "
@@ -100,23 +102,30 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
     )
     if planner.teacher is not None:
         console.print(
-            f"The teacher's {planner.teacher.num_parameters():,} parameters, {_gib(planner.bytes_of_teacher)} GiB, are "
+            f"The teacher's {planner.teacher.num_parameters():,} parameters, {_gib(planner.teacher_bytes)} GiB, are "
             "whole on each GPU and among its weights.",
             highlight=False,
         )
-    console.print(_time(options))
-    if any(option.step and option.setting.offload != "none" for option in options):
+    fitting = [option for option in options if option.rows]
+    console.print(_table("A step and the run, at the largest micro-batch", _SETTING | _TIME, fitting))
+    if any(map(_bound, fitting)):
         console.print("≥: the optimizer's step on the CPU comes on top.")
-    compared = [(count, planner.best(count)) for count in planner.counts(gpus)]
-    console.print(_counts(compared))
-    cheapest = planner.cheapest(option for _, option in compared)
+    compared = {count: planner.best(count) for count in planner.counts(gpus)}
+    table = _table("Other numbers of GPUs, each with its fastest setting", _COUNTS, [])
+    for count, best in compared.items():
+        table.add_row(*(cell(best) for cell in _COUNTS.values()) if best else (str(count), "", "nothing fits"))
+    console.print(table)
+    cheapest = planner.cheapest(compared.values())
     if cheapest is None:
         console.print("None of these fits and ends in time. Try GPUs with more memory, or more of them.")
         return
     within = f" and ends within {question.days:g} days" if question.days else ""
+    setting = cheapest.setting
+    recomputing = "with recomputing" if setting.checkpointing else "without recomputing"
+    offloaded = "" if setting.offload == "none" else f", {setting.offload} in host memory"
     console.print(
-        f"Cheapest that fits{within}: {_number(cheapest.cluster.gpus, 'GPU')}, stage {cheapest.setting.stage}, "
-        f"{_words(cheapest.setting)}, {_bound(cheapest)}${cheapest.cost:,.0f} in {_days(cheapest)}.",
+        f"Cheapest that fits{within}: {counted(cheapest.cluster.gpus, 'GPU')}, stage {setting.stage}, "
+        f"{recomputing}{offloaded}, {_bound(cheapest)}${cheapest.cost:,.0f} in {_duration(cheapest)}.",
         highlight=False,
     )
     console.print(
@@ -140,7 +149,7 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
         console.print(f"Not even one row fits into the {question.gpu.memory:.1f} GiB that are free.", highlight=False)
         return
     console.print(
-        f"A step takes {_figures(option.step.seconds)} s, the run {_days(option)}. Memory: {_gib(option.peak)} GiB "
+        f"A step takes {_figures(option.step.seconds)} s, the run {_duration(option)}. Memory: {_gib(option.peak)} GiB "
         f"with {option.rows} rows in a micro-batch, of {question.gpu.memory:.1f} GiB free.",
         highlight=False,
     )
@@ -150,107 +159,31 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
 
 def _arithmetic(planner: Planner) -> Table:
     title = "Arithmetic of a row, forward and backward" + (", the teacher's forward" if planner.teacher else "")
-    table = _table(title, ("", "GFLOP", "share"))
+    table = _table(title, dict.fromkeys(("", "GFLOP", "share"), str), [])
     whole = sum(planner.flops.values())
     for part, flops in planner.flops.items():
-        name = "output matrix" if part == HEAD else part
-        table.add_row(name, f"{flops / 1e9:,.1f}", f"{flops / whole:.1%}")
+        table.add_row("output matrix" if part == HEAD else part, f"{flops / 1e9:,.1f}", f"{flops / whole:.1%}")
     table.add_row("all", f"{whole / 1e9:,.1f}", "")
     return table
 
 
-def _memory(planner: Planner, options: Sequence[Option]) -> Table:
-    heads = ("stage", "off", "rec", "weights", "optim", "grads", "buffers", "acts", "logits", "rows", "peak", "host")
-    table = _table(f"Memory of a GPU, GiB of {planner.question.gpu.memory:g}", heads)
-    for option in options:
-        states = option.states
-        table.add_row(
-            *_setting(option.setting),
-            *(
-                _gib(size)
-                for size in (
-                    states.weights,
-                    states.masters + states.moments,
-                    states.gradients,
-                    states.buffers + states.reduction,
-                    option.one_row.layers,
-                    option.one_row.logits,
-                )
-            ),
-            str(option.rows) if option.rows else "none",
-            _gib(option.peak),
-            _gib(states.host) if states.host else "",
-        )
-    return table
-
-
-def _time(options: Sequence[Option]) -> Table:
-    heads = ("stage", "off", "rec", "rows", "GB sent", "latency", "hidden", "s/step", "waits", "MFU", "days", "cost")
-    table = _table("A step and the run, at the largest micro-batch", heads)
-    for option in options:
-        if option.step is None or option.traffic is None:
-            continue
-        table.add_row(
-            *_setting(option.setting),
-            str(option.rows),
-            f"{option.traffic.bytes / 1e9:,.1f}",
-            f"{option.step.latency:.4f}",
-            f"{option.step.hidden:.0%}",
-            f"{_bound(option)}{_figures(option.step.seconds)}",
-            _figures(option.step.exposed),
-            f"{option.step.mfu:.0%}",
-            _figures(option.hours / 24),
-            f"${option.cost:,.0f}",
-        )
-    return table
-
-
-def _counts(compared: Sequence[tuple[int, Option | None]]) -> Table:
-    heads = ("GPUs", "nodes", "stage", "off", "rec", "rows", "peak", "s/step", "MFU", "days", "GPU-h", "cost")
-    table = _table("Other numbers of GPUs, each with its fastest setting", heads)
-    for count, option in compared:
-        if option is None or option.step is None:
-            table.add_row(str(count), "", "nothing fits")
-            continue
-        table.add_row(
-            str(count),
-            str(option.cluster.nodes),
-            *_setting(option.setting),
-            str(option.rows),
-            _gib(option.peak),
-            f"{_bound(option)}{_figures(option.step.seconds)}",
-            f"{option.step.mfu:.0%}",
-            _figures(option.hours / 24),
-            f"{option.hours * count:,.0f}",
-            f"${option.cost:,.0f}",
-        )
-    return table
-
-
-def _table(title: str, heads: Sequence[str]) -> Table:
+def _table(title: str, columns: Columns, options: Sequence[Option]) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), min_width=WIDTH - 4
     )
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+    for number, heading in enumerate(columns):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for option in options:
+        table.add_row(*(cell(option) for cell in columns.values()))
     return table
 
 
-def _setting(setting: Setting) -> tuple[str, str, str]:
-    offload = {"none": "", "optimizer": "o", "optimizer and weights": "o+w"}[setting.offload]
-    return str(setting.stage), offload, "yes" if setting.checkpointing else ""
-
-
-def _words(setting: Setting) -> str:
-    recomputing = "with recomputing" if setting.checkpointing else "without recomputing"
-    return recomputing if setting.offload == "none" else f"{recomputing}, {setting.offload} in host memory"
-
-
 def _bound(option: Option) -> str:
+    """The sign of a lower bound, which the time of an offloaded optimizer is."""
     return "" if option.setting.offload == "none" else "≥"
 
 
-def _days(option: Option) -> str:
+def _duration(option: Option) -> str:
     return f"{option.hours:,.1f} hours" if option.hours < 48 else f"{option.hours / 24:,.1f} days"
 
 
@@ -264,5 +197,46 @@ def _figures(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if 1e-3 <= value < 1000 else f"{value:,.0f}"
 
 
-def _number(count: int, name: str) -> str:
-    return f"{count} {name}" + ("" if count == 1 else "s")
+def _seconds(option: Option) -> str:
+    assert option.step is not None, "only of options that fit"
+    return f"{_bound(option)}{_figures(option.step.seconds)}"
+
+
+_SETTING: dict[str, Callable[[Option], str]] = {
+    "stage": lambda option: str(option.setting.stage),
+    "off": lambda option: {"none": "", "optimizer": "o", "optimizer and weights": "o+w"}[option.setting.offload],
+    "rec": lambda option: "yes" if option.setting.checkpointing else "",
+}
+_MEMORY: dict[str, Callable[[Option], str]] = {
+    "weights": lambda option: _gib(option.states.weights),
+    "optim": lambda option: _gib(option.states.master_weights + option.states.moments),
+    "grads": lambda option: _gib(option.states.gradients),
+    "buffers": lambda option: _gib(option.states.buffers + option.states.reduction),
+    "acts": lambda option: _gib(option.one_row.layers),
+    "logits": lambda option: _gib(option.one_row.logits),
+    "rows": lambda option: str(option.rows or "none"),
+    "peak": lambda option: _gib(option.peak),
+    "host": lambda option: _gib(option.states.host) if option.states.host else "",
+}
+_TIME: dict[str, Callable[[Option], str]] = {
+    "rows": lambda option: str(option.rows),
+    "GB sent": lambda option: f"{option.traffic.bytes / 1e9:,.1f}" if option.traffic else "",
+    "hidden": lambda option: f"{option.step.hidden:.0%}" if option.step else "",
+    "s/step": _seconds,
+    "waits": lambda option: _figures(option.step.exposed) if option.step else "",
+    "MFU": lambda option: f"{option.step.mfu:.0%}" if option.step else "",
+    "days": lambda option: _figures(option.hours / 24),
+    "cost": lambda option: f"${option.cost:,.0f}",
+}
+_COUNTS: dict[str, Callable[[Option], str]] = {
+    "GPUs": lambda option: str(option.cluster.gpus),
+    "nodes": lambda option: str(option.cluster.nodes),
+    **_SETTING,
+    "rows": _TIME["rows"],
+    "peak": _MEMORY["peak"],
+    "s/step": _seconds,
+    "MFU": _TIME["MFU"],
+    "days": _TIME["days"],
+    "GPU-h": lambda option: f"{option.hours * option.cluster.gpus:,.0f}",
+    "cost": _TIME["cost"],
+}

@@ -1,4 +1,4 @@
-"""What DeepSpeed ZeRO keeps on a rank between and during steps: weights, masters, moments, gradients and buffers.
+"""What DeepSpeed ZeRO keeps on a rank between and during steps: weights, fp32 master weights, moments, gradients and buffers.
 
 Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
@@ -21,7 +21,6 @@ Offload = Literal["none", "optimizer", "optimizer and weights"]
 FP32 = 4  # bytes
 _SIZES = (
     "reduce_bucket_size",
-    "allgather_bucket_size",
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
     "stage3_prefetch_bucket_size",
@@ -103,20 +102,6 @@ class Parameters:
         """Elements of all parameters that have `size` at most."""
         return sum(one for group in self.groups for one in group if one <= size)
 
-    def number_up_to(self, size: int) -> int:
-        """The number of parameters that have `size` elements at most."""
-        return sum(one <= size for group in self.groups for one in group)
-
-    def buckets(self, size: int, above: int = 0) -> int:
-        """The number of buckets of `size` elements that hold all parameters of more than `above` elements in their
-        order. A larger parameter has a bucket of its own."""
-        number = filled = 0
-        for one in (one for group in self.groups for one in group if one > above):
-            if not number or filled + one > size:
-                number, filled = number + 1, 0
-            filled += one
-        return number
-
     def share(self, stage: int, ranks: int) -> int:
         """Elements on each rank, with DeepSpeed's padding. Stages 1 and 2 cut a whole group, whose length is rounded up
         to a multiple of 2 · ranks; stage 3 cuts every parameter by itself."""
@@ -135,8 +120,8 @@ def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
 class States:
     """Bytes of one rank. On the GPU: all but `host`, of which `host_step` exists only in the optimizer's step.
 
-    - `weights`: as the model computes with them. `masters`: fp32 copies, which there are none of where the weights are
-      fp32 too and nothing is offloaded. `moments`: the optimizer's state.
+    - `weights`: as the model computes with them. `master_weights`: copies in fp32; none where the weights are fp32 too
+      and nothing is offloaded. `moments`: the optimizer's state.
     - `gradients`: at the end of a micro-batch that is not a step's first.
     - `buffers`: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
     - `reduction`: copies of a bucket while it is reduced. `reduced_after`: the share of the backward pass, measured in
@@ -145,7 +130,7 @@ class States:
     """
 
     weights: int
-    masters: int
+    master_weights: int
     moments: int
     gradients: int
     step: int
@@ -158,7 +143,7 @@ class States:
     @property
     def lasting(self) -> int:
         """What a GPU holds at every moment of a step."""
-        return self.weights + self.masters + self.moments + self.gradients
+        return self.weights + self.master_weights + self.moments + self.gradients
 
     def peak(self, activations: int) -> int:
         """The most that a GPU holds during a step: with all activations, or with those that are left when the first
@@ -178,7 +163,7 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     copied = width < FP32 or setting.offload != "none"
     held = States(
         weights=width * share * (1 if stage == 3 else ranks),
-        masters=FP32 * share if copied else 0,
+        master_weights=FP32 * share if copied else 0,
         moments=parameters.moments // ranks + parameters.whole_moments,
         gradients=FP32 * share,
         step=FP32 * share * parameters.copies,
@@ -212,8 +197,8 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
 
 
 def _offloaded(held: States, parameters: Parameters, setting: Setting, share: int, width: int) -> States:
-    host = held.masters + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
-    moved = replace(held, masters=0, moments=0, step=0)
+    host = held.master_weights + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
+    moved = replace(held, master_weights=0, moments=0, step=0)
     if setting.stage == 3:
         moved = replace(moved, gradients=0)
     else:

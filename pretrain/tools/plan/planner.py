@@ -13,8 +13,8 @@ from pretrain.models.model import Model, Sizes
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import Gpu
 from pretrain.tools.plan.activations import Activations, Rows, activations
-from pretrain.tools.plan.states import FP32, Parameters, Setting, States, settings, states
-from pretrain.tools.plan.steps import Cluster, Step, Traffic, step, traffic
+from pretrain.tools.plan.step_time import Arithmetic, Cluster, Step, Traffic, step, traffic
+from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, States, settings, states
 from pretrain.trainer.teacher import forward_flops
 from pretrain.trainer.teacher_checks import config_of
 from pretrain.trainer.validate import batch_layout
@@ -84,21 +84,20 @@ class Planner:
         return self.question.gpu_name == cpu.NAME
 
     @property
-    def bytes_of_teacher(self) -> int:
+    def teacher_bytes(self) -> int:
         """On each GPU: a teacher is whole there, and computes in the precision of the run."""
         width = 2 if self.config.precision == "bf16" else FP32
         return 0 if self.teacher is None else width * self.teacher.num_parameters()
 
     def options(self, gpus: int) -> list[Option]:
-        """Every setting on so many GPUs. Raises UserError if they can't share the run's batches."""
+        """Every setting on `gpus` GPUs. Raises UserError if they can't share the run's batches."""
         share = self._share(gpus)
         return [self._option(setting, self._cluster(gpus), share) for setting in settings(self.config)]
 
     def best(self, gpus: int) -> Option | None:
         """The setting with the shortest step of those that fit; one that offloads only if no other fits."""
         fitting = [option for option in self.options(gpus) if option.step is not None]
-        here = [option for option in fitting if option.setting.offload == "none"] or fitting
-        return min(here, key=lambda option: option.step.seconds if option.step else 0.0, default=None)
+        return min(_without_offload(fitting), key=lambda option: option.hours, default=None)
 
     def counts(self, asked: int) -> Iterator[int]:
         """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two. There is one
@@ -115,23 +114,16 @@ class Planner:
         """The cheapest that ends in time; one that offloads, whose cost is only a lower bound, if no other does."""
         hours = 24 * (self.question.days or math.inf)
         in_time = [option for option in options if option and option.hours <= hours]
-        here = [option for option in in_time if option.setting.offload == "none"] or in_time
-        return min(here, key=lambda option: option.cost, default=None)
+        return min(_without_offload(in_time), key=lambda option: option.cost, default=None)
 
     def activations(self, rows: int, checkpointing: bool) -> Activations:
         """Of a micro-batch of `rows`; counted for a few sizes, on the line through the nearest two for others."""
         if rows in _PROBES:
-            config, some = self.config, replace(self.question.rows, count=rows)
+            config, on_gpu = self.config, not self.on_cpu
             teacher = None if self.teacher is None else self.teacher.config
+            batch = replace(self.question.rows, count=rows)
             return activations(
-                config.model,
-                some,
-                config.precision,
-                checkpointing,
-                on_gpu=not self.on_cpu,
-                fused_attention=not self.on_cpu,
-                distillation=config.distillation,
-                teacher=teacher,
+                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.distillation, teacher
             )
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]
@@ -143,28 +135,25 @@ class Planner:
 
     def _option(self, setting: Setting, cluster: Cluster, share: int) -> Option:
         config = self.config
-        held = states(self.parameters, setting, cluster.gpus, config.precision, self.zero)
-        held = replace(held, weights=held.weights + self.bytes_of_teacher)
-        sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
-        fitting = [rows for rows in sizes if self._peak(held, rows, setting) <= self.usable]
-        rows = max(fitting, default=0)
-        one_row = self.activations(1, setting.checkpointing)
-        option = Option(setting, cluster, held, one_row, rows, self._peak(held, rows or 1, setting))
-        return self._timed(option, share) if rows else option
+        kept = states(self.parameters, setting, cluster.gpus, config.precision, self.zero)
+        kept = replace(kept, weights=kept.weights + self.teacher_bytes)
 
-    def _peak(self, held: States, rows: int, setting: Setting) -> int:
-        return held.peak(self.activations(rows, setting.checkpointing).total)
+        def peak(rows: int) -> int:
+            return kept.peak(self.activations(rows, setting.checkpointing).total)
 
-    def _timed(self, option: Option, share: int) -> Option:
-        question, cluster = self.question, option.cluster
-        config = self.config
-        sent = traffic(self.parameters, option.setting, cluster.gpus, share // option.rows, config.precision, self.zero)
-        rows = config.batch.global_batch_size
-        of_teacher = rows * self.flops.get(TEACHER, 0.0)
-        flops = rows * sum(self.flops.values()) - of_teacher
-        of_layers = flops - rows * self.flops[HEAD]
+        fitting = [rows for rows in range(1, share + 1) if share % rows == 0 and peak(rows) <= self.usable]
+        rows, one_row = max(fitting, default=0), self.activations(1, setting.checkpointing)
+        option = Option(setting, cluster, kept, one_row, rows, peak(rows or 1))
+        return self._timed(option, share // rows) if rows else option
+
+    def _timed(self, option: Option, micro_batches: int) -> Option:
+        question, cluster, config = self.question, option.cluster, self.config
+        sent = traffic(self.parameters, option.setting, cluster.gpus, micro_batches, config.precision, self.zero)
+        rows, teacher = config.batch.global_batch_size, self.flops.get(TEACHER, 0.0)
+        model = sum(self.flops.values()) - teacher
+        flops = Arithmetic(rows * model, rows * (model - self.flops[HEAD]), rows * teacher)
         peak = question.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
-        taken = step(flops, of_layers, sent, cluster, option.setting, peak, question.mfu, of_teacher)
+        taken = step(flops, sent, cluster, option.setting, peak, question.mfu)
         hours = self._steps() * taken.seconds / 3600
         return replace(option, traffic=sent, step=taken, hours=hours, cost=hours * cluster.gpus * question.price)
 
@@ -204,3 +193,8 @@ class Planner:
 
     def _can_share(self, gpus: int) -> bool:
         return not batch_layout(self.config, 0, gpus)[1]
+
+
+def _without_offload(options: list[Option]) -> list[Option]:
+    """Those that offload nothing, if there are any."""
+    return [option for option in options if option.setting.offload == "none"] or options
