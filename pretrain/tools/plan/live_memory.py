@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_iter
 class LiveMemory(TorchDispatchMode):
     """Counts the storages that are created on `device` within its block until they are freed.
 
-    `allocated` are the bytes that exist now, `peak` the most that existed at once. `kinds` divides them: it gives the kind
-    of a new tensor, from its shape; `at_peak` has the bytes of each kind at the peak. What kernels allocate inside, and
-    what an allocator wastes, doesn't count.
+    `allocated` are the bytes that exist now, `peak` the most that existed at once. `kinds` gives the kind of a new
+    tensor, from its shape, and `at_peak` the bytes of each kind at the peak. What kernels allocate inside, and what an
+    allocator wastes, doesn't count.
     """
 
     def __init__(self, device: str, kinds: Callable[[Sequence[int]], str] = lambda shape: "tensors"):

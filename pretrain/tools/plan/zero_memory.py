@@ -1,4 +1,5 @@
-"""What DeepSpeed ZeRO keeps on a rank between and during steps: weights, fp32 master weights, moments, gradients and buffers.
+"""What DeepSpeed ZeRO keeps on a rank between and during steps: weights, in the model's precision and in fp32, moments,
+gradients and buffers.
 
 Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
