@@ -188,12 +188,12 @@ def test_short_texts_without_spaces_must_be_there_as_a_whole():
     assert not list(ngrams.matches([(0, "他们赋有理性和良心,并应以兄弟关")]))
 
 
-def test_the_story_of_a_document_names_the_item_and_the_words(folder, corpora):
+def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
     with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
         url = json.loads(next(lines))["url"]  # of the page with the first question
     (found,) = trace.trace(open_build(corpora[0]), url)
-    assert (found.story.dropped_by, found.place) == ("contaminated", None)
-    (drop,) = found.story.passages[-1].drops
+    assert (found.dropped_by, found.location) == ("contaminated", None)
+    (drop,) = found.steps[-1].drops
     with gzip.open(folder / "boolq.jsonl.gz", "rt") as lines:
         question = json.loads(next(lines))["question"]
     where, words = drop.what.split(": ")

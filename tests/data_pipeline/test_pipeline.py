@@ -615,5 +615,5 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
     assert same.stdout.splitlines()[2:] == [f"{found[0]['documents']['kept']} documents the same in both"]
     for share in (0, 10**7):
         traced = run_here("data-pipeline", "trace", tmp_path / f"shared-{share}", f"b/6.json.gz/{3:09d}", "--json")
-        (story,) = json.loads(traced.stdout)
-        assert (story["rule"], story["file"][-12:]) == ("duplicate_url", "/b/6.json.gz")
+        (found,) = json.loads(traced.stdout)
+        assert (found["rule"], found["file"][-12:]) == ("duplicate_url", "/b/6.json.gz")

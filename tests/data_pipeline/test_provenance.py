@@ -54,7 +54,7 @@ def write(path: Path, pages: list[dict[str, str]]) -> None:
 @pytest.fixture(scope="module")
 def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     """Two corpora of the same pages: by the default rules and Gopher's, and without those for lines and languages."""
-    folder = tmp_path_factory.mktemp("story")
+    folder = tmp_path_factory.mktemp("provenance")
     (folder / "in").mkdir()
     write(folder / "in/pages.json.gz", PAGES)
     write(folder / "in/more.json.gz", MORE)
@@ -72,7 +72,7 @@ def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def story(corpus: Path, name: str) -> dict:
+def traced(corpus: Path, name: str) -> dict:
     (found,) = trace.trace(open_build(corpus), name)
     return trace.as_json(found)
 
@@ -86,17 +86,17 @@ def page_id(number: int) -> str:
     [(2, "too_few_sentences"), (3, "language_other"), (5, "duplicate_url"), (6, "empty"), (7, "")],
 )
 def test_the_rule_that_dropped_a_document_is_named(pair, number, rule):
-    found = story(pair[0], page_id(number))
+    found = traced(pair[0], page_id(number))
     assert (found["rule"], found["kept"], found["place"] is None) == (rule, not rule, bool(rule))
 
 
 def test_the_copy_that_stays_is_named(pair):
-    (drop,) = next(step for step in story(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
+    (drop,) = next(step for step in traced(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
     assert drop == {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
     lost = [
         (number, drop)
         for number in (0, 1)
-        for step in story(pair[0], page_id(number))["steps"]
+        for step in traced(pair[0], page_id(number))["steps"]
         for drop in step["dropped"]
         if drop["rule"] == "line_duplicate_line"
     ]
@@ -110,19 +110,19 @@ def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_the_stories_of_all_documents_add_up_to_the_report_and_the_documents(pair):
+def test_the_traces_of_all_documents_add_up_to_the_report_and_the_documents(pair):
     corpus = pair[0]
     kept = {row["id"]: row for part in (corpus / "documents").iterdir() for row in pq.read_table(part).to_pylist()}
     rules: dict[str, int] = {}
     for number in range(len(PAGES)):
         (found,) = trace.trace(open_build(corpus), page_id(number))
-        rule = found.story.dropped_by
+        rule = found.dropped_by
         if rule:
             rules[rule] = rules.get(rule, 0) + 1
         else:
             written = kept[page_id(number)]
-            assert found.story.passages[-1].text == written["text"]
-            assert (found.story.language, found.story.split) == (written["language"], written["split"])
+            assert found.steps[-1].text == written["text"]
+            assert (found.language, found.split) == (written["language"], written["split"])
         assert (page_id(number) in kept) is not bool(rule)
     dropped = report.read(corpus)["documents"]["dropped"]
     assert rules == {rule: n for rule, n in dropped.items() if n}
@@ -133,7 +133,7 @@ def test_the_rows_named_hold_the_tokens_of_the_document(pair):
     for identity, row in [
         (row["id"], row) for part in (pair[0] / "documents").iterdir() for row in pq.read_table(part).to_pylist()
     ][::5]:
-        place = story(pair[0], identity)["place"]
+        place = traced(pair[0], identity)["place"]
         tokens = corpus.tokenizer.encode([row["text"]])[0]
         assert place["tokens"] == len(tokens)
         flat: list[int] = []
@@ -155,8 +155,8 @@ def test_the_rows_named_hold_the_tokens_of_the_document(pair):
 
 def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
     found = trace.trace(open_build(pair[0]), "http://www.a.org/4?utm_source=x")
-    assert [one.story.id for one in found] == [page_id(4), page_id(5)]
-    assert story(pair[1], "http://a.org/2")["rule"] == "too_few_sentences"
+    assert [one.id for one in found] == [page_id(4), page_id(5)]
+    assert traced(pair[1], "http://a.org/2")["rule"] == "too_few_sentences"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
         kind: {rule["rule"]: rule["documents"] for rule in found[kind]}
         for kind in ("only_in_a", "only_in_b", "text_differs", "split_differs")
     }
-    loser = next(n for n in (0, 1) if len(story(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
+    loser = next(n for n in (0, 1) if len(traced(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
     text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if loser == 0 else {})
     assert by_rule == {
         "only_in_a": {},

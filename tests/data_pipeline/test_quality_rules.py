@@ -123,7 +123,7 @@ def built(request, tmp_path_factory) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def story(corpus: Path, number: int) -> dict:
+def traced(corpus: Path, number: int) -> dict:
     (found,) = trace.trace(open_build(corpus), f"jsonl/pages.json.gz/{number:09d}")
     return trace.as_json(found)
 
@@ -147,11 +147,11 @@ def test_each_rule_is_counted_and_named_in_the_report(built):
     [(0, ""), (1, "gopher_too_few_words"), (2, "classifier"), (3, ""), (5, "gopher_duplicate_lines")],
 )
 def test_a_trace_names_the_rule_that_dropped_the_page(built, number, rule):
-    assert story(built[0], number)["rule"] == rule
+    assert traced(built[0], number)["rule"] == rule
 
 
 def test_a_trace_counts_what_was_masked_and_the_documents_have_placeholders(built):
-    (cleaning, *_) = story(built[0], 3)["steps"]
+    (cleaning, *_) = traced(built[0], 3)["steps"]
     assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
     done = run_here("data-pipeline", "trace", built[0], "jsonl/pages.json.gz/000000003")
     assert "masked_email: 2" in done.stdout

@@ -146,7 +146,7 @@ def test_the_copy_that_stays_is_named(tmp_path):
     corpus = cleaned(tmp_path, [made[:1], made[1:]])
     winner, loser = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
     (found,) = trace.trace(open_build(corpus), made[loser]["url"])
-    (step,) = [passage for passage in found.story.passages if passage.step == "substrings"]
+    (step,) = [step for step in found.steps if step.step == "substrings"]
     (drop,) = step.drops
     assert (drop.rule, drop.what) == ("span_duplicate_substring", f"Here is {passage} on page")
     assert drop.stays_on == f"c4/{winner:03d}.json.gz/000000000"

@@ -11,12 +11,20 @@ from typing import Any
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.progress import counted, track
+from data_pipeline.tools.provenance.document_trace import (
+    DocumentTrace,
+    Drop,
+    StepTrace,
+    cleaned_rows,
+    ordinal_of,
+    trace_deduplication,
+    trace_records,
+)
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
-from data_pipeline.tools.provenance.stories import Passage, deduplicated, ordinal_of, rows_of, stories
-from data_pipeline.tools.provenance.trail import Drop
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
 Documents = dict[str, tuple[bytes, str]]  # by id, the hash of the text and the split
+Course = tuple[str, list[StepTrace]]  # a text, and the steps after it
 _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", SPLIT: "in another split"}
 
 
@@ -29,15 +37,81 @@ class Difference:
     id: str
 
 
+@dataclass(frozen=True)
+class _Side:
+    """An input as one of the two corpora, called `name`, has it: in these `ranges`, or in none."""
+
+    name: str
+    build: FinishedBuild
+    ranges: list[BuiltInput]
+
+    @property
+    def checksum(self) -> str:
+        return next((built.result.sha256 for built in self.ranges if built.result.range.start == 0), "")
+
+    def kept(self, documents_of: Callable[[Path], dict[str, Documents]]) -> Documents:
+        """The documents of the input that are in the corpus."""
+        kept: Documents = {}
+        for built in self.ranges:
+            for part in built.unit.result.parts:
+                kept |= documents_of(self.build.directory / f"documents/{part.name}.parquet").get(built.name, {})
+        return kept
+
+    def cleaned(self, ids: set[str]) -> dict[str, tuple[str, str]]:
+        """The texts and targets of the documents `ids` after cleaning."""
+        rows = (
+            row for built in self.ranges for _, rows in cleaned_rows(self.build, built, ids) for row in rows.values()
+        )
+        return {row["id"]: (row["text"], row["target"]) for row in rows}
+
+    def deduplicated(self, ids: set[str]) -> dict[str, list[StepTrace]]:
+        """What the steps of deduplication did to those of `ids` that cleaning has kept."""
+        return {
+            row["id"]: steps
+            for built in self.ranges
+            for part, rows in cleaned_rows(self.build, built, ids)
+            for steps, row in trace_deduplication(self.build, part, rows)
+        }
+
+    def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
+        """Those of the documents `ids`, from the ranges that have them, which are read again."""
+        ordinals = {ordinal_of(identity) for identity in ids}
+        in_order = sorted(self.ranges, key=lambda built: built.first_ordinal)
+        stops = [*(after.first_ordinal for after in in_order[1:]), float("inf")]
+        for built, stop in zip(in_order, stops, strict=False):
+            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
+                yield from trace_records(self.build, built, inside).values()
+
+    def dropping(self, ids: set[str]) -> dict[str, str]:
+        """The rule by which the corpus has dropped each of the documents `ids`."""
+        if not self.ranges:
+            return dict.fromkeys(ids, f"{self.name} doesn't have the input")
+        dropped = {identity: steps[-1].drops[-1].rule for identity, steps in self.deduplicated(ids).items()}
+        dropped |= {trace.id: trace.dropped_by for trace in self.traces(ids - set(dropped))}
+        return {
+            identity: f"{dropped[identity]} in {self.name}"
+            if identity in dropped
+            else f"{self.name} has no such record"
+            for identity in ids
+        }
+
+    def courses(self, cleaned: dict[str, tuple[str, str]], in_cleaning: set[str]) -> dict[str, Course]:
+        """Each document's text and the steps after it: as cleaning left it or, for `in_cleaning`, as it was read."""
+        steps = self.deduplicated(set(cleaned) - in_cleaning)
+        found = {identity: (cleaned[identity][0], steps[identity]) for identity in steps}
+        return found | {trace.id: (trace.text, trace.steps) for trace in self.traces(in_cleaning)}
+
+
 def differences(a: FinishedBuild, b: FinishedBuild) -> Iterator[tuple[int, list[Difference]]]:
     """For each input of either corpus: the number of documents that are the same in both, and the differences.
 
     Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
     """
     inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
-    kept_in = lru_cache(maxsize=2)(_kept_in)  # small inputs share parts, and come one after the other
+    documents_of = lru_cache(maxsize=2)(_documents_of)  # small inputs share parts, and come one after the other
     for name in track(inputs, len(inputs), "comparing"):
-        yield _of_input(a, b, a.inputs.get(name, []), b.inputs.get(name, []), kept_in)
+        sides = _Side("A", a, a.inputs.get(name, [])), _Side("B", b, b.inputs.get(name, []))
+        yield _compare(*sides, *(side.kept(documents_of) for side in sides))
 
 
 def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> dict[str, Any]:
@@ -71,136 +145,67 @@ def as_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_input(
-    a: FinishedBuild,
-    b: FinishedBuild,
-    of_a: list[BuiltInput],
-    of_b: list[BuiltInput],
-    kept_in: Callable[[Path], dict[str, Documents]],
-) -> tuple[int, list[Difference]]:
-    in_a, in_b = _kept(a, of_a, kept_in), _kept(b, of_b, kept_in)
+def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[Difference]]:
     both = set(in_a) & set(in_b)
     only_a, only_b = set(in_a) - both, set(in_b) - both
     changed = {identity for identity in both if in_a[identity][0] != in_b[identity][0]}
     moved = {identity for identity in both - changed if in_a[identity][1] != in_b[identity][1]}
-    if of_a and of_b and _checksum(of_a) != _checksum(of_b):
+    if a.ranges and b.ranges and a.checksum != b.checksum:
         rules = dict.fromkeys(only_a | only_b | changed, "the input itself differs")
     else:
-        rules = _dropping(b, of_b, only_a, "B") | _dropping(a, of_a, only_b, "A")
-        rules |= _changing((a, of_a), (b, of_b), changed)
+        rules = b.dropping(only_a) | a.dropping(only_b) | _changing(a, b, changed)
     kinds = dict.fromkeys(only_a, ONLY_A) | dict.fromkeys(only_b, ONLY_B) | dict.fromkeys(changed, TEXT)
     found = [Difference(kinds[identity], rules[identity], identity) for identity in sorted(kinds)]
     found += [Difference(SPLIT, "split.validation_fraction", identity) for identity in sorted(moved)]
     return len(both) - len(changed) - len(moved), found
 
 
-def _kept(build: FinishedBuild, ranges: list[BuiltInput], kept_in: Callable[[Path], dict[str, Documents]]) -> Documents:
-    """The documents of an input that are in the corpus."""
-    kept: Documents = {}
-    for of in ranges:
-        for part in of.unit.result.parts:
-            kept |= kept_in(build.directory / f"documents/{part.name}.parquet").get(of.name, {})
-    return kept
-
-
-def _kept_in(part: Path) -> dict[str, Documents]:
+def _documents_of(part: Path) -> dict[str, Documents]:
     """The documents of a part, by input."""
     if not part.exists():
         raise FailedError(f"{part}: missing; run data-pipeline build")
-    kept: dict[str, Documents] = {}
+    inputs: dict[str, Documents] = {}
     for row in read_documents(part.parent, part.name, ["id", "text", "target", "split"]):
         text = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
-        own = kept.setdefault(row["id"].rpartition("/")[0], {})
-        own[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
-    return kept
+        documents = inputs.setdefault(row["id"].rpartition("/")[0], {})
+        documents[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
+    return inputs
 
 
-def _checksum(ranges: list[BuiltInput]) -> str:
-    return next((of.result.sha256 for of in ranges if of.result.range.start == 0), "")
-
-
-def _dropping(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str], name: str) -> dict[str, str]:
-    """The rule by which the corpus, called `name`, has dropped each of the documents `ids`."""
-    if not ranges:
-        return dict.fromkeys(ids, f"{name} doesn't have the input")
-    rules = {
-        identity: f"{passages[-1].drops[-1].rule} in {name}"
-        for identity, passages in _deduplicated(build, ranges, ids).items()
-    }
-    for of, ordinals in _by_range(ranges, ids - set(rules)):
-        for story in stories(build, of, ordinals).values():
-            rules[story.id] = f"{story.dropped_by} in {name}"
-    return {identity: rules.get(identity, f"{name} has no such record") for identity in ids}
-
-
-def _changing(
-    a: tuple[FinishedBuild, list[BuiltInput]], b: tuple[FinishedBuild, list[BuiltInput]], ids: set[str]
-) -> dict[str, str]:
+def _changing(a: _Side, b: _Side, ids: set[str]) -> dict[str, str]:
     """The first rule that made the texts of the documents `ids` differ."""
-    cleaned_a, cleaned_b = _cleaned(*a, ids), _cleaned(*b, ids)
+    cleaned_a, cleaned_b = a.cleaned(ids), b.cleaned(ids)
     in_cleaning = {identity for identity in ids if cleaned_a[identity] != cleaned_b[identity]}
-    courses = []
-    for (build, ranges), cleaned in ((a, cleaned_a), (b, cleaned_b)):
-        later = _deduplicated(build, ranges, ids - in_cleaning)
-        found = {identity: (cleaned[identity][0], passages) for identity, passages in later.items()}
-        for of, ordinals in _by_range(ranges, in_cleaning):
-            found |= {story.id: (story.text, story.passages) for story in stories(build, of, ordinals).values()}
-        courses.append(found)
-    return {identity: _first_difference(*(found[identity] for found in courses)) for identity in ids}
+    courses_a, courses_b = a.courses(cleaned_a, in_cleaning), b.courses(cleaned_b, in_cleaning)
+    return {identity: _first_difference(courses_a[identity], courses_b[identity]) for identity in ids}
 
 
-def _first_difference(a: tuple[str, list[Passage]], b: tuple[str, list[Passage]]) -> str:
-    """What made two texts differ, each given with the steps after it: "line_policy in B", "dedup.lines in A (…)".
+def _first_difference(a: Course, b: Course) -> str:
+    """What made two texts differ: "line_policy in B", "dedup.lines in A (white space)".
 
     It is the first drop that only one of them has, or the first step that changed one of them without a drop: it took
     white space or, by `cleaning.web_rules`, citation marks.
     """
-    (text_a, in_a), (text_b, in_b) = a, b
-    for step in dict.fromkeys(passage.step for passage in (*in_a, *in_b)):
+    (text_a, steps_a), (text_b, steps_b) = a, b
+    for name in dict.fromkeys(step.step for step in (*steps_a, *steps_b)):
         before = text_a
         if text_a != text_b:
             break
-        of_a, of_b = ([passage for passage in passages if passage.step == step] for passages in (in_a, in_b))
-        text_a, text_b = ("".join(passage.text or "" for passage in of) if of else before for of in (of_a, of_b))
-        drops_a, drops_b = ([drop for passage in of for drop in passage.drops] for of in (of_a, of_b))
-        for name, own, other in (("A", drops_a, drops_b), ("B", drops_b, drops_a)):
-            left = Counter(map(_dropped, own)) - Counter(map(_dropped, other))
-            for drop in own:
-                if _dropped(drop) in left:
-                    return f"{drop.rule} in {name}"
+        now_a, now_b = ([step for step in steps if step.step == name] for steps in (steps_a, steps_b))
+        text_a, text_b = ("".join(step.text or "" for step in now) if now else before for now in (now_a, now_b))
+        drops_a, drops_b = ([drop for step in now for drop in step.drops] for now in (now_a, now_b))
+        for corpus, drops, others in (("A", drops_a, drops_b), ("B", drops_b, drops_a)):
+            left = Counter(map(_what, drops)) - Counter(map(_what, others))
+            for drop in drops:
+                if _what(drop) in left:
+                    return f"{drop.rule} in {corpus}"
         if text_a != text_b:
-            name, changed = ("A", text_a) if text_a != before else ("B", text_b)
+            corpus, changed = ("A", text_a) if text_a != before else ("B", text_b)
             if changed.split() != before.split():
-                return f"cleaning.web_rules in {name} (citation marks)"
-            return f"{'cleaning' if step == 'cleaning' else f'dedup.{step}'} in {name} (white space)"
+                return f"cleaning.web_rules in {corpus} (citation marks)"
+            return f"{'cleaning' if name == 'cleaning' else f'dedup.{name}'} in {corpus} (white space)"
     return "sources.options (read differently)"
 
 
-def _dropped(drop: Drop) -> str:
+def _what(drop: Drop) -> str:
     return drop.what or drop.rule
-
-
-def _cleaned(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str]) -> dict[str, tuple[str, str]]:
-    """The texts and targets of the documents `ids` after cleaning."""
-    rows = (row for of in ranges for _, rows in rows_of(build, of, ids) for row in rows.values())
-    return {row["id"]: (row["text"], row["target"]) for row in rows}
-
-
-def _deduplicated(build: FinishedBuild, ranges: list[BuiltInput], ids: set[str]) -> dict[str, list[Passage]]:
-    """What the steps of deduplication did to those of `ids` that cleaning has kept."""
-    return {
-        row["id"]: passages
-        for of in ranges
-        for part, rows in rows_of(build, of, ids)
-        for passages, row in deduplicated(build, part, rows, winners=False)
-    }
-
-
-def _by_range(ranges: list[BuiltInput], ids: set[str]) -> Iterator[tuple[BuiltInput, set[int]]]:
-    """The ranges of an input that hold the records `ids`, with their ordinals."""
-    ordinals = {ordinal_of(identity) for identity in ids}
-    in_order = sorted(ranges, key=lambda of: of.first_ordinal)
-    stops = [*(after.first_ordinal for after in in_order[1:]), float("inf")]
-    for of, stop in zip(in_order, stops, strict=False):
-        if own := {ordinal for ordinal in ordinals if of.first_ordinal <= ordinal < stop}:
-            yield of, own

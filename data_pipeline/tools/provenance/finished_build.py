@@ -18,7 +18,7 @@ from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, Input
 
 @dataclass(frozen=True)
 class BuiltInput:
-    """An input, or a range of one, as its unit has read it; `number` is its place among the inputs of the unit."""
+    """An input, or a range of one, as its unit has read it; `number` is its index among the inputs of the unit."""
 
     unit: Finished[DocumentsResult]
     number: int
@@ -52,12 +52,12 @@ class FinishedBuild:
 
     @cached_property
     def inputs(self) -> dict[str, list[BuiltInput]]:
-        """The inputs that were read, by name: of one that was read in ranges, each of them."""
+        """The inputs that were read, by name; an input that was read in ranges has several entries."""
         inputs: dict[str, list[BuiltInput]] = {}
         for unit in self.documents:
             for number in range(len(unit.result.inputs)):
-                own = BuiltInput(unit, number)
-                inputs.setdefault(own.name, []).append(own)
+                built = BuiltInput(unit, number)
+                inputs.setdefault(built.name, []).append(built)
         return inputs
 
     @cached_property
@@ -75,14 +75,14 @@ class FinishedBuild:
         """The steps of deduplication, in order."""
         return deduplication.decided(self.directory, self.config, self.in_order)
 
-    def spec_of(self, of: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
+    def spec_of(self, built: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
         """How an input was read. Raises FailedError if its unit's inputs, or the settings, have changed since."""
-        planned = self.units.get(of.unit.name)
-        if planned is None or documents.STAGE.fingerprint(planned) != of.unit.fingerprint:
-            neighbours = f" or one of the {len(of.unit.result.inputs):,} inputs that are read with it"
-            what = of.name + (neighbours if len(of.unit.result.inputs) > 1 else "")
+        planned = self.units.get(built.unit.name)
+        if planned is None or documents.STAGE.fingerprint(planned) != built.unit.fingerprint:
+            neighbours = f" or one of the {len(built.unit.result.inputs):,} inputs that are read with it"
+            what = built.name + (neighbours if len(built.unit.result.inputs) > 1 else "")
             raise FailedError(f"{self.directory}: {what} or its settings have changed since; run data-pipeline build")
-        return planned.spec, planned.spec.inputs[of.number]
+        return planned.spec, planned.spec.inputs[built.number]
 
 
 def open_build(location: Path) -> FinishedBuild:

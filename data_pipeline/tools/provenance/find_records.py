@@ -18,41 +18,41 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
 
     URLs are compared as deduplication does. Raises UserError if no input can have it.
     """
-    found = list(_of_url(build, normalize_url(name))) if "://" in name else _of_id(build, name)
+    found = list(_by_url(build, normalize_url(name))) if "://" in name else _by_id(build, name)
     if not found:
         raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.location} has this document")
     return found
 
 
-def _of_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[int]]]:
+def _by_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[int]]]:
     file, _, digits = identity.rpartition("/")
     if not digits.isdecimal():
         raise UserError(f"{identity}: expected a URL, or an id: the source, the file and the record's number, by /")
-    before = [of for of in build.inputs.get(file, []) if of.first_ordinal <= int(digits)]
-    return [(max(before, key=lambda of: of.first_ordinal), {int(digits)})] if before else []
+    before = [built for built in build.inputs.get(file, []) if built.first_ordinal <= int(digits)]
+    return [(max(before, key=lambda built: built.first_ordinal), {int(digits)})] if before else []
 
 
-def _of_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
-    inputs = [of for ranges in build.inputs.values() for of in ranges]
-    units = _with_url(build, url)
-    for of in inputs:
-        if of.unit.name in units and (ordinals := _read_for(build, of, url)):
-            yield of, ordinals
+def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
+    inputs = [built for ranges in build.inputs.values() for built in ranges]
+    units = _units_with(build, url)
+    for built in inputs:
+        if built.unit.name in units and (ordinals := _ordinals_with(build, built, url)):
+            yield built, ordinals
     if not units:  # a page that cleaning dropped, in any of the inputs
-        for of in track(inputs, len(inputs), "looking for the URL"):
-            if ordinals := _read_for(build, of, url):
-                yield of, ordinals
+        for built in track(inputs, len(inputs), "looking for the URL"):
+            if ordinals := _ordinals_with(build, built, url):
+                yield built, ordinals
                 return
 
 
-def _with_url(build: FinishedBuild, url: str) -> set[str]:
+def _units_with(build: FinishedBuild, url: str) -> set[str]:
     """The units of inputs whose keys of URLs have `url` or, if URLs weren't compared, whose documents have it."""
     if build.config.dedup.urls:
-        wanted: set[tuple[int, ...]] = {(hash64(url),)}
+        key: set[tuple[int, ...]] = {(hash64(url),)}
         return {
             unit.name
             for unit in build.documents
-            if smallest_keys(build.directory, [part.urls for part in unit.result.parts], 1, wanted)
+            if smallest_keys(build.directory, [part.urls for part in unit.result.parts], 1, key)
         }
     likely = set()
     for unit in build.documents:
@@ -64,10 +64,10 @@ def _with_url(build: FinishedBuild, url: str) -> set[str]:
     return likely
 
 
-def _read_for(build: FinishedBuild, of: BuiltInput, url: str) -> set[int]:
+def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:
     ordinals = set()
     try:
-        for record in read_records(*build.spec_of(of), Intake()):
+        for record in read_records(*build.spec_of(built), Intake()):
             if record.url and normalize_url(record.url) == url:
                 ordinals.add(record.ordinal)
     except DamagedInput:

@@ -16,7 +16,7 @@ from data_pipeline.tools.provenance.finished_build import FinishedBuild
 
 
 @dataclass(frozen=True)
-class BlockPlace:
+class BlockLocation:
     """A block of the shard: its number, and its bytes."""
 
     number: int
@@ -25,7 +25,7 @@ class BlockPlace:
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenLocation:
     """The `tokens` tokens of a document, in `rows` (the first and the last, ids in its split) and `blocks` of `shard`.
 
     `rows` is () if the tokens are in the bucket's dropped tail, None for rows that mix sentences of several documents.
@@ -34,10 +34,10 @@ class Place:
     tokens: int
     shard: str
     rows: tuple[int, ...] | None
-    blocks: list[BlockPlace]
+    blocks: list[BlockLocation]
 
 
-def place_of(build: FinishedBuild, identity: str, split: str) -> Place | None:
+def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
     """Where the document `identity` of `split` lies; None if the corpus has no shards yet, or no such document."""
     if not (build.directory / "manifest.json").exists():
         return None
@@ -45,38 +45,38 @@ def place_of(build: FinishedBuild, identity: str, split: str) -> Place | None:
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]
     shards = corpus.manifest["splits"].get(split, {"shards": []})["shards"]
     (together,) = (source.together for source in config.sources if source.name == identity.partition("/")[0])
-    place = tokens.shuffle_hash(config.seed, identity, together)
-    count = _tokens_of(build, files, split, place)
+    hash_ = tokens.shuffle_hash(config.seed, identity, together)
+    count = _tokens_of(build, files, split, hash_)
     if count is None or not shards:
         return None
-    number = int(bucket_numbers(np.array([place], np.uint64), len(shards))[0])
+    number = int(bucket_numbers(np.array([hash_], np.uint64), len(shards))[0])
     bucket = TokenBucket(split, number, len(shards))
     documents = read_bucket(build.directory, files, bucket)
-    before = documents_before(build.directory, files, bucket, place)
+    before = documents_before(build.directory, files, bucket, hash_)
     vocabulary = tokenizer.load(build.directory, config.tokenizer.layout).vocabulary
     rules = rules_of(RowsSpec(bucket, config.seed, config.rows, config.tokenizer, ""), vocabulary)
     rows = rows_of_document(documents, rules, config.rows.packing, before)
     shard = shards[number]["name"]
     if not rows:
-        return Place(count, shard, None if rows is None else (), [])
+        return TokenLocation(count, shard, None if rows is None else (), [])
     blocks = corpus.blocks(split)
     own = blocks.of_shard(shard)
     first, last = (int(blocks.first_row[own[0]]) + row for row in (rows[0], rows[-1]))
     touched = [
-        BlockPlace(position, int(blocks.offset[block]), int(blocks.length[block]))
+        BlockLocation(position, int(blocks.offset[block]), int(blocks.length[block]))
         for position, block in enumerate(own.tolist())
         if blocks.first_row[block] <= last and first < blocks.first_row[block] + blocks.rows[block]
     ]
-    return Place(count, shard, (first, last), touched)
+    return TokenLocation(count, shard, (first, last), touched)
 
 
-def _tokens_of(build: FinishedBuild, files: list[str], split: str, place: int) -> int | None:
-    """The number of tokens of the document with the hash `place`; None if there is none."""
+def _tokens_of(build: FinishedBuild, files: list[str], split: str, hash_: int) -> int | None:
+    """The number of tokens of the document with the hash `hash_`; None if there is none."""
     for name in files:
         with safe_open(build.directory / name, "numpy") as file:
             hashes = file.get_tensor(f"{split}.hashes")
-            at = int(np.searchsorted(hashes, np.uint64(place)))
-            if at < len(hashes) and int(hashes[at]) == place:
+            at = int(np.searchsorted(hashes, np.uint64(hash_)))
+            if at < len(hashes) and int(hashes[at]) == hash_:
                 start, stop = file.get_slice(f"{split}.offsets")[at : at + 2].tolist()
                 return stop - start
     return None
