@@ -161,7 +161,7 @@ def plan_command(
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
     from data_pipeline.foundation.config_file import load
-    from data_pipeline.tools.planning import plan
+    from data_pipeline.tools.planning import forecast
     from data_pipeline.tools.planning.calibration import calibrate
 
     settings = load(config, overrides or [], CorpusConfig)
@@ -169,8 +169,8 @@ def plan_command(
         measured, found = "calibrated here, on the first 4 MB of each source", calibrate(settings)
     else:
         measured, found = f"of {speeds}", report.read(speeds)
-    forecast = plan.plan(settings, found, measured, workers)
-    print(json.dumps(plan.as_json(forecast), indent=1) if as_json else plan.as_text(forecast))
+    planned = forecast.forecast_build(settings, found, measured, workers)
+    print(json.dumps(forecast.as_json(planned), indent=1) if as_json else forecast.as_text(planned))
 
 
 @app.command(

@@ -12,8 +12,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.tools.ladder.file import read as read_ladder
-from pretrain.tools.ladder.fit import fit
+from pretrain.tools.ladder.ladder_file import read as read_ladder
+from pretrain.tools.ladder.scaling_law import fit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -68,7 +68,7 @@ def experiment(
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    from pretrain.tools.experiment.command import experiment as run
+    from pretrain.tools.experiment.run_experiment import experiment as run
 
     raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
@@ -91,7 +91,7 @@ def ladder(
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    from pretrain.tools.ladder.command import ladder as run
+    from pretrain.tools.ladder.run_ladder import ladder as run
 
     raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
 
@@ -109,7 +109,7 @@ def mup_check(
     ] = None,
 ) -> None:
     """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
-    from pretrain.tools.mup_check.command import mup_check as run
+    from pretrain.tools.mup_check.run_mup_check import mup_check as run
 
     raise typer.Exit(run(config, overrides or [], widths, out))
 

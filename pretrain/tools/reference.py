@@ -18,8 +18,8 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import AnyObjective
 from data_pipeline.sources import OPTIONS
 from pretrain.config import RunConfig, deepspeed_keys
-from pretrain.tools.experiment.folder import ExperimentFile
-from pretrain.tools.ladder.file import LadderFile
+from pretrain.tools.experiment.experiment_file import ExperimentFile
+from pretrain.tools.ladder.ladder_file import LadderFile
 
 _INTRODUCTION = """\
 # Reference

@@ -11,7 +11,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.tools.planning import plan
+from data_pipeline.tools.planning import forecast
 from data_pipeline.tools.planning.calibration import calibrate
 from tests.conftest import SAMPLES
 from tests.in_process import run_here
@@ -23,23 +23,23 @@ def settings(small_corpus: Path, *changes: str) -> CorpusConfig:
 
 def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
     found = report.read(small_corpus)
-    forecast = plan.plan(settings(small_corpus), found, "of it", workers=2)
+    planned = forecast.forecast_build(settings(small_corpus), found, "of it", workers=2)
     built = {stage["name"]: stage for stage in found["stages"]}
-    assert [stage.name for stage in forecast.stages] == list(built)
-    for stage in forecast.stages:
+    assert [stage.name for stage in planned.stages] == list(built)
+    for stage in planned.stages:
         # How many documents are held out, and so how full the last shards are, is left to chance.
         assert abs(stage.units - built[stage.name]["units"]) <= (1 if stage.name == "shards" else 0)
         assert stage.core_seconds == pytest.approx(built[stage.name]["core_seconds"], rel=0.1, abs=0.1)
         assert stage.disk == pytest.approx(1e6 * built[stage.name]["written_megabytes"], rel=0.5, abs=1e6)
     tokens = {split: counts["tokens"] + counts["dropped_tokens"] for split, counts in found["splits"].items()}
-    assert sum(forecast.tokens.values()) == pytest.approx(sum(tokens.values()), rel=0.01)
+    assert sum(planned.tokens.values()) == pytest.approx(sum(tokens.values()), rel=0.01)
 
 
 def test_the_units_follow_from_sizes(small_corpus):
     """Three inputs of 60 pages; a part for every 20,000 characters; buckets of 16 keys, a power of two of them."""
     found = report.read(small_corpus)
     changes = ("characters_per_part=20000", "dedup.documents=true", "dedup.keys_per_bucket=16")
-    stages = {one.name: one for one in plan.plan(settings(small_corpus, *changes), found, "").stages}
+    stages = {one.name: one for one in forecast.forecast_build(settings(small_corpus, *changes), found, "").stages}
     text = found["sources"]["c4"]["text_read_bytes"]
     assert stages["documents"].units == 3
     assert text / 20_000 <= stages["documents-keys"].units <= text / 20_000 + 3
@@ -49,10 +49,10 @@ def test_the_units_follow_from_sizes(small_corpus):
 
 def test_what_will_fail_is_said(small_corpus, monkeypatch):
     found = report.read(small_corpus)
-    assert plan.plan(settings(small_corpus), found, "", workers=1).warnings == []
+    assert forecast.forecast_build(settings(small_corpus), found, "", workers=1).warnings == []
     monkeypatch.setattr(memory, "available", lambda: 100_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 1000))
-    disk, *stages = plan.plan(settings(small_corpus), found, "", workers=1).warnings
+    disk, *stages = forecast.forecast_build(settings(small_corpus), found, "", workers=1).warnings
     assert disk.startswith("output: the build writes ")
     assert "1 kB are free" in disk
     (tokenizer,) = [line for line in stages if line.startswith("tokenizer: ")]
@@ -70,7 +70,7 @@ def test_the_calibration_builds_the_first_bytes_of_each_source_and_leaves_nothin
     assert found["sources"]["wiki"]["bytes"] == 300_000
     assert found["sources"]["c4"]["read"] == 180  # all three files, since the largest is smaller
     assert list(tmp_path.iterdir()) == []
-    names = [stage.name for stage in plan.plan(config, found, "").stages]
+    names = [stage.name for stage in forecast.forecast_build(config, found, "").stages]
     assert names == ["documents", "tokenizer", "tokens", "shards"]
 
 
@@ -90,4 +90,4 @@ def test_speeds_of_other_sources_are_refused(small_corpus):
     found = report.read(small_corpus)
     found["sources"] = {"other": found["sources"]["c4"]}
     with pytest.raises(UserError, match="--speeds: the report lacks source c4"):
-        plan.plan(settings(small_corpus), found, "")
+        forecast.forecast_build(settings(small_corpus), found, "")

@@ -15,9 +15,9 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention_masks import Sights, before_only
-from pretrain.tools.adapt.command import crosses_like_self
-from pretrain.tools.adapt.target import target
-from pretrain.tools.adapt.weights import adapted
+from pretrain.tools.adapt.adapt_decoder import crosses_like_self
+from pretrain.tools.adapt.target_config import target
+from pretrain.tools.adapt.weight_origins import adapted
 from tests.pretrain.exported import randomise
 from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.pretrain.test_rotary_decoders import KINDS, ids

@@ -18,11 +18,11 @@ from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import curves, folder, runs, table
+from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches
 from pretrain.tools.experiment.budget import Budget
-from pretrain.tools.experiment.command import experiment
-from pretrain.tools.experiment.plan import PlannedRun, plan
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan
 from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.tools.experiment.statistics import compare
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
@@ -91,7 +91,7 @@ def test_an_impossible_budget_is_refused(text):
 
 def test_the_published_rows_have_the_published_sizes():
     """Yan counts no positions, and where there is no embedding loss a layer norm that isn't used (2 · 150)."""
-    found = folder.read(PUBLISHED)
+    found = experiment_file.read(PUBLISHED)
     assert len(found.published) == 8
     for row, published in found.published.items():
         config = load(found.rows[row], [], RunConfig)
@@ -104,7 +104,7 @@ def test_the_published_rows_have_the_published_sizes():
 
 @pytest.mark.parametrize("name", ["autoregressive", "autoregressive-small"])
 def test_every_shipped_row_is_a_run(name):
-    found = folder.read(CONFIGS / name)
+    found = experiment_file.read(CONFIGS / name)
     assert len(found.rows) == 15
     assert {row for group in found.groups for row in group.rows} == found.rows.keys()
     for path in found.rows.values():
@@ -114,11 +114,11 @@ def test_every_shipped_row_is_a_run(name):
 def test_rows_without_groups_are_compared_with_the_first(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.yaml").write_text("run: {}")
-    found = folder.read(tmp_path)
+    found = experiment_file.read(tmp_path)
     assert (found.name, list(found.rows)) == (tmp_path.name, ["a", "b", "c"])
-    assert found.groups == [folder.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
+    assert found.groups == [experiment_file.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
     (tmp_path / "experiment.yaml").write_text("groups: [{title: t, baseline: c, rows: [c, b]}]")
-    assert list(folder.read(tmp_path).rows) == ["c", "b", "a"]
+    assert list(experiment_file.read(tmp_path).rows) == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_a_wrong_experiment_file_is_refused(tmp_path, text, said):
         (tmp_path / f"{name}.yaml").write_text("run: {}")
     (tmp_path / "experiment.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
-        folder.read(tmp_path)
+        experiment_file.read(tmp_path)
 
 
 def test_a_folder_without_run_files_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run file"):
-        folder.read(tmp_path)
+        experiment_file.read(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
-        folder.read(tmp_path / "none")
+        experiment_file.read(tmp_path / "none")
 
 
 # The table and the picture.
@@ -168,8 +168,8 @@ RESULTS = [
 
 
 def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
-    found = folder.read(PUBLISHED)
-    text = table.text(table.lines(found, RESULTS))
+    found = experiment_file.read(PUBLISHED)
+    text = experiment_table.text(experiment_table.lines(found, RESULTS))
     assert max(map(len, text.splitlines())) <= 80
     heading, published, *_ = text.split("\n\n")
     assert heading.split() == ["row", "params", "train", "validation", "emb.", "rank", "Δ", "p"]
@@ -184,26 +184,28 @@ def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
 
 
 def test_files_hold_the_same_numbers(tmp_path):
-    lines = table.lines(folder.read(PUBLISHED), RESULTS)
-    (mse,) = [line for line in json.loads(json.dumps(table.as_json(lines))) if line["row"] == "mse"]
+    lines = experiment_table.lines(experiment_file.read(PUBLISHED), RESULTS)
+    (mse,) = [line for line in json.loads(json.dumps(experiment_table.as_json(lines))) if line["row"] == "mse"]
     assert mse["seeds"] == [1, 2, 3]
     assert mse["validation_loss"]["mean"] == pytest.approx(3.39)
     assert mse["validation_loss"]["deviation"] == pytest.approx(0.01)
     assert mse["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
     assert mse["published"]["embedding_loss"] == 4.138e-9
-    rows = list(csv.DictReader(table.as_csv(RESULTS).splitlines()))
+    rows = list(csv.DictReader(experiment_table.as_csv(RESULTS).splitlines()))
     assert [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows][3:5] == [
         ("mse", "1", 3.38),
         ("mse", "2", 3.39),
     ]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.markdown(lines).splitlines()]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in experiment_table.markdown(lines).splitlines()
+    ]
     assert ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020"] in [
         line[:7] for line in cells
     ]
 
 
 def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
-    figure = curves.picture(folder.read(PUBLISHED), RESULTS)
+    figure = curves.picture(experiment_file.read(PUBLISHED), RESULTS)
     losses, published, *_ = figure.axes
     by_name = {line.get_label(): line.get_ydata().tolist() for line in losses.lines}
     assert by_name["plain"] == pytest.approx([4.41, 3.41])
@@ -220,7 +222,7 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def shares(at_once, gpus):
-        return [lane.get("CUDA_VISIBLE_DEVICES") for lane in runs.lanes(at_once, gpus)]
+        return [one.get("CUDA_VISIBLE_DEVICES") for one in launches.environments(at_once, gpus)]
 
     assert shares(2, 4) == ["0,1", "2,3"]
     assert shares(3, 4) == ["0", "1", "2"]
@@ -253,17 +255,17 @@ def pretend(script):
 
 def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        runs, "start", pretend("import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))")
+        launches, "start", pretend("import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))")
     )
     reported = []
-    ended, stopped = runs.run_all(planned(tmp_path, "abc"), runs.lanes(2, 0), reported.append)
+    ended, stopped = launches.run_all(planned(tmp_path, "abc"), launches.environments(2, 0), reported.append)
     assert not stopped
     assert {one.run.row: one.code for one in ended} == {"a": 0, "b": 3, "c": 0}
     assert sorted(one.run.row for one in reported) == ["a", "b", "c"]
-    assert next(one for one in ended if one.code).last_words == "why"
-    assert runs.exit_code(ended, stopped) == 1
-    assert runs.exit_code([one for one in ended if not one.code], False) == 0
-    assert runs.exit_code([], True) == 75
+    assert next(one for one in ended if one.code).last_line == "why"
+    assert launches.exit_code(ended, stopped) == 1
+    assert launches.exit_code([one for one in ended if not one.code], False) == 0
+    assert launches.exit_code([], True) == 75
 
 
 def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(tmp_path, monkeypatch, capfd):
@@ -275,9 +277,9 @@ if sys.argv[1] == "b":
 time.sleep(60)
 """
     monkeypatch.setenv("EXPERIMENT", str(os.getpid()))
-    monkeypatch.setattr(runs, "start", pretend(script))
+    monkeypatch.setattr(launches, "start", pretend(script))
     before = signal.getsignal(signal.SIGTERM)
-    ended, stopped = runs.run_all(planned(tmp_path, "abc"), runs.lanes(1, 0)[:1] * 2, lambda ended: None)
+    ended, stopped = launches.run_all(planned(tmp_path, "abc"), launches.environments(1, 0)[:1] * 2, lambda ended: None)
     assert stopped
     assert {one.run.row: abs(one.code) for one in ended}.keys() == {"a", "b"}
     assert next(one.code for one in ended if one.run.row == "b") == 75
@@ -288,7 +290,7 @@ time.sleep(60)
 def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path):
     (tmp_path / "rows").mkdir()
     run_file(tmp_path, tmp_path / "corpus").rename(tmp_path / "rows/a.yaml")
-    found, out = folder.read(tmp_path / "rows"), tmp_path / "out"
+    found, out = experiment_file.read(tmp_path / "rows"), tmp_path / "out"
     first = plan(found, 2, "4steps", ["batch.global_batch_size=32"], out, 1)
     assert [(run.name, run.config.run.seed, run.directory) for run in first] == [
         ("a-seed-0", 0, out / "a/seed-0"),
@@ -315,7 +317,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         "published": [{"row": "wide", "validation_loss": 1.234}],
     }
     (rows / "experiment.yaml").write_text(yaml.safe_dump(settings))
-    started, real = [], runs.start
+    started, real = [], launches.start
 
     def start(run, changes):
         started.append(run.name)
@@ -324,7 +326,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
         return ForkedLauncher("train", run.file, *run.overrides, *cut)
 
-    monkeypatch.setattr(runs, "start", start)
+    monkeypatch.setattr(launches, "start", start)
     out = tmp_path / "out"
 
     def go():

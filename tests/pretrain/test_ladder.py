@@ -16,12 +16,12 @@ from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.model import Sizes
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import runs as experiment_runs
+from pretrain.tools.experiment import launches
 from pretrain.tools.experiment.results import Result
-from pretrain.tools.ladder import file, plan
-from pretrain.tools.ladder.command import ladder
-from pretrain.tools.ladder.fit import fit
-from pretrain.tools.ladder.report import Report
+from pretrain.tools.ladder import ladder_file, rungs
+from pretrain.tools.ladder.ladder_report import Report
+from pretrain.tools.ladder.run_ladder import ladder
+from pretrain.tools.ladder.scaling_law import fit
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
 
@@ -96,20 +96,20 @@ def written(tmp_path, corpus, rungs=None, following=None, **changes):
 def test_a_wrong_ladder_file_is_refused_in_a_line(tmp_path, changes, said):
     path = written(tmp_path, tmp_path / "corpus", **changes)
     with pytest.raises(UserError, match=said) as caught:
-        file.read(path)
+        ladder_file.read(path)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_file_of_another_kind_is_refused_in_a_line(tmp_path):
     path = run_file(tmp_path, tmp_path / "corpus")
     with pytest.raises(UserError, match=r"run\.yaml: is a run file; expected a ladder file, with run, rungs and next$"):
-        file.read(path)
+        ladder_file.read(path)
 
 
 def refused(path):
     """The one line with which a ladder that can be read can't be run."""
     with pytest.raises(UserError) as caught:
-        plan.sized(path, *file.read(path), [])
+        rungs.sized(path, *ladder_file.read(path), [])
     (line,) = str(caught.value).splitlines()
     return line
 
@@ -143,7 +143,7 @@ def test_a_next_rung_below_the_others_is_refused(small_corpus, tmp_path):
 
 def test_steps_follow_from_tokens_and_warm_up_with_them(small_corpus, tmp_path):
     path = written(tmp_path, small_corpus, tokens_per_parameter=3)
-    found = plan.sized(path, *file.read(path), [])
+    found = rungs.sized(path, *ladder_file.read(path), [])
     assert [rung.name for rung in found.all] == ["w8", "w16", "w24", "w32", "w40"]
     splits = json.loads((small_corpus / "manifest.json").read_text())["splits"]["train"]
     per_row = splits["tokens"] / splits["rows"]
@@ -161,9 +161,9 @@ def test_steps_follow_from_tokens_and_warm_up_with_them(small_corpus, tmp_path):
 
 
 def test_the_shipped_ladder_grows_by_a_half_to_the_double():
-    ladder_file, run = file.read(SHIPPED)
+    shipped, run = ladder_file.read(SHIPPED)
     counts = []
-    for rung in ladder_file.all:
+    for rung in shipped.all:
         config = load(run, rung.overrides, RunConfig)
         counts.append(outline(config.model.model_copy(update={"vocab_size": 1100})).num_parameters())
     ratios = [more / less for less, more in itertools.pairwise(counts)]
@@ -179,7 +179,7 @@ def made(rung, seed, loss):
 
 def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus, tmp_path):
     path = written(tmp_path, small_corpus, fit_over="parameters")
-    found = plan.sized(path, *file.read(path), [])
+    found = rungs.sized(path, *ladder_file.read(path), [])
     sizes = [rung.parameters for rung in found.all]
     true = [2 + 50 * size**-0.5 for size in sizes]
     results = [
@@ -217,7 +217,7 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
         started.append(run.name)
         return ForkedLauncher("train", run.file, *run.overrides)
 
-    monkeypatch.setattr(experiment_runs, "start", start)
+    monkeypatch.setattr(launches, "start", start)
     assert ladder(path, 1, 2, out, [], train_next=True) == 0
     assert started == [f"w{width}-seed-0" for width in (8, 16, 24, 32, 40)]
     losses = {

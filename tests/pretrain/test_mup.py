@@ -16,9 +16,10 @@ from pretrain.huggingface import interchange_of
 from pretrain.huggingface.without_mup import without_mup
 from pretrain.models.layers import Embedding, Linear
 from pretrain.optimizers.groups import kinds, parameter_groups
-from pretrain.tools.mup_check import checks, command
-from pretrain.tools.mup_check.checks import Transfer, Verdict
-from pretrain.tools.mup_check.command import coordinate_table, mup_check, picture, transfer_table
+from pretrain.tools.mup_check import coordinates_and_transfer as checks
+from pretrain.tools.mup_check import run_mup_check as command
+from pretrain.tools.mup_check.coordinates_and_transfer import Transfer, Verdict
+from pretrain.tools.mup_check.run_mup_check import coordinate_table, mup_check, picture, transfer_table
 from pretrain.tools.mup_check.widths import check_widths, default_widths, subject
 from tests.pretrain.runs import MODEL, run_file
 from tests.pretrain.small_runs import run_config

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pretrain.tools.experiment.folder import Experiment, Group
+from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.results import Result
 
 if TYPE_CHECKING:

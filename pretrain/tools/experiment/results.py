@@ -8,7 +8,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.models import outline
 from pretrain.run.metrics_file import Row, read_metrics
-from pretrain.tools.experiment.plan import PlannedRun
+from pretrain.tools.experiment.planned_runs import PlannedRun
 
 _VALIDATION = re.compile(r"validation/.+/loss")
 

@@ -1,4 +1,4 @@
-"""Starts the runs of an experiment through `launch local`, several at once, and waits for them."""
+"""Trains runs through `launch local`, several at once, and says how each ends."""
 
 import os
 import signal
@@ -12,8 +12,9 @@ from typing import Any
 
 from data_pipeline.foundation.command import STOPPED
 from pretrain.run import stop_signals
-from pretrain.run.hardware import VISIBLE
-from pretrain.tools.experiment.plan import PlannedRun
+from pretrain.run.hardware import VISIBLE, count_gpus, threads_per_rank
+from pretrain.tools.experiment.planned_runs import PlannedRun
+from pretrain.tools.experiment.results import results
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -27,14 +28,57 @@ class Ended:
     seconds: float
 
     @property
-    def last_words(self) -> str:
+    def outcome(self) -> str:
+        """The validation loss of a run that has finished; else how it ended."""
+        if self.code:
+            return "stopped after saving" if self.code == STOPPED else f"failed, {self.run.log}: {self.last_line}"
+        loss = next((result.validation_loss for result in results([self.run])), None)
+        return "finished" if loss is None else f"validation loss {loss:.4f}"
+
+    @property
+    def last_line(self) -> str:
         """The last line of its log."""
         lines = self.run.log.read_text(errors="replace").split("\n") if self.run.log.exists() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "its launcher printed nothing")
 
 
-def lanes(at_once: int, gpus: int) -> list[dict[str, str]]:
-    """What the environment of each run that trains at the same time is changed by: GPUs are divided among the runs.
+@dataclass(frozen=True)
+class Trained:
+    """`code`: the exit code of the whole. `failures`: a line for each run that failed."""
+
+    code: int
+    failures: list[str]
+
+
+def at_once_and_threads(at_once: int | None) -> tuple[int, int | None]:
+    """How many runs train at the same time, and the CPU threads of each; None where there are GPUs."""
+    gpus = count_gpus()
+    at_once = at_once or gpus or 1
+    return at_once, None if gpus else threads_per_rank(at_once)
+
+
+def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool = True) -> Trained:
+    """Trains those of `runs` that haven't finished; none of them unless `train`. Prints a line for each that ends."""
+    unfinished = [run for run in runs if not run.finished]
+    done = len(runs) - len(unfinished)
+    print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
+
+    def report(ended: Ended) -> None:
+        nonlocal done
+        done += ended.code == 0
+        print(f"{done}/{len(runs)}  {ended.run.name}: {ended.outcome} ({ended.seconds:.0f} s)", flush=True)
+
+    ended, stopped = run_all(unfinished if train else [], environments(at_once, count_gpus()), report)
+    failures = [
+        f"failed: {one.run.name} (exit code {one.code}), {one.run.log}: {one.last_line}"
+        for one in ended
+        if one.code not in (0, STOPPED)
+    ]
+    return Trained(exit_code(ended, stopped), failures)
+
+
+def environments(at_once: int, gpus: int) -> list[dict[str, str]]:
+    """The environment variables of each of the runs that train at the same time: the GPUs are divided among them.
 
     If there are more runs than GPUs, runs share a GPU.
 
@@ -45,14 +89,14 @@ def lanes(at_once: int, gpus: int) -> list[dict[str, str]]:
     given = os.environ.get(VISIBLE)
     names = [name.strip() for name in given.split(",")][:gpus] if given else [str(number) for number in range(gpus)]
     each = max(1, gpus // at_once)
-    shares = [[names[(lane * each + number) % gpus] for number in range(each)] for lane in range(at_once)]
+    shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
     return [{VISIBLE: ",".join(share)} for share in shares]
 
 
 def run_all(
-    runs: Sequence[PlannedRun], lanes: Sequence[Mapping[str, str]], report: Callable[[Ended], None]
+    runs: Sequence[PlannedRun], environments: Sequence[Mapping[str, str]], report: Callable[[Ended], None]
 ) -> tuple[list[Ended], bool]:
-    """Runs all of `runs`, as many at once as there are `lanes`; returns how each ended, and whether a signal came.
+    """Runs all of `runs`, one at a time in each of `environments`; returns how each ended, and whether a signal came.
 
     A run that fails doesn't end the others. After a signal no run is started; those that train get it too: they save
     and stop, and at a second signal they end at once.
@@ -72,15 +116,15 @@ def run_all(
     previous: dict[int, Any] = {number: signal.signal(number, pass_on) for number in stop_signals.heeded()}
     try:
         while working or (waiting and not received):
-            for lane, changes in enumerate(lanes):
-                if lane not in working and waiting and not received:
+            for slot, environment in enumerate(environments):
+                if slot not in working and waiting and not received:
                     run = waiting.pop(0)
-                    working[lane] = (run, start(run, changes), time.monotonic())
+                    working[slot] = (run, start(run, environment), time.monotonic())
                     if received:  # a signal that came while it started
-                        working[lane][1].send_signal(received[0])
-            for lane, (run, process, started) in list(working.items()):
+                        working[slot][1].send_signal(received[0])
+            for slot, (run, process, started) in list(working.items()):
                 if process.poll() is not None:
-                    del working[lane]
+                    del working[slot]
                     ended.append(Ended(run, process.returncode, time.monotonic() - started))
                     report(ended[-1])
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -96,7 +140,7 @@ def exit_code(ended: Sequence[Ended], stopped: bool) -> int:
     return 1 if codes - {0, STOPPED} else STOPPED if stopped or STOPPED in codes else 0
 
 
-def start(run: PlannedRun, changes: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def start(run: PlannedRun, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Starts the launcher of a run, in its own session, since Ctrl-C in the terminal would reach it twice."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
@@ -106,6 +150,6 @@ def start(run: PlannedRun, changes: Mapping[str, str]) -> "subprocess.Popen[byte
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **changes},
+            env={**os.environ, **environment},
             start_new_session=True,
         )

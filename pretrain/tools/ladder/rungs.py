@@ -14,8 +14,8 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.model import Sizes
 from pretrain.tools.experiment.budget import Budget
-from pretrain.tools.experiment.plan import PlannedRun, runs_of
-from pretrain.tools.ladder.file import LadderFile, Rung
+from pretrain.tools.experiment.planned_runs import PlannedRun, runs_of
+from pretrain.tools.ladder.ladder_file import LadderFile, Rung
 from pretrain.trainer.throughput import sizes
 from pretrain.trainer.validate import ValidatedRun, validate
 
@@ -119,7 +119,7 @@ def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per
     )
 
 
-def runs(ladder: Ladder, seeds: int, out: Path, threads: int | None) -> list[PlannedRun]:
+def planned_runs(ladder: Ladder, seeds: int, out: Path, threads: int | None) -> list[PlannedRun]:
     """The runs of all rungs, the smallest first. Raises UserError if `out` holds runs of one with other settings."""
     before = read_sound_json(out / _FILE, dict[str, list[str]]) or {}
     now = {rung.name: list(rung.overrides) for rung in ladder.all}

@@ -59,7 +59,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Forecast:
     """The stages in order, the tokens by split, and what is likely to fail."""
 
     name: str
@@ -144,7 +144,7 @@ class _Speeds:
         return max(1, sum(own["text_read_bytes"] for own in self._sources.values()))
 
 
-def plan(config: CorpusConfig, report: Json, measured: str, workers: int | None = None) -> Plan:
+def forecast_build(config: CorpusConfig, report: Json, measured: str, workers: int | None = None) -> Forecast:
     """The forecast of a build by `workers` (all of this machine's cores by default) at the speeds of `report`.
 
     A build that is too small for a cluster has one worker.
@@ -155,14 +155,14 @@ def plan(config: CorpusConfig, report: Json, measured: str, workers: int | None 
     workers = 1 if small else workers or config.ray.num_cpus or os.cpu_count() or 1
     stages, tokens = _stages(config, speeds, files, workers)
     warnings = list(_warnings(config, stages, files, workers))
-    return Plan(config.name, measured, workers, 0.0 if small else _RAY_START, len(files), stages, tokens, warnings)
+    return Forecast(config.name, measured, workers, 0.0 if small else _RAY_START, len(files), stages, tokens, warnings)
 
 
-def as_json(found: Plan) -> dict[str, Any]:
+def as_json(found: Forecast) -> dict[str, Any]:
     return {**asdict(found), "seconds": found.seconds, "disk": found.disk}
 
 
-def as_text(found: Plan) -> str:
+def as_text(found: Forecast) -> str:
     """The forecast in lines of 80 columns."""
     lines = [
         f"{found.name}: {found.inputs:,} inputs, {counted(found.workers, 'worker')}; speeds {found.measured}",

@@ -12,7 +12,7 @@ from data_pipeline.foundation.json_file import read_sound_json
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.tools.experiment.budget import Budget
-from pretrain.tools.experiment.folder import Experiment
+from pretrain.tools.experiment.experiment_file import Experiment
 
 _FILE = "experiment.json"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pretrain.optimizers.config import OptimizerConfig
-from pretrain.tools.mup_check.training import LOGITS, Trial
+from pretrain.tools.mup_check.trial import LOGITS, Trial
 from pretrain.tools.mup_check.widths import Subject
 
 STEPS = 5  # of the coordinate check

@@ -10,7 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.evaluation.record import png
-from pretrain.tools.mup_check.checks import (
+from pretrain.tools.mup_check.coordinates_and_transfer import (
     SEEDS,
     STEPS,
     STEPS_OF_TRANSFER,
@@ -21,7 +21,7 @@ from pretrain.tools.mup_check.checks import (
     judged,
     transfer,
 )
-from pretrain.tools.mup_check.training import LOGITS
+from pretrain.tools.mup_check.trial import LOGITS
 from pretrain.tools.mup_check.widths import Subject, check_widths, default_widths, subject
 
 if TYPE_CHECKING:

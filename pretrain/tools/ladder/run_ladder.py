@@ -6,11 +6,11 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.progress import counted
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment.command import conclude
+from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.results import results
-from pretrain.tools.experiment.training import at_once_and_threads, train_all
-from pretrain.tools.ladder import file, plan
-from pretrain.tools.ladder.report import Report
+from pretrain.tools.experiment.run_experiment import conclude
+from pretrain.tools.ladder import ladder_file, rungs
+from pretrain.tools.ladder.ladder_report import Report
 
 
 def ladder(
@@ -27,10 +27,10 @@ def ladder(
     `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png. Called
     again, it goes on.
     """
-    found = plan.sized(path, *file.read(path), overrides)
+    found = rungs.sized(path, *ladder_file.read(path), overrides)
     out = out or Path("runs", found.name)
     at_once, threads = at_once_and_threads(at_once)
-    runs = plan.runs(found, seeds, out, threads)
+    runs = rungs.planned_runs(found, seeds, out, threads)
     wanted = [run for run in runs if train_next or run.row != found.next.name]
     size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
     trained = train_all(wanted, at_once, f"{out}: {size}", train)

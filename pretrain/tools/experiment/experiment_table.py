@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pretrain.tools.experiment.folder import Experiment, Published
+from pretrain.tools.experiment.experiment_file import Experiment, Published
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare
 

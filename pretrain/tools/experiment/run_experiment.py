@@ -6,10 +6,10 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.progress import counted
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment import curves, folder, parent, table
-from pretrain.tools.experiment.plan import PlannedRun, plan
+from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent
+from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan
 from pretrain.tools.experiment.results import Result, results
-from pretrain.tools.experiment.training import Trained, at_once_and_threads, train_all
 
 
 def experiment(
@@ -26,7 +26,7 @@ def experiment(
     `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.json, table.md, runs.csv and
     curves.png. Called again, it goes on: finished runs stay, cut ones resume.
     """
-    found = folder.read(directory)
+    found = experiment_file.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     at_once, threads = at_once_and_threads(at_once)
     runs = plan(found, seeds, budget, overrides, out, threads)
@@ -34,7 +34,7 @@ def experiment(
     trained = train_all(runs, at_once, f"{out}: {size}", train)
     files, lines = write(found, results(runs), out)
     losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
-    return conclude(trained, runs, losses, files, table.text(lines), out)
+    return conclude(trained, runs, losses, files, experiment_table.text(lines), out)
 
 
 def conclude(
@@ -46,7 +46,7 @@ def conclude(
     out: Path,
 ) -> int:
     """Sends `losses` and `files` to MLflow, prints the table `text` and which runs failed; returns the exit code."""
-    if problem := parent.log(runs, losses, files):
+    if problem := mlflow_parent.log(runs, losses, files):
         print(f"warning: {problem}")
     print("\n" + text + "\n")
     for line in trained.failures:
@@ -56,11 +56,13 @@ def conclude(
     return trained.code
 
 
-def write(found: folder.Experiment, results: Sequence[Result], out: Path) -> tuple[list[Path], list[table.Line]]:
+def write(
+    found: experiment_file.Experiment, results: Sequence[Result], out: Path
+) -> tuple[list[Path], list[experiment_table.Line]]:
     """Writes the files of the table; returns them and the table's lines."""
-    lines = table.lines(found, results)
-    write_json(out / "table.json", {"name": found.name, "rows": table.as_json(lines)})
-    write_bytes(out / "table.md", table.markdown(lines).encode())
-    write_bytes(out / "runs.csv", table.as_csv(results).encode())
+    lines = experiment_table.lines(found, results)
+    write_json(out / "table.json", {"name": found.name, "rows": experiment_table.as_json(lines)})
+    write_bytes(out / "table.md", experiment_table.markdown(lines).encode())
+    write_bytes(out / "runs.csv", experiment_table.as_csv(results).encode())
     write_bytes(out / "curves.png", png(curves.picture(found, results)))
     return [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")], lines

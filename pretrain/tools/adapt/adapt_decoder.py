@@ -13,8 +13,8 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.config.blocks import Heads
-from pretrain.tools.adapt.target import STYLES, target
-from pretrain.tools.adapt.weights import Adapted, Origin, State, adapted
+from pretrain.tools.adapt.target_config import STYLES, target
+from pretrain.tools.adapt.weight_origins import Adapted, Origin, State, adapted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.secrets import masked
-from pretrain.tools.experiment.plan import PlannedRun
+from pretrain.tools.experiment.planned_runs import PlannedRun
 from pretrain.tracking.parents import parent_run, settle_parent
 from pretrain.tracking.store import client, one_line
 from pretrain.tracking.tracker import sync

@@ -8,8 +8,8 @@ import numpy as np
 
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.statistics import Spread
-from pretrain.tools.ladder.fit import Law, fit
-from pretrain.tools.ladder.plan import Ladder, SizedRung
+from pretrain.tools.ladder.rungs import Ladder, SizedRung
+from pretrain.tools.ladder.scaling_law import Law, fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
