@@ -1,12 +1,11 @@
 """Causal language modelling: predicts every token from those before it."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from pydantic import PositiveInt
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
 from data_pipeline.text.vocabulary import Vocabulary
 
 
@@ -39,9 +38,7 @@ class CausalLM(Objective):
         """Whether a row of `length` tokens has a token to predict and one to predict it from."""
         return 2 <= length <= self.raw_length
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The inputs are all but the last token of each row, the targets all but the first. Nothing is random."""
         lengths = rows.lengths - 1
         filled = np.arange(rows.values.shape[1] - 1) < lengths[:, None]

@@ -1,14 +1,13 @@
 """Denoising: BART's objective (Lewis et al. 2020, section 2.2), by the rules of fairseq's `DenoisingDataset`."""
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -108,9 +107,7 @@ class Denoising(Objective):
             f"needs {what}; the tokenizer has none" for what, lacking in lacks.items() if lacking
         ]
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs (n, up to `length`) and targets (n, longest row + 2) of `rows`, each noised by its key."""
         flat = _Flat(rows.values[rows.filled], rows.lengths, keys)
         return Examples(_marked(self._noised(flat, vocabulary), vocabulary), _marked(flat, vocabulary))

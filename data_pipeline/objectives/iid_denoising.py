@@ -1,13 +1,12 @@
 """I.i.d. denoising: each token is masked independently (Raffel et al. 2020, section 3.1.4; T5's `iid_denoising`)."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.objectives.sentinels import run_starts, with_sentinels
 from data_pipeline.text.vocabulary import Vocabulary
@@ -53,9 +52,7 @@ class IidDenoising(Objective):
         """One for each run of masked tokens in the inputs, or of kept tokens in the targets."""
         return self._most_runs + 1
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each masked by its key."""
         below = np.uint64(int(self.noise_density * 2**64))
         masked = (random_bits(keys, _MASK, rows.values.shape[1]) < below) & rows.filled

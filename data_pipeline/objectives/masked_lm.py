@@ -1,12 +1,11 @@
 """Masked language modelling: BERT's objective (Devlin et al. 2018, section 3.1 and appendix A.1)."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -25,7 +24,7 @@ class MaskedLM(Objective):
         predicted  0 0 1 0 0 0 1 0 0 0
 
     A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its begin and EOS tokens are used, as in
-    RoBERTa; without a begin mark, there is only EOS.
+    RoBERTa; without a begin token, there is only EOS.
 
     With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next would
     exceed the share; the first word is always taken. (BERT continues and looks for shorter words that still fit.)
@@ -59,7 +58,7 @@ class MaskedLM(Objective):
                 f"got {self.random_share:g}"
             )
         if self.next_sentence and self.raw_length < 2:
-            raise ValueError(f"length: {self.length} tokens can't hold two texts and their marks")
+            raise ValueError(f"length: {self.length} tokens can't hold two texts and their special tokens")
         return self
 
     @property
@@ -82,7 +81,7 @@ class MaskedLM(Objective):
         lacking = super().problems(vocabulary)
         if vocabulary.mask is None:
             lacking.append("masks tokens, but the vocabulary has no mask token")
-        if self.next_sentence and _marks(vocabulary)[0] is None:
+        if self.next_sentence and _special_tokens(vocabulary)[0] is None:
             lacking.append(
                 "next_sentence: classifies the first token; the vocabulary has neither [CLS] nor one like it"
             )
@@ -94,14 +93,19 @@ class MaskedLM(Objective):
         """Whether a row of `length` tokens has enough tokens: one, or two for two texts."""
         return (2 if self.next_sentence else 1) <= length <= self.raw_length
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each masked by its key. Only text is predicted, including unknown pieces."""
+        first, last = _special_tokens(vocabulary)
+        begin = () if first is None else (first,)
+        start, token_types = np.zeros_like(rows.lengths), None
         if self.next_sentence:
-            originals, token_types = _joined(rows, np.asarray(columns["second_start"], dtype=np.int64), vocabulary)
+            seconds = columns["second_start"].astype(np.int64)
+            texts = Stretch(start, seconds), last, Stretch(seconds, rows.lengths - seconds), last
+            originals = concatenated(rows, vocabulary.pad, *begin, *texts)
+            in_second = np.arange(originals.values.shape[1]) > seconds[:, None] + 1
+            token_types = (in_second & originals.filled).astype(np.uint8)
         else:
-            originals, token_types = _wrapped(rows, vocabulary), None
+            originals = concatenated(rows, vocabulary.pad, *begin, Stretch(start, rows.lengths), last)
         values = originals.values
         candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1])
         if vocabulary.unk is not None:
@@ -119,7 +123,7 @@ class MaskedLM(Objective):
             originals,
             predicted=predicted,
             token_types=token_types,
-            next_sentence=np.asarray(columns["is_next"], dtype=np.int64) if self.next_sentence else None,
+            next_sentence=columns["is_next"].astype(np.int64) if self.next_sentence else None,
         )
 
     def _replacements(
@@ -136,37 +140,9 @@ class MaskedLM(Objective):
         return np.where(share < self.mask_share, vocabulary.mask, kept_or_drawn)
 
 
-def _marks(vocabulary: Vocabulary) -> tuple[int | None, int]:
-    """The marks before and after a text."""
+def _special_tokens(vocabulary: Vocabulary) -> tuple[int | None, int]:
+    """The special tokens before and after a text."""
     return vocabulary.special.get("[CLS]", vocabulary.bos), vocabulary.special.get("[SEP]", vocabulary.eos)
-
-
-def _wrapped(rows: Padded, vocabulary: Vocabulary) -> Padded:
-    """Each row between its marks."""
-    first, last = _marks(vocabulary)
-    before = int(first is not None)
-    count, longest = rows.values.shape
-    values = np.full((count, longest + before + 1), vocabulary.pad, dtype=rows.values.dtype)
-    if first is not None:
-        values[:, 0] = first
-    values[:, before:-1] = np.where(rows.filled, rows.values, vocabulary.pad)
-    values[np.arange(count), rows.lengths + before] = last
-    return Padded(values, rows.lengths + before + 1)
-
-
-def _joined(rows: Padded, second_starts: np.ndarray, vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
-    """`[CLS] A [SEP] B [SEP]` of each row, and the token types, 1 from B on, (n, width) uint8."""
-    first, last = _marks(vocabulary)
-    longest = rows.values.shape[1]
-    columns, lengths = np.arange(longest + 3), rows.lengths + 3
-    in_second = columns > second_starts[:, None] + 1
-    places = np.clip(columns - 1 - in_second, 0, longest - 1)
-    values = np.take_along_axis(rows.values, places, axis=1)
-    padding = columns >= lengths[:, None]
-    values[padding] = vocabulary.pad
-    values[:, 0] = first
-    np.put_along_axis(values, np.stack([second_starts + 1, lengths - 1], axis=1), last, axis=1)
-    return Padded(values, lengths), (in_second & ~padding).astype(np.uint8)
 
 
 def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -1,13 +1,15 @@
 """The interface of objectives: pure functions from rows of tokens and their keys to inputs and targets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.vocabulary import Vocabulary
+
+Columns = Mapping[str, np.ndarray]
 
 
 class Padded(NamedTuple):
@@ -98,9 +100,7 @@ class Objective(Section):
         """Whether a row of only `length` tokens, such as the tail of held-out text, makes an example."""
         return 0 < length <= self.raw_length
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The examples of `rows`, in the dtype of the rows. Each depends only on its row and its key in `keys` (n,).
 
         `columns` has an array (n,) for each name in the property `columns`.
@@ -108,39 +108,63 @@ class Objective(Section):
         raise NotImplementedError
 
 
-def by_length(
-    rows: Padded, keys: np.ndarray, pad: int, apply: Callable[[np.ndarray, np.ndarray], Examples]
-) -> Examples:
-    """Calls `apply` with the rows of each length and their keys, and joins the examples in the order of `rows`."""
-    widths = np.unique(rows.lengths).tolist()
-    if len(widths) == 1:
-        return apply(rows.values[:, : widths[0]], keys)
-    return together(
-        [
-            (chosen, apply(rows.values[chosen, :width], keys[chosen]))
-            for width in widths
-            if len(chosen := np.flatnonzero(rows.lengths == width))
-        ],
-        pad,
-    )
+class Stretch(NamedTuple):
+    """`counts` tokens of each row, from its token `starts` on; both are (n,) int64."""
+
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+def concatenated(rows: Padded, pad: int, *parts: int | Stretch) -> Padded:
+    """Rows that consist of `parts`, one after the other: special tokens, and stretches of `rows`.
+
+    Rows [[5, 6, 7]], the stretch of 2 tokens from 1 on, and the token 9  ->  [[6, 7, 9]]
+    """
+    ones = np.ones_like(rows.lengths)
+    counts = np.stack([part.counts if isinstance(part, Stretch) else ones for part in parts])
+    stops = np.cumsum(counts, axis=0)
+    columns = np.arange(stops[-1].max(initial=0))
+    values = np.full((len(rows.lengths), len(columns)), pad, dtype=rows.values.dtype)
+    for part, start, stop in zip(parts, stops - counts, stops, strict=True):
+        inside = (columns >= start[:, None]) & (columns < stop[:, None])
+        values[inside] = rows.values[_within(part, rows.values.shape[1])] if isinstance(part, Stretch) else part
+    return Padded(values, stops[-1])
+
+
+def _within(stretch: Stretch, width: int) -> np.ndarray:
+    """(n, width) bool: the tokens of the stretch."""
+    columns = np.arange(width)
+    return (columns >= stretch.starts[:, None]) & (columns < (stretch.starts + stretch.counts)[:, None])
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
-    """Joins sets of examples. Each part has the places (k,) of its rows in the result.
+    """Merges sets of examples. Each part comes with the indices (k,) of its rows in the result.
 
-    If some parts have segments, each row of the others is one. Raises ValueError if some parts have token types, …, and
-    others don't.
+    If some parts have segments, each row of the others is one. Raises ValueError if an optional array is in some parts
+    only.
     """
     if len({part.input_segments is None for _, part in parts}) == 2:
-        parts = [(places, _one_segment_each(part)) for places, part in parts]
-    return Examples(
-        placed([(places, part.inputs) for places, part in parts], pad),
-        placed([(places, part.targets) for places, part in parts], pad),
-        *(_optional(name, [(places, getattr(part, name)) for places, part in parts]) for name in _OPTIONAL),
+        parts = [(indices, _with_segments(part)) for indices, part in parts]
+    optional = {}
+    for name in _OPTIONAL:
+        arrays = [(indices, part.optional[name]) for indices, part in parts if name in part.optional]
+        if 0 < len(arrays) < len(parts):
+            raise ValueError(f"{name}: examples with and without it can't be merged")
+        if arrays:
+            optional[name] = _scattered(arrays, 0)
+    inputs = _merged([(indices, part.inputs) for indices, part in parts], pad)
+    targets = _merged([(indices, part.targets) for indices, part in parts], pad)
+    return Examples(inputs, targets, **optional)
+
+
+def _merged(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
+    return Padded(
+        _scattered([(indices, part.values) for indices, part in parts], pad),
+        _scattered([(indices, part.lengths) for indices, part in parts], 0),
     )
 
 
-def _one_segment_each(examples: Examples) -> Examples:
+def _with_segments(examples: Examples) -> Examples:
     """The same examples, with the segment 1 in rows that had none."""
     if examples.input_segments is not None:
         return examples
@@ -148,29 +172,11 @@ def _one_segment_each(examples: Examples) -> Examples:
     return replace(examples, input_segments=inputs, target_segments=targets)
 
 
-def _optional(name: str, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
-    """Joins arrays (k, …) into one (n, …), filled up with zeros; None if there are none."""
-    arrays = [(places, array) for places, array in parts if array is not None]
-    if not arrays:
-        return None
-    if len(arrays) < len(parts):
-        raise ValueError(f"{name}: examples with and without it can't be joined")
-    widest = max(array.shape[1:] for _, array in arrays)
-    dtype = np.result_type(*(array for _, array in arrays))
-    whole = np.zeros((sum(len(places) for places, _ in arrays), *widest), dtype=dtype)
-    for places, array in arrays:
-        inside: tuple[Any, ...] = (places, *(slice(width) for width in array.shape[1:]))
-        whole[inside] = array
+def _scattered(parts: list[tuple[np.ndarray, np.ndarray]], fill: int) -> np.ndarray:
+    """One array (n, widest, …) of arrays (k, width, …), whose rows have the indices (k,) in it."""
+    widest = max(array.shape[1:] for _, array in parts)
+    rows = sum(len(indices) for indices, _ in parts)
+    whole = np.full((rows, *widest), fill, dtype=np.result_type(*(array for _, array in parts)))
+    for indices, array in parts:
+        whole[(indices, *map(slice, array.shape[1:]))] = array
     return whole
-
-
-def placed(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
-    """Joins sets of rows. Each part has the places (k,) of its rows in the result."""
-    count = sum(len(places) for places, _ in parts)
-    width = max(part.values.shape[1] for _, part in parts)
-    values = np.full((count, width), pad, dtype=np.result_type(*(part.values for _, part in parts)))
-    lengths = np.zeros(count, dtype=np.int64)
-    for places, part in parts:
-        values[places, : part.values.shape[1]] = part.values
-        lengths[places] = part.lengths
-    return Padded(values, lengths)

@@ -1,12 +1,11 @@
 """Language modelling: the encoder reads a row's beginning, the decoder continues it (Raffel et al. 2020, 3.2.3)."""
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -72,23 +71,24 @@ class PrefixLM(Objective):
             return 4 <= length <= self.raw_length and length % 2 == 0
         return 2 <= length <= self.raw_length
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each split by its key."""
         bits = random_bits(keys, _SPLIT, 1)[:, 0]
-        if self.packed:
-            half = rows.lengths // 2
-            split = 1 + uniform(bits, half - 1)
-            first = _Stretch(np.zeros_like(half), split), _Stretch(half, half - split)
-            second = _Stretch(split, half - split), _Stretch(2 * half - split, split)
-            inputs, input_segments = _copied_pairs(rows, first, vocabulary)
-            targets, target_segments = _copied_pairs(rows, second, vocabulary)
-            return Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments)
-        left = 1 + uniform(bits, self._most_left(rows.lengths))
+        pad, eos = vocabulary.pad, vocabulary.eos
+        start = np.zeros_like(rows.lengths)
+        if not self.packed:
+            left = 1 + uniform(bits, self._most_left(rows.lengths))
+            right = rows.lengths - left
+            return Examples(
+                concatenated(rows, pad, Stretch(start, right), eos), concatenated(rows, pad, Stretch(right, left), eos)
+            )
+        half = rows.lengths // 2
+        split = 1 + uniform(bits, half - 1)
+        rest = half - split
+        inputs = concatenated(rows, pad, Stretch(start, split), eos, Stretch(half, rest), eos)
+        targets = concatenated(rows, pad, Stretch(split, rest), eos, Stretch(half + rest, split), eos)
         return Examples(
-            _copied(rows, _Stretch(np.zeros_like(left), rows.lengths - left), vocabulary),
-            _copied(rows, _Stretch(rows.lengths - left, left), vocabulary),
+            inputs, targets, input_segments=_halves(inputs, split + 1), target_segments=_halves(targets, rest + 1)
         )
 
     def _most_left(self, lengths: np.ndarray) -> np.ndarray:
@@ -118,50 +118,13 @@ class FullLM(Objective):
         """(inputs, targets)."""
         return 1, self.length
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The inputs are EOS tokens (n, 1), the targets the rows with EOS tokens. Nothing is random."""
         ends = np.full((len(rows.lengths), 1), vocabulary.eos, dtype=rows.values.dtype)
-        whole = _Stretch(np.zeros_like(rows.lengths), rows.lengths)
-        return Examples(Padded.full(ends), _copied(rows, whole, vocabulary))
+        whole = Stretch(np.zeros_like(rows.lengths), rows.lengths)
+        return Examples(Padded.full(ends), concatenated(rows, vocabulary.pad, whole, vocabulary.eos))
 
 
-class _Stretch(NamedTuple):
-    """`counts` tokens of each row from `starts` on; both are (n,) int64."""
-
-    starts: np.ndarray
-    counts: np.ndarray
-
-
-def _copied(rows: Padded, stretch: _Stretch, vocabulary: Vocabulary) -> Padded:
-    """A stretch of each row and an EOS token: (n, longest stretch + 1)."""
-    ends = stretch.counts[:, None]
-    columns = np.arange(int(ends.max(initial=0)) + 1)
-    values = _gathered(rows, stretch.starts[:, None] + columns)
-    values[columns > ends] = vocabulary.pad
-    np.put_along_axis(values, ends, vocabulary.eos, axis=1)
-    return Padded(values, stretch.counts + 1)
-
-
-def _copied_pairs(rows: Padded, pair: tuple[_Stretch, _Stretch], vocabulary: Vocabulary) -> tuple[Padded, np.ndarray]:
-    """Two stretches of each row, with an EOS token after each, and each token's stretch, 1 or 2: (n, width) uint8."""
-    (first_starts, first_counts), (second_starts, second_counts) = pair
-    lengths = first_counts + second_counts + 2
-    columns = np.arange(int(lengths.max(initial=0)))
-    in_second = columns > first_counts[:, None]
-    starts = np.where(in_second, (second_starts - first_counts - 1)[:, None], first_starts[:, None])
-    values = _gathered(rows, starts + columns)
-    padding = columns >= lengths[:, None]
-    values[padding] = vocabulary.pad
-    np.put_along_axis(values, np.stack([first_counts, lengths - 1], axis=1), vocabulary.eos, axis=1)
-    segments = in_second.astype(np.uint8) + np.uint8(1)
-    segments[padding] = 0
-    return Padded(values, lengths), segments
-
-
-def _gathered(rows: Padded, places: np.ndarray) -> np.ndarray:
-    """(n, k): the tokens of each row at its `places` (n, k); an arbitrary token for places past the end."""
-    count, longest = rows.values.shape
-    inside = np.minimum(places, longest - 1)
-    return rows.values.reshape(-1).take(inside + np.arange(count)[:, None] * longest)
+def _halves(rows: Padded, first: np.ndarray) -> np.ndarray:
+    """(n, width) uint8: 1 for the first `first` (n,) tokens of each row, 2 for the others, 0 at padding."""
+    return rows.filled * (1 + (np.arange(rows.values.shape[1]) >= first[:, None])).astype(np.uint8)

@@ -1,13 +1,12 @@
 """Span corruption: T5's objective (Raffel et al. 2020, section 3.1.4; `random_spans_noise_mask`, its length helper)."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded, by_length
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.objectives.sentinels import with_sentinels
 from data_pipeline.text.vocabulary import Vocabulary
@@ -84,21 +83,20 @@ class SpanCorruption(Objective):
         noise, spans = self._noise(max(length, 2))
         return length >= 2 and spans <= length - noise
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each masked by its key.
 
         Rows of the same length have the same number of masked tokens and spans. Unless the mask is rolled, the first
         token is always kept and the last is always masked.
         """
 
-        def corrupt(rows: np.ndarray, keys: np.ndarray) -> Examples:
-            masked = _noise_mask(keys, rows.shape[1], *self._noise(rows.shape[1]))
-            masked = _rolled(masked, keys) if self.random_roll else masked
-            return with_sentinels(Padded.full(rows), masked, vocabulary)
-
-        return by_length(rows, keys, vocabulary.pad, corrupt)
+        parts = []
+        for length in np.unique(rows.lengths).tolist():
+            chosen = np.flatnonzero(rows.lengths == length)
+            masked = _noise_mask(keys[chosen], length, *self._noise(length))
+            masked = _rolled(masked, keys[chosen]) if self.random_roll else masked
+            parts.append((chosen, with_sentinels(Padded.full(rows.values[chosen, :length]), masked, vocabulary)))
+        return parts[0][1] if len(parts) == 1 else together(parts, vocabulary.pad)
 
     def _noise(self, length: int) -> tuple[int, int]:
         """(masked tokens, spans) in a row of `length`. The reference multiplies in float32, so that is kept."""

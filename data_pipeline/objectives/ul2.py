@@ -1,6 +1,5 @@
 """UL2: a mixture of denoisers, each announced to the model by a token (Tay et al. 2022)."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -8,7 +7,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.objectives.objective import Examples, Objective, Padded, together
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, together
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -125,9 +124,7 @@ class UL2(Objective):
         shares = (random_bits(keys, _DENOISER, 1)[:, 0] >> np.uint64(11)) / 2.0**53  # below 1, exactly
         return np.searchsorted(rates[:-1] / rates[-1], shares, side="right").astype(np.uint8)
 
-    def apply(
-        self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Mapping[str, np.ndarray]
-    ) -> Examples:
+    def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each made by its denoiser, `columns["denoiser"]` (n,), and its key."""
         numbers = columns["denoiser"]
         parts = []
