@@ -54,7 +54,7 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 1000))
     disk, *stages = forecast.forecast_build(settings(small_corpus), found, "", workers=1).warnings
     assert disk.startswith("output: the build writes ")
-    assert "1 kB are free" in disk
+    assert "1.0 kB are free" in disk
     (tokenizer,) = [line for line in stages if line.startswith("tokenizer: ")]
     assert tokenizer.endswith("100.0 MB are free here; lower tokenizer.sample_bytes")
 
@@ -80,10 +80,17 @@ def test_the_command_prints_80_columns_and_json(small_corpus):
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert "Ray" not in done.stdout
-    for changes, start in (([], 0), (["ray.small_bytes=0"], 9)):
-        shown = run_here("data-pipeline", "plan", config, *changes, "--speeds", small_corpus, "--json")
-        found = json.loads(shown.stdout)
-        assert found["seconds"] == pytest.approx(start + sum(stage["seconds"] for stage in found["stages"]))
+    shown = run_here("data-pipeline", "plan", config, "--speeds", small_corpus, "--json")
+    found = json.loads(shown.stdout)
+    assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]))
+
+
+def test_rays_start_counts_as_the_report_has_it(small_corpus):
+    found = report.read(small_corpus)
+    found["stages"][0]["ray_start_seconds"] = 9.0
+    for changes, start in (((), 0.0), (("ray.small_bytes=0",), 9.0)):
+        planned = forecast.forecast_build(settings(small_corpus, *changes), found, "", workers=2)
+        assert planned.seconds == pytest.approx(start + sum(stage.seconds for stage in planned.stages))
 
 
 def test_speeds_of_other_sources_are_refused(small_corpus):
