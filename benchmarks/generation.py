@@ -33,7 +33,7 @@ from torch import Tensor
 
 from pretrain.generation.decoding import generate
 from pretrain.generation.incremental import Weights
-from pretrain.generation.products import multiplies
+from pretrain.generation.packed_linear import can_pack
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
 from pretrain.models.encoder_decoder import EncoderDecoder
@@ -176,7 +176,7 @@ def measure(options: Options) -> Iterator[Table]:
         columns.append("layout")
         table = Table(f"{name}, {given.batch} × {given.length} + {given.new}", columns)
         for precision in options.precisions:
-            slow = options.device == "cpu" and not multiplies(PRECISIONS[precision])
+            slow = options.device == "cpu" and not can_pack(PRECISIONS[precision])
             if slow and name != "quickstart" and not given.precision:
                 continue
             pair = Pair(name, options, precision)

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pretrain.kernels.products import multiplies_bf16
+from pretrain.kernels.matmul import multiplies_bf16
 from pretrain.zero.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]

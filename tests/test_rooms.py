@@ -29,9 +29,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    """The modules among `known` that a module imports, at its top or later; imports for types only don't count."""
-    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
-        return
+    """The modules among `known` that a module imports, at its top or later, also for types only."""
     if isinstance(tree, ast.ImportFrom) and tree.level == 0 and tree.module:
         for alias in tree.names:
             name = f"{tree.module}.{alias.name}"

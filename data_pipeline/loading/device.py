@@ -12,7 +12,7 @@ Batches = list[dict[str, torch.Tensor]]
 def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
     """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory during this step.
 
-    There they also have `target_places` (n,): the numbers of the labels that count, among all labels. A model that
+    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels. A model that
     counted them itself would wait for the device.
     """
     if device.type != "cuda":
@@ -23,7 +23,7 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     for step in steps:
         with torch.cuda.stream(stream):
             copied = [
-                {name: tensor.to(device, non_blocking=True) for name, tensor in with_places(batch).items()}
+                {name: tensor.to(device, non_blocking=True) for name, tensor in with_target_indices(batch).items()}
                 for batch in step
             ]
         if ahead is not None:
@@ -36,8 +36,8 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
         yield ahead
 
 
-def with_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The batch with its `target_places`, pinned where its labels are."""
+def with_target_indices(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with its `target_indices`, pinned where its labels are."""
     labels = batch["labels"]
     places = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
-    return {**batch, "target_places": places.pin_memory() if labels.is_pinned() else places}
+    return {**batch, "target_indices": places.pin_memory() if labels.is_pinned() else places}

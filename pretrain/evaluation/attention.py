@@ -12,7 +12,7 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.models.attention import Attention, noting_weights
+from pretrain.models.attention import Attention, recording_weights
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Model
 
@@ -58,7 +58,7 @@ class AttentionPictures:
 def patterns_of(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Mapping[str, Pattern]:
     """The attention of `model` on a batch of one row, by kind, cut to the first `most` queries and keys."""
     device = next(model.parameters()).device
-    with noting_weights() as noted, _noting_names(model) as names:
+    with recording_weights() as noted, _noting_names(model) as names:
         model(**{name: values.to(device) for name, values in row.items()})
     inputs = row["encoder_input_ids"][0]
     if "encoder_attention_mask" in row:

@@ -21,7 +21,7 @@ from data_pipeline.loading.batches import Batch, validation_batches
 from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.collectives import Together
-from pretrain.models.loss import noting_hits
+from pretrain.models.loss import recording_hits
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -138,7 +138,7 @@ class Evaluation:
 
         `alone`: the model is whole on this rank, and other ranks don't take part.
         """
-        with noting_hits() as hits:
+        with recording_hits() as hits:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # of the targets alone

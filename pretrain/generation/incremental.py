@@ -1,8 +1,8 @@
-"""One step of decoding, written out: what the models' `decode` computes for one new token of each hypothesis.
+"""One step of decoding in its fastest form: what the models' `decode` computes for one new token of each hypothesis.
 
-Nothing that stays the same from token to token is computed again: matrices of one input are joined and laid out once
-(`products`), all hypotheses of an example share the keys and values of its input, the bias of each distance is looked
-up once, and earlier tokens are never copied (`pages`). The models' own code defines the result.
+Nothing that stays the same from token to token is computed again: matrices of one input are fused and packed once
+(`packed_linear`), all hypotheses of an example share the keys and values of its input, the bias of each distance is
+looked up once, and earlier tokens are never copied (`paged_cache`). The models' own code defines the result.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.generation.pages import Pages
-from pretrain.generation.products import Product, joined, multiplies, product
+from pretrain.generation.packed_linear import PackedLinear, can_pack, packed_linear, packed_linears
+from pretrain.generation.paged_cache import PagedCache
 from pretrain.models import DecoderOnlyConfig, outline
 from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
 from pretrain.models.bart import Bart, LogitsHead
@@ -40,7 +40,7 @@ class Weights:
 
     def __init__(self, model: EncoderDecoder | DecoderOnly):
         first = model.embedding.weight
-        if first.dtype == torch.bfloat16 and first.device.type == "cpu" and not multiplies(first.dtype):
+        if first.dtype == torch.bfloat16 and first.device.type == "cpu" and not can_pack(first.dtype):
             model = _in_fp32(model)
         self.model = model
         self.pre_norm = isinstance(model, T5 | DecoderOnly)
@@ -49,13 +49,13 @@ class Weights:
         self.final_norm: Part = _norm(decoder.final_norm) if self.pre_norm else nn.Identity()
         head, rows = model.lm_head, model.config.vocab_size
         bias = head.final_logits_bias.to(head.weight.dtype)[:rows] if isinstance(head, LogitsHead) else None
-        self._head = product(head.weight[:rows], bias)
+        self._head = packed_linear(head.weight[:rows], bias)
         self._scales = isinstance(model, T5) and model.config.scale_outputs
 
     @staticmethod
     def of(model: Model) -> "Weights | None":
-        """None for a model that isn't written out here, and where ZeRO-3 holds the weights: they come and go."""
-        if isinstance(model, EncoderDecoder | DecoderOnly) and _is_written_out(model):
+        """None for a model without this form, and where ZeRO-3 holds the weights: they come and go."""
+        if isinstance(model, EncoderDecoder | DecoderOnly) and _has_this_form(model):
             return Weights(model) if all(weight.numel() for weight in model.parameters()) else None
         return None
 
@@ -83,15 +83,15 @@ class Weights:
         return place(self.model.embedding(tokens), positions)[:, 0]
 
 
-def _is_written_out(model: EncoderDecoder | DecoderOnly) -> bool:
+def _has_this_form(model: EncoderDecoder | DecoderOnly) -> bool:
     """Whether the model has nothing that this file leaves out."""
     if isinstance(model, EncoderDecoder):
         return isinstance(model, T5 | Vanilla | Bart)
-    return all(getattr(model.config, name) == DecoderOnlyConfig.model_fields[name].default for name in LEFT_OUT)
+    return all(getattr(model.config, name) == DecoderOnlyConfig.model_fields[name].default for name in UNSUPPORTED)
 
 
-# Settings of DecoderOnlyConfig that are written out with their defaults only.
-LEFT_OUT = (
+# Settings of DecoderOnlyConfig that must have their defaults.
+UNSUPPORTED = (
     "num_key_value_heads",
     "sliding_window",
     "rope_base",
@@ -112,8 +112,8 @@ def _in_fp32(model: EncoderDecoder | DecoderOnly) -> Any:
 class _Layer:
     norms: tuple[Part, ...]
     attention: Attention
-    qkv: Product
-    out: Product
+    qkv: PackedLinear
+    out: PackedLinear
     across: "_Across | None"
     feed_forward: Part
 
@@ -129,9 +129,9 @@ class _Layer:
         return _Layer(
             tuple(map(_norm, norms)),
             attention,
-            joined([attention.q, attention.k, attention.v]),
-            joined([attention.o]),
-            None if across is None else _Across(across, joined([across.q]), joined([across.o])),
+            packed_linears([attention.q, attention.k, attention.v]),
+            packed_linears([attention.o]),
+            None if across is None else _Across(across, packed_linears([across.q]), packed_linears([across.o])),
             _feed_forward(layer.feed_forward),
         )
 
@@ -139,8 +139,8 @@ class _Layer:
 @dataclass(frozen=True)
 class _Across:
     attention: Attention
-    q: Product
-    out: Product
+    q: PackedLinear
+    out: PackedLinear
 
     def memory(self, states: Tensor) -> KeysAndValues:
         """Keys and values (examples, heads, length, d_kv) of `states` (examples, length, d_model)."""
@@ -167,11 +167,11 @@ def _norm(module: nn.Module) -> Part:
 
 
 def _feed_forward(module: FeedForward | GatedFeedForward) -> Part:
-    out = joined([module.wo])
+    out = packed_linears([module.wo])
     if isinstance(module, FeedForward):
-        wi, activation = joined([module.wi]), module.activation
+        wi, activation = packed_linears([module.wi]), module.activation
         return lambda x: out(activation(wi(x)))
-    both, activation = joined([module.wi_0, module.wi_1]), module.activation
+    both, activation = packed_linears([module.wi_0, module.wi_1]), module.activation
 
     def gated(x: Tensor) -> Tensor:
         gate, values = both(x).chunk(2, dim=-1)
@@ -192,7 +192,7 @@ class Incremental:
         attention, like = weights.layers[0].attention, weights.model.embedding.weight
         self.weights, self.d_kv = weights, attention.d_kv
         heads = attention.q.out_features // self.d_kv
-        self.pages = Pages(len(weights.layers), examples, heads, self.d_kv, like.dtype, like.device)
+        self.cache = PagedCache(len(weights.layers), examples, heads, self.d_kv, like.dtype, like.device)
         self.position = 0  # of the next token, counting padding before a prompt
         self.padding: Tensor | None = None  # (examples, 1): tokens of padding before a prompt
         self.by_distance = weights.bias(256)
@@ -217,7 +217,7 @@ class Incremental:
         model: Any = self.weights.model
         caches: list[KeyValueCache] = model.new_cache()
         states = model.decoder(model.embedding(prompts), mask, cache=caches)
-        self.pages.fill(torch.stack([torch.stack(cache.held) for cache in caches if cache.held]), mask)
+        self.cache.fill(torch.stack([torch.stack(cache.held) for cache in caches if cache.held]), mask)
         self.position = prompts.size(1)
         self.padding = None if mask is None else (mask == 0).sum(dim=1, keepdim=True)
         return self.weights.logits(states[:, -1])
@@ -225,10 +225,10 @@ class Incremental:
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` (hypotheses, 1); returns the logits (hypotheses, vocab_size) of the next ones."""
         weights = self.weights
-        self.pages.append(self.position)
+        self.cache.append(self.position)
         positions = torch.tensor([self.position], device=tokens.device)
         of_examples = positions if self.padding is None else positions - self.padding
-        width = self.pages.seen.size(1)
+        width = self.cache.seen.size(1)
         x = weights.placed(tokens, of_examples if self.padding is None else of_examples.repeat_interleave(width, dim=0))
         self.bias = self._bias(x.dtype)
         if getattr(weights.model.config, "positions", None) == "rotary":
@@ -240,34 +240,34 @@ class Incremental:
 
     def branch(self, origin: Tensor) -> None:
         """Hypothesis j of an example goes on from hypothesis `origin[example, j]` of it."""
-        self.pages.branch(origin)
+        self.cache.branch(origin)
 
     def keep(self, examples: Tensor) -> None:
         """Drops all other examples."""
-        self.pages.keep(examples)
+        self.cache.keep(examples)
         self.memory = [(keys[examples], values[examples]) for keys, values in self.memory]
         self.memory_bias = None if self.memory_bias is None else self.memory_bias[examples]
         self.padding = None if self.padding is None else self.padding[examples]
 
     def _bias(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to the logits of self-attention; broadcasts to (examples, heads, width, used)."""
-        pages, distances = self.pages, self.by_distance
+        cache, distances = self.cache, self.by_distance
         if distances is not None and self.position >= distances.size(1):
             distances = self.by_distance = self.weights.bias(2 * distances.size(1))
-        if pages.all_seen:
-            return None if distances is None else distances[:, : pages.used].flip(-1)[None, :, None]
+        if cache.all_seen:
+            return None if distances is None else distances[:, : cache.used].flip(-1)[None, :, None]
         bias = None
         if distances is not None:
-            bias = distances[:, self.position - pages.places].transpose(0, 1)[:, :, None]
-        return masked(bias, pages.seen[:, None], dtype)
+            bias = distances[:, self.position - cache.positions].transpose(0, 1)[:, :, None]
+        return masked(bias, cache.seen[:, None], dtype)
 
     def _attend(self, number: int, layer: _Layer, x: Tensor) -> Tensor:
-        examples, width = self.pages.seen.shape[:2]
+        examples, width = self.cache.seen.shape[:2]
         new = layer.qkv(x).view(examples, width, 3, -1, self.d_kv).permute(2, 0, 3, 1, 4)
         queries, new = new[0], new[1:]
         if self.turn is not None:
             queries, new = rotate(queries, self.turn), torch.stack([rotate(new[0], self.turn), new[1]])
-        keys, values = self.pages.write(number, new)
+        keys, values = self.cache.write(number, new)
         return layer.out(_joint(queries, keys, values, self.bias, layer.attention.scale))
 
     def _attend_across(self, number: int, across: _Across, x: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ def flash_attention(
     the device.
     """
     seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
-    of_labels = [] if labels is None else list(labels)
-    return _flash_attention(queries, keys, values, diagonals, of_labels, seed, causal, scale, dropout)[0]
+    label_tensors = [] if labels is None else list(labels)
+    return _flash_attention(queries, keys, values, diagonals, label_tensors, seed, causal, scale, dropout)[0]
 
 
 @torch.library.custom_op("encdec::flash_attention", mutates_args=())
@@ -57,12 +57,12 @@ def _flash_attention(
     (batch, heads, queries, _), keys = q.shape, k.size(2)
     out, normalisers = _like_rows(q), q.new_empty(batch, heads, queries, dtype=torch.float32)
     bias = _margined(diagonals)
-    of_queries, of_keys, ranges, _ = labels or (None, None, None, None)
+    query_labels, key_labels, ranges, _ = labels or (None, None, None, None)
     shared = _shared(q, causal)
 
     def launch(block: Tiles) -> None:
         forward[triton.cdiv(queries, block.rows), batch * heads](
-            q, k, v, _from_last_query(bias, queries), of_queries, of_keys, ranges, seed, out, normalisers,
+            q, k, v, _from_last_query(bias, queries), query_labels, key_labels, ranges, seed, out, normalisers,
             *_strides(q, k, v, out), _stride(bias), heads, queries, keys, scale, dropout,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
@@ -90,27 +90,27 @@ def _flash_attention_backward(
     causal: bool,
     scale: float,
     dropout: float,
-    of_diagonals: bool,
+    needs_grad_diagonals: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, values and, if `of_diagonals`, diagonals, which are else empty."""
+    """Gradients of queries, keys, values and, if `needs_grad_diagonals`, diagonals, which are else empty."""
     q, k, v, gradient = (_rows_whole(tensor) for tensor in (q, k, v, gradient))
     (batch, heads, queries, _), keys = q.shape, k.size(2)
     dq, dk, dv, delta = _like_rows(q), _like_rows(k), _like_rows(v), torch.empty_like(normalisers)
     bias = _margined(diagonals)
     at, stride = _from_last_query(bias, queries), _stride(bias)
-    of_queries, of_keys, query_ranges, key_ranges = labels or (None, None, None, None)
+    query_labels, key_labels, key_ranges, query_ranges = labels or (None, None, None, None)
     shared, key = _shared(q, causal), _key(q, k, bias, labels, causal)
 
     def launch_queries(block: Tiles) -> None:
         backward_queries[triton.cdiv(queries, block.rows), batch * heads](
-            q, k, v, at, of_queries, of_keys, query_ranges, seed, out, normalisers, gradient, dq, delta,
+            q, k, v, at, query_labels, key_labels, key_ranges, seed, out, normalisers, gradient, dq, delta,
             *_strides(q, k, v, out, gradient, dq), stride, heads, queries, keys, scale, dropout,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
 
     def launch_keys(block: Tiles) -> None:
         backward_keys[triton.cdiv(keys, block.columns), batch * heads](
-            q, k, v, at, of_queries, of_keys, key_ranges, seed, normalisers, gradient, delta, dk, dv,
+            q, k, v, at, query_labels, key_labels, query_ranges, seed, normalisers, gradient, delta, dk, dv,
             *_strides(q, k, v, gradient, dk), stride, heads, queries, keys, scale, dropout,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
@@ -118,7 +118,7 @@ def _flash_attention_backward(
     def launch_diagonals(block: Tiles) -> Tensor:
         parts = _empty_parts(q, keys, block.rows)
         backward_diagonals[parts.size(1), parts.size(2), heads](
-            q, k, v, at, of_queries, of_keys, query_ranges, seed, normalisers, gradient, delta, parts,
+            q, k, v, at, query_labels, key_labels, key_ranges, seed, normalisers, gradient, delta, parts,
             *_strides(q, k, v, gradient), stride, batch, heads, queries, keys, scale, dropout, parts.size(2),
             **shared, BLOCK=block.rows, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
@@ -126,20 +126,22 @@ def _flash_attention_backward(
 
     fastest("backward_queries", q, key, launch_queries)  # first: it writes `delta`, which the others read
     fastest("backward_keys", q, key, launch_keys)
-    of_bias = q.new_empty(0)
-    if of_diagonals:
+    grad_bias = q.new_empty(0)
+    if needs_grad_diagonals:
         assert diagonals is not None
-        of_bias = fastest("backward_diagonals", q, key, launch_diagonals).to(diagonals.dtype)
-    return dq, dk, dv, of_bias
+        grad_bias = fastest("backward_diagonals", q, key, launch_diagonals).to(diagonals.dtype)
+    return dq, dk, dv, grad_bias
 
 
 @_flash_attention_backward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, diagonals: Any, labels: Any, seed: Any, out: Any, normalisers: Any, gradient: Any,
-    causal: bool, scale: float, dropout: float, of_diagonals: bool,
+    causal: bool, scale: float, dropout: float, needs_grad_diagonals: bool,
 ) -> tuple:  # fmt: skip
-    of_bias = torch.empty_like(diagonals, memory_format=torch.contiguous_format) if of_diagonals else q.new_empty(0)
-    return _like_rows(q), _like_rows(k), _like_rows(v), of_bias
+    grad_bias = (
+        torch.empty_like(diagonals, memory_format=torch.contiguous_format) if needs_grad_diagonals else q.new_empty(0)
+    )
+    return _like_rows(q), _like_rows(k), _like_rows(v), grad_bias
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -153,11 +155,11 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: Any) -> tuple:
     none = [None] * len(labels), None, None, None, None
     if gradient is None:
         return None, None, None, None, *none
-    of_diagonals = diagonals is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, of_bias = _flash_attention_backward(
-        q, k, v, diagonals, labels, seed, out, normalisers, gradient, *ctx.settings, of_diagonals
+    needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[3]
+    dq, dk, dv, grad_bias = _flash_attention_backward(
+        q, k, v, diagonals, labels, seed, out, normalisers, gradient, *ctx.settings, needs_grad_diagonals
     )
-    return dq, dk, dv, of_bias if of_diagonals else None, *none
+    return dq, dk, dv, grad_bias if needs_grad_diagonals else None, *none
 
 
 _flash_attention.register_autograd(_differentiate, setup_context=_keep)

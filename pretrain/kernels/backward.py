@@ -8,10 +8,11 @@ import triton.language as tl
 
 from pretrain.kernels.tiles import (
     LOG2_E,
+    OUTSIDE_KEYS,
+    OUTSIDE_QUERIES,
     drop,
     keys_seen,
-    labels_of_keys,
-    labels_of_queries,
+    load_labels,
     load_tile,
     offset,
     range_of_tile,
@@ -31,15 +32,15 @@ def _accumulate_dq(
         at_k = first + tl.arange(0, BLOCK_N)
         k = load_tile(k_base, at_k, k_stride, keys, D, BLOCK_D)
         v = load_tile(v_base, at_k, v_stride, keys, D, BLOCK_D)
-        label_k = labels_of_keys(key_labels, at_k[None, :], keys)
+        label_k = load_labels(key_labels, at_k[None, :], keys, OUTSIDE_KEYS)
         logits = tile_of_logits(
             q, k, at_q, at_k[None, :], label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
         weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
-        of_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        of_weights = drop(of_weights, seed, at_q, at_k[None, :], keys, dropout)
-        of_logits = weights * (of_weights - delta[:, None])
-        dq = tl.dot(of_logits.to(k.dtype), k, dq, input_precision=PRECISION)
+        grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        grad_weights = drop(grad_weights, seed, at_q, at_k[None, :], keys, dropout)
+        grad_logits = weights * (grad_weights - delta[:, None])
+        dq = tl.dot(grad_logits.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 
@@ -64,7 +65,7 @@ def backward_queries(
     normaliser = tl.load(NORMALISERS + row.to(tl.int64) * queries + at_q, mask=at_q < queries, other=float("inf"))
     seed = seed_of_head(SEED, row)
     diagonals = offset(DIAGONALS, head * diagonals_stride)
-    label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
+    label_q = load_labels(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries, OUTSIDE_QUERIES)
     key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, CAUSAL, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -93,17 +94,17 @@ def _accumulate_dk_dv(
         do = load_tile(do_base, at_q, do_stride, queries, D, BLOCK_D)
         normaliser = tl.load(normalisers + at_q, mask=at_q < queries, other=float("inf"))
         delta = tl.load(deltas + at_q, mask=at_q < queries, other=0.0)
-        label_q = labels_of_queries(query_labels, at_q[None, :], queries)
+        label_q = load_labels(query_labels, at_q[None, :], queries, OUTSIDE_QUERIES)
         logits = tile_of_logits(
             k, q, at_q[None, :], at_k, label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
         weights = tl.exp2(logits * LOG2_E - normaliser[None, :])
         dropped = drop(weights, seed, at_q[None, :], at_k, keys, dropout)
         dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=PRECISION)
-        of_weights = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-        of_weights = drop(of_weights, seed, at_q[None, :], at_k, keys, dropout)
-        of_logits = weights * (of_weights - delta[None, :])
-        dk = tl.dot(of_logits.to(q.dtype), q, dk, input_precision=PRECISION)
+        grad_weights = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        grad_weights = drop(grad_weights, seed, at_q[None, :], at_k, keys, dropout)
+        grad_logits = weights * (grad_weights - delta[None, :])
+        dk = tl.dot(grad_logits.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -124,7 +125,7 @@ def backward_keys(
     v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)
     seed = seed_of_head(SEED, row)
     diagonals = offset(DIAGONALS, head * diagonals_stride)
-    label_k = labels_of_keys(offset(KEY_LABELS, batch * keys), at_k[:, None], keys)
+    label_k = load_labels(offset(KEY_LABELS, batch * keys), at_k[:, None], keys, OUTSIDE_KEYS)
     query_labels = offset(QUERY_LABELS, batch * queries)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
@@ -201,17 +202,17 @@ def backward_diagonals(
             row = (batch * heads + head) * queries
             normaliser = tl.load(NORMALISERS + row + at_q, mask=at_q < queries, other=float("inf"))
             delta = tl.load(DELTA + row + at_q, mask=at_q < queries, other=0.0)
-            label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
-            label_k = labels_of_keys(offset(KEY_LABELS, batch * keys), at_k[None, :], keys)
+            label_q = load_labels(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries, OUTSIDE_QUERIES)
+            label_k = load_labels(offset(KEY_LABELS, batch * keys), at_k[None, :], keys, OUTSIDE_KEYS)
             logits = tile_of_logits(
                 q, k, at_q[:, None], at_k[None, :], label_q, label_k, diagonals, queries, keys, scale,
                 CAUSAL, True, PRECISION,
             )  # fmt: skip
             weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
-            of_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
             seed = seed_of_head(SEED, batch * heads + head)
-            of_weights = drop(of_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
-            total += weights * (of_weights - delta[:, None])
+            grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
+            total += weights * (grad_weights - delta[:, None])
     i, t = tl.arange(0, BLOCK)[:, None], tl.arange(0, 2 * BLOCK)[None, :]
     column = t - (BLOCK - 1) + i
     skewed = tl.gather(total, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)

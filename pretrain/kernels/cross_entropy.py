@@ -23,13 +23,21 @@ def losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> 
     return found[0], found[1]
 
 
-def become_gradients(
-    logits: Tensor, targets: Tensor, log_z: Tensor, of_shares: Tensor, of_targets: Tensor, smoothing: float
+def logits_to_grad_(
+    logits: Tensor, targets: Tensor, log_z: Tensor, grad_softmax: Tensor, grad_targets: Tensor, smoothing: float
 ) -> None:
-    """Overwrites the logits by `of_shares` · softmax − `of_targets` · ((1 − s) [target] + s / vocabulary)."""
+    """Overwrites the logits by `grad_softmax` · softmax − `grad_targets` · ((1 − s) [target] + s / vocabulary)."""
     if len(logits) and not logits.is_meta:
         backward_rows[(len(logits), triton.cdiv(logits.size(1), _BLOCK))](
-            logits, targets, log_z, of_shares, of_targets, logits.size(1), smoothing, BLOCK=_BLOCK, num_warps=_WARPS
+            logits,
+            targets,
+            log_z,
+            grad_softmax,
+            grad_targets,
+            logits.size(1),
+            smoothing,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
         )
 
 
@@ -58,12 +66,14 @@ def forward_rows(LOGITS, TARGETS, LOSSES, LOG_Z, vocabulary, z_loss, smoothing, 
 
 
 @triton.jit
-def backward_rows(LOGITS, TARGETS, LOG_Z, OF_SHARES, OF_TARGETS, vocabulary, smoothing, BLOCK: tl.constexpr):
+def backward_rows(LOGITS, TARGETS, LOG_Z, GRAD_SOFTMAX, GRAD_TARGETS, vocabulary, smoothing, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = LOGITS + row * vocabulary + at
-    of_target = tl.load(OF_TARGETS + row)
+    grad_target = tl.load(GRAD_TARGETS + row)
     values = tl.load(place, mask=at < vocabulary, other=0.0).to(tl.float32)
-    gradient = tl.exp(values - tl.load(LOG_Z + row)) * tl.load(OF_SHARES + row) - smoothing / vocabulary * of_target
-    gradient = tl.where(at == tl.load(TARGETS + row), gradient - (1.0 - smoothing) * of_target, gradient)
+    gradient = (
+        tl.exp(values - tl.load(LOG_Z + row)) * tl.load(GRAD_SOFTMAX + row) - smoothing / vocabulary * grad_target
+    )
+    gradient = tl.where(at == tl.load(TARGETS + row), gradient - (1.0 - smoothing) * grad_target, gradient)
     tl.store(place, gradient.to(LOGITS.dtype.element_ty), mask=at < vocabulary)

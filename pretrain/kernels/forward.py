@@ -5,10 +5,11 @@ import triton.language as tl
 
 from pretrain.kernels.tiles import (
     LOG2_E,
+    OUTSIDE_KEYS,
+    OUTSIDE_QUERIES,
     drop,
     keys_seen,
-    labels_of_keys,
-    labels_of_queries,
+    load_labels,
     load_tile,
     offset,
     seed_of_head,
@@ -27,7 +28,7 @@ def _attend(
     for first in tl.range(low, high, BLOCK_N):
         at_k = first + tl.arange(0, BLOCK_N)
         k = load_tile(k_base, at_k, k_stride, keys, D, BLOCK_D)
-        label_k = labels_of_keys(key_labels, at_k[None, :], keys)
+        label_k = load_labels(key_labels, at_k[None, :], keys, OUTSIDE_KEYS)
         logits = tile_of_logits(
             q, k, at_q, at_k[None, :], label_q, label_k, diagonals, queries, keys, scale, CAUSAL, MASKED, PRECISION
         )
@@ -58,7 +59,7 @@ def forward(
     q = load_tile(Q + batch * qb + head * qh, at_q, ql, queries, D, BLOCK_D)
     seed = seed_of_head(SEED, row)
     diagonals = offset(DIAGONALS, head * diagonals_stride)
-    label_q = labels_of_queries(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
+    label_q = load_labels(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries, OUTSIDE_QUERIES)
     key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, CAUSAL, BLOCK_M, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

@@ -14,15 +14,15 @@ class Labels(NamedTuple):
     """A query sees a key if their labels are equal. All int32 and contiguous, on the device of the attention.
 
     - `queries` (batch, queries) and `keys` (batch, keys): the labels.
-    - `of_queries` (batch, 2, ⌈queries / GRANULE⌉): the first key that any query of a granule may see, and the key after
+    - `key_ranges` (batch, 2, ⌈queries / GRANULE⌉): the first key that any query of a granule may see, and the key after
       the last.
-    - `of_keys` (batch, 2, ⌈keys / GRANULE⌉): the same for keys, in queries.
+    - `query_ranges` (batch, 2, ⌈keys / GRANULE⌉): the same for keys, in queries.
     """
 
     queries: Tensor
     keys: Tensor
-    of_queries: Tensor
-    of_keys: Tensor
+    key_ranges: Tensor
+    query_ranges: Tensor
 
 
 def labels(
@@ -33,25 +33,25 @@ def labels(
     None if every query sees every key. Nothing here waits for the device.
     """
     if query_segments is not None and key_segments is not None:
-        of_queries, of_keys = query_segments.int(), key_segments.int()
+        query_labels, key_labels = query_segments.int(), key_segments.int()
     elif key_mask is not None:
-        of_queries, of_keys = (
+        query_labels, key_labels = (
             key_mask.new_ones(key_mask.size(0), queries, dtype=torch.int32),
             torch.ones_like(key_mask, dtype=torch.int32),
         )
     else:
         return None
     if key_mask is not None:
-        of_keys = of_keys.masked_fill(key_mask == 0, _HIDDEN)
-    meet = torch.einsum("bqs,bks->bqk", _sets(of_queries), _sets(of_keys)) > 0
-    ranges = _ranges(meet, of_keys.size(1)), _ranges(meet.transpose(1, 2), queries)
-    return Labels(of_queries.contiguous(), of_keys.contiguous(), *ranges)
+        key_labels = key_labels.masked_fill(key_mask == 0, _HIDDEN)
+    meet = torch.einsum("bqs,bks->bqk", _sets(query_labels), _sets(key_labels)) > 0
+    ranges = _ranges(meet, key_labels.size(1)), _ranges(meet.transpose(1, 2), queries)
+    return Labels(query_labels.contiguous(), key_labels.contiguous(), *ranges)
 
 
-def _sets(of: Tensor) -> Tensor:
+def _sets(labels: Tensor) -> Tensor:
     """(batch, granules, _SETS) fp32: 1 where a granule has a label of that remainder."""
-    padded = torch.nn.functional.pad(of, (0, -of.size(1) % GRANULE), value=_HIDDEN)
-    members = padded.remainder(_SETS)[..., None] == torch.arange(_SETS, device=of.device)
+    padded = torch.nn.functional.pad(labels, (0, -labels.size(1) % GRANULE), value=_HIDDEN)
+    members = padded.remainder(_SETS)[..., None] == torch.arange(_SETS, device=labels.device)
     members &= (padded != _HIDDEN)[..., None]
     return members.unflatten(1, (-1, GRANULE)).any(dim=2).float()
 

@@ -15,6 +15,8 @@ import triton.language as tl
 from pretrain.kernels import labels
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+OUTSIDE_QUERIES = tl.constexpr(-2)  # no key has this label
+OUTSIDE_KEYS = tl.constexpr(-1)  # no query has this label
 GRANULE = tl.constexpr(labels.GRANULE)  # tiles are multiples or divisors of it
 
 
@@ -45,20 +47,11 @@ def offset(base, distance):
 
 
 @triton.jit
-def labels_of_queries(labels, at, queries):
-    """Labels in the shape of `at`, or None; no key has the label of a place outside."""
+def load_labels(labels, at, length, OUTSIDE: tl.constexpr):
+    """Labels in the shape of `at`, OUTSIDE beyond `length`; None if there are none."""
     found = None
     if labels is not None:
-        found = tl.load(labels + at, mask=at < queries, other=-2)
-    return found
-
-
-@triton.jit
-def labels_of_keys(labels, at, keys):
-    """Labels in the shape of `at`, or None; no query has the label of a place outside."""
-    found = None
-    if labels is not None:
-        found = tl.load(labels + at, mask=at < keys, other=-1)
+        found = tl.load(labels + at, mask=at < length, other=OUTSIDE)
     return found
 
 

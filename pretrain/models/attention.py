@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain.kernels.products import product
-from pretrain.models.layers import Linear, drop, one_use, products, soft_capped
+from pretrain.kernels.matmul import matmul
+from pretrain.models.layers import Linear, drop, fused_linear, one_use, soft_capped
 from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.masks import MASKED
 from pretrain.models.positions import Rotation, rotate
@@ -62,7 +62,7 @@ class Attention(nn.Module):
     `scaled=False` is T5's form: logits are not divided by √d_kv; the initialisation of `q` carries that factor instead.
     `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
     The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
-    parameter's RMS (Adafactor, AdamWScale) must see it. `joined`: `products` may multiply by them at once.
+    parameter's RMS (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once.
 
     - `num_kv_heads`: heads of keys and values, each for as many consecutive heads of queries; None: as many as those.
     - `memory_width`: that of `memory`; None: d_model.
@@ -89,15 +89,15 @@ class Attention(nn.Module):
     ):
         super().__init__()
         inner, inner_kv = num_heads * d_kv, (num_kv_heads or num_heads) * d_kv
-        of_memory = memory_width or d_model
+        memory_size = memory_width or d_model
         self.d_kv, self.width = d_kv, inner
-        self.joined = False
+        self.fused = False
         self.dropout_rate = dropout_rate
         self.scale = scale or (d_kv**-0.5 if scaled else 1.0)
         self.softcap = softcap
         self.q = Linear(d_model, inner, std or (d_model**-0.5 if scaled else (d_model * d_kv) ** -0.5), bias)
-        self.k = Linear(of_memory, inner_kv, std or of_memory**-0.5, bias)
-        self.v = Linear(of_memory, inner_kv, std or of_memory**-0.5, bias)
+        self.k = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
+        self.v = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
         self.o = Linear(inner, d_model, out_std or std or inner**-0.5, bias)
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
         """What each of `matrices` makes of (batch, length, d_model): (batch, heads, length, d_kv)."""
-        found = products(x, *matrices, joined=self.joined)
+        found = fused_linear(x, *matrices, fused=self.fused)
         return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
 
     def output(self, context: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ _noted: list[Tensor] | None = None  # where `attend` leaves its weights
 
 
 @contextlib.contextmanager
-def noting_weights() -> Iterator[list[Tensor]]:
+def recording_weights() -> Iterator[list[Tensor]]:
     """Within the block, each call of `attend` appends its weights (batch, heads, queries, keys), for pictures of them.
 
     The fast kernels never hold these weights, so they are computed apart.
@@ -193,8 +193,8 @@ def attend(
     queries. `capped` is `soft_capped`, or nothing without a `softcap`.
 
     On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys. On a CPU, PyTorch's own kernels take
-    up to three times as long as the two products written out in bf16, and longer in fp32 with dropout or a bias that
-    learns; they have no soft caps anywhere. The softmax is in fp32 in all forms.
+    up to three times as long as the eager form in bf16, and longer in fp32 with dropout or a bias that learns; they
+    have no soft caps anywhere. The softmax is in fp32 in all forms.
     """
     groups = queries.size(1) // keys.size(1)
     keys, values = _for_each_head(keys, groups), _for_each_head(values, groups)
@@ -206,10 +206,10 @@ def attend(
         seen = _future(queries, keys, 0) if causal else bias
         _noted.append(_softmax(queries, keys, seen, scale, softcap).detach())
     if softcap is not None:
-        return written_out(queries, keys, values, bias, causal, scale, dropout, softcap)
+        return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
     learned = bias is not None and bias.requires_grad
     slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
-    form = written_out if slow else fused
+    form = eager if slow else sdpa
     return form(queries, keys, values, bias, causal, scale, dropout)
 
 
@@ -226,17 +226,17 @@ def flash(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale
     return flash_attention(queries, keys, values, diagonals, seen, causal, scale, dropout)
 
 
-def fused(
+def sdpa(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` by PyTorch's kernels."""
-    with kernels(queries.device, masked=bias is not None):
+    with sdpa_kernels(queries.device, masked=bias is not None):
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
         )
 
 
-def kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
+def sdpa_kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
     """Within the block, PyTorch chooses among those of its kernels that are right on `device`.
 
     With a mask, cuDNN's may give a NaN gradient on H100 and H200 (PyTorch issue 196678): where all keys of a query are
@@ -245,7 +245,7 @@ def kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
     return sdpa_kernel(_WITHOUT_CUDNN) if masked and device.type == "cuda" else nullcontext()
 
 
-def written_out(
+def eager(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -260,21 +260,21 @@ def written_out(
     Where it is causal, some queries at a time: only with the keys up to the last of them.
     """
     if not causal:
-        return _written_out(queries, keys, values, bias, scale, dropout, softcap)
+        return _eager(queries, keys, values, bias, scale, dropout, softcap)
     queries, keys, values = queries.contiguous(), keys.contiguous(), values.contiguous()
     found = []
     for first in range(0, queries.size(2), _QUERIES):
         some, seen = queries[:, :, first : first + _QUERIES], slice(first + _QUERIES)
         earlier, their_values = keys[:, :, seen], values[:, :, seen]
         future = _future(some, earlier, first)
-        found.append(_written_out(some, earlier, their_values, future, scale, dropout, softcap))
+        found.append(_eager(some, earlier, their_values, future, scale, dropout, softcap))
     return torch.cat(found, dim=2)
 
 
 _QUERIES = 128  # at a time: a quarter of 512 queries leaves out three eighths of the work
 
 
-def _written_out(
+def _eager(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -283,12 +283,12 @@ def _written_out(
     dropout: float,
     softcap: float | None,
 ) -> Tensor:
-    return product(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
+    return matmul(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
 
 
 def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
     """The weights of attention (batch, heads, queries, keys)."""
-    logits = product(queries if scale == 1.0 else queries * scale, keys.mT)
+    logits = matmul(queries if scale == 1.0 else queries * scale, keys.mT)
     if softcap is not None:
         logits = soft_capped(logits, softcap)
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)

@@ -255,18 +255,18 @@ class Autoregressive(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
-        target_places: Tensor | None = None,
+        target_indices: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label, "embedding_loss": in training, times its coefficient}.
 
         Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
         shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
         `encoder_attention_mask`, nonzero at real tokens (None: all), and segments apply everywhere, also to the mean of
-        the embeddings. `target_places` as in `Head`.
+        the embeddings. `target_indices` as in `Head`.
         """
         segments = encoder_attention_mask if encoder_segment_ids is None else encoder_segment_ids
         embeddings, encoder_out, x = self._run(encoder_input_ids, segments, encoder_positions, None)
-        losses = {"labels": self.lm_head(x, labels, self.config, target_places)}
+        losses = {"labels": self.lm_head(x, labels, self.config, target_indices)}
         if self.embedding_loss is not None and self.training:
             distances = self.embedding_loss(embeddings, encoder_out, segments)
             scaled = self.embedding_loss.config.coefficient * distances

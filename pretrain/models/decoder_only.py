@@ -158,18 +158,18 @@ class DecoderOnly(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
-        target_places: Tensor | None = None,
+        target_indices: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs.
-        Segments keep the examples of a packed row apart. The z-loss applies in training only. `target_places` as in
+        Segments keep the examples of a packed row apart. The z-loss applies in training only. `target_indices` as in
         `Head`.
         """
         x = self.decoder(
             self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
         )
-        return {"labels": self.lm_head(x, labels, self.config, target_places)}
+        return {"labels": self.lm_head(x, labels, self.config, target_indices)}
 
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None

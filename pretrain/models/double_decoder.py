@@ -182,15 +182,15 @@ class DoubleDecoder(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
-        target_places: Tensor | None = None,
+        target_indices: Tensor | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
-        example of a packed row has boundaries of its own. `target_places` as in `Head`.
+        example of a packed row has boundaries of its own. `target_indices` as in `Head`.
         """
         row = self.row(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
-        return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_places)}
+        return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_indices)}
 
     def row(
         self,

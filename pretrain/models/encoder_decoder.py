@@ -1,20 +1,18 @@
 """What all encoder-decoders but the autoregressive one share: an encoder, a decoder that reads its states, a head."""
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.config.base import ModelConfig
+from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Embedding
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses, shift_right
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
-
-if TYPE_CHECKING:
-    from pretrain.models.distilled_loss import TeacherTargets
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -65,8 +63,8 @@ class EncoderDecoder(Model):
         decoder_segment_ids: Tensor | None = None,
         encoder_positions: Tensor | None = None,
         decoder_positions: Tensor | None = None,
-        target_places: Tensor | None = None,
-        teacher_targets: "TeacherTargets | None" = None,
+        target_indices: Tensor | None = None,
+        teacher_targets: TeacherTargets | None = None,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
@@ -74,8 +72,8 @@ class EncoderDecoder(Model):
         tokens (None: all). `decoder_input_ids` are by default the labels shifted one to the right. Padding after the
         targets needs no mask: the decoder is causal. Segments keep the examples of a packed row apart. Positions count
         within an example; relative positions don't need them, since packing keeps distances inside an example. Label
-        smoothing and z-loss apply in training only. `target_places` as in `Head`. With `teacher_targets`, the losses
-        are those of `TeacherTargets.losses`.
+        smoothing and z-loss apply in training only. `target_indices` as in `Head`. With `teacher_targets`, the losses
+        are those of `chunked_cross_entropy`.
         """
         if decoder_input_ids is None:
             start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
@@ -90,7 +88,7 @@ class EncoderDecoder(Model):
             encoder_segments=encoder_segment_ids,
             positions=decoder_positions,
         )
-        found = self.lm_head(self.before_head(x), labels, self.config, target_places, teacher_targets=teacher_targets)
+        found = self.lm_head(self.before_head(x), labels, self.config, target_indices, teacher_targets=teacher_targets)
         return {"labels": found} if teacher_targets is None else found
 
     def embedded_targets(self, ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pretrain.models.attention import Attention
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.loss import Losses, places_of_targets, token_losses
+from pretrain.models.loss import Losses, indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import LearnedPositions, positions_from
@@ -127,19 +127,19 @@ class EncoderOnly(Model):
         encoder_positions: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         decoder_positions: Tensor | None = None,
-        target_places: Tensor | None = None,
+        target_indices: Tensor | None = None,
     ) -> Losses:
         """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
 
         `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
         second text follows. Labels share segments and positions with the inputs. Segments keep the examples of a packed
         row apart. Only tokens whose label counts go through the output matrix. The z-loss applies in training only.
-        `target_places` as in `Head`.
+        `target_indices` as in `Head`.
         """
         states = self.encode(
             encoder_input_ids, encoder_attention_mask, token_type_ids, encoder_segment_ids, encoder_positions
         )
-        places = places_of_targets(labels) if target_places is None else target_places
+        places = indices_of_targets(labels) if target_indices is None else target_indices
         targets = labels.flatten().index_select(0, places)
         predicted = self.masked_lm(states.flatten(0, 1).index_select(0, places))
         found = self.lm_head(predicted, targets, self.config, torch.arange(len(places), device=places.device))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.kernels.products import linear
+from pretrain.kernels.matmul import linear
 
 
 def one_use(x: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def products(x: Tensor, *linears: Linear, joined: bool) -> tuple[Tensor, ...]:
+def fused_linear(x: Tensor, *linears: Linear, fused: bool) -> tuple[Tensor, ...]:
     """What each of `linears` makes of `x` (…, features).
 
-    `joined`: as one product where that is faster, on GPUs. Parameters stay apart, each with its name and RMS; their
-    rows are copied side by side for the product. All or none of them have a bias vector.
+    `fused`: as one product where that is faster, on GPUs. Each parameter keeps its name and RMS; their rows are copied
+    side by side for the product. All or none of them have a bias vector.
     """
-    if not (joined and one_product_is_faster(x)):
+    if not (fused and fusing_is_faster(x)):
         return tuple(one(x) for one in linears)
     biases: list[Tensor] = [one.bias for one in linears if one.bias is not None]
     weights: list[Tensor] = [one.weight for one in linears]
@@ -61,17 +61,17 @@ def products(x: Tensor, *linears: Linear, joined: bool) -> tuple[Tensor, ...]:
     return result.split([one.out_features for one in linears], dim=-1)
 
 
-def one_product_is_faster(x: Tensor) -> bool:
+def fusing_is_faster(x: Tensor) -> bool:
     """On a CPU the cores are busy with the narrowest product already."""
     return x.is_cuda
 
 
-def join_products(layer: nn.Module) -> None:
-    """Lets the modules of `layer` join their products. Not for ZeRO-3, whose hooks gather each matrix by itself, except
-    where it gathers a whole layer."""
+def fuse_linears(layer: nn.Module) -> None:
+    """Lets the modules of `layer` fuse their projections. Not under ZeRO-3, whose hooks gather each matrix by itself,
+    unless it gathers whole layers."""
     for module in layer.modules():
-        if hasattr(module, "joined"):
-            setattr(module, "joined", True)  # noqa: B010 - not every module declares it
+        if hasattr(module, "fused"):
+            setattr(module, "fused", True)  # noqa: B010 - not every module declares it
 
 
 class Embedding(nn.Embedding):
@@ -141,15 +141,15 @@ class _RMSNorm(torch.autograd.Function):
         """With n = x · factor: dL/dx = factor · (g w − n · mean(g w n)), dL/dw = Σ g n"""
         x, weight, factors = ctx.saved_tensors
         flat, gains = x.flatten(0, -2), weight.to(factors.dtype)
-        out, of_weight = torch.empty_like(flat), torch.zeros_like(gains)
+        out, grad_weight = torch.empty_like(flat), torch.zeros_like(gains)
         for part, factor, along, into in _in_cache(flat, factors, gradient.flatten(0, -2), out):
             normed = part * factor
             rows = along.to(normed.dtype, copy=True)
             products = rows * normed
-            of_weight += products.sum(dim=0)
+            grad_weight += products.sum(dim=0)
             means = torch.mv(products, gains).div_(x.size(-1))
             into.copy_(rows.mul_(gains).addcmul_(normed, means[:, None], value=-1).mul_(factor))
-        return out.view_as(x), of_weight.to(weight.dtype), None
+        return out.view_as(x), grad_weight.to(weight.dtype), None
 
 
 def _in_cache(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -272,7 +272,7 @@ class GatedFeedForward(nn.Module):
         out_std: float | None = None,
     ):
         super().__init__()
-        self.joined = False
+        self.fused = False
         self.wi_0 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
         self.wi_1 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
         self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
@@ -280,7 +280,7 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        gates, values = products(x, self.wi_0, self.wi_1, joined=self.joined)
+        gates, values = fused_linear(x, self.wi_0, self.wi_1, fused=self.fused)
         return self.wo(self.dropout(self.activation(gates) * values))
 
 
@@ -301,6 +301,6 @@ def feed_forward(
     out_std: float | None = None,
 ) -> FeedForward | GatedFeedForward:
     """The layer with this `activation`, one of ACTIVATIONS or GATES."""
-    of_gates = GATES.get(activation)
-    kind = GatedFeedForward if of_gates else FeedForward
-    return kind(d_model, d_ff, dropout_rate, of_gates or activation, bias=bias, std=std, out_std=out_std)
+    gate = GATES.get(activation)
+    kind = GatedFeedForward if gate else FeedForward
+    return kind(d_model, d_ff, dropout_rate, gate or activation, bias=bias, std=std, out_std=out_std)

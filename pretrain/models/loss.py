@@ -9,6 +9,7 @@ from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.config.base import ModelConfig
+from pretrain.models.layers import at_least_fp32
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
 # the sum of their means over the labels that count. A loss of any other name is averaged over "labels". The parts of a
@@ -35,7 +36,7 @@ _hits: list[Tensor] | None = None  # where `configured_losses` leaves them
 
 
 @contextlib.contextmanager
-def noting_hits() -> Iterator[list[Tensor]]:
+def recording_hits() -> Iterator[list[Tensor]]:
     """Within the block, each forward pass of a model appends which targets are its likeliest ids.
 
     A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
@@ -49,13 +50,13 @@ def noting_hits() -> Iterator[list[Tensor]]:
         _hits = before
 
 
-def hits_are_noted() -> bool:
-    """Whether the block of `noting_hits` runs."""
+def hits_are_recorded() -> bool:
+    """Whether the block of `recording_hits` runs."""
     return _hits is not None
 
 
-def places_of_targets(labels: Tensor) -> Tensor:
-    """The numbers (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
+def indices_of_targets(labels: Tensor) -> Tensor:
+    """The indices (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
     return (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
 
 
@@ -92,7 +93,7 @@ class _TokenLosses(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
         counted = labels != IGNORE_INDEX
         targets = labels.clamp(min=0)
-        precision = torch.promote_types(logits.dtype, torch.float32)
+        precision = at_least_fp32(logits)
         step = _rows_at_a_time(logits)
         normalisers, losses = [], []
         for rows, ids in zip(logits.split(step), targets.split(step), strict=True):
@@ -114,14 +115,19 @@ class _TokenLosses(torch.autograd.Function):
         """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary"""
         logits, targets, counted, log_z = ctx.saved_tensors
         gradient = gradient.masked_fill(~counted, 0.0)
-        of_shares = gradient * (1 + 2 * ctx.z_loss * log_z)
-        out = torch.empty_like(logits)
+        grad_softmax = gradient * (1 + 2 * ctx.z_loss * log_z)
+        grad_logits = torch.empty_like(logits)
         step = _rows_at_a_time(logits)
-        parts = (tensor.split(step) for tensor in (logits, targets, of_shares, gradient, out))
-        for rows, ids, of_share, of_target, into in zip(*parts, strict=True):
-            shares = torch.softmax(rows.to(log_z.dtype), dim=-1).mul_(of_share[:, None])
-            if ctx.smoothing:
-                shares -= (ctx.smoothing / logits.size(-1) * of_target)[:, None]
-            shares.scatter_add_(-1, ids[:, None], ((ctx.smoothing - 1) * of_target)[:, None])
-            into.copy_(shares)
-        return out, None, None, None
+        parts = (tensor.split(step) for tensor in (logits, targets, grad_softmax, gradient, grad_logits))
+        for rows, ids, factors, grad_targets, into in zip(*parts, strict=True):
+            found = torch.softmax(rows.to(log_z.dtype), dim=-1).mul_(factors[:, None])
+            subtract_targets_(found, ids, grad_targets, ctx.smoothing)
+            into.copy_(found)
+        return grad_logits, None, None, None
+
+
+def subtract_targets_(grad_logits: Tensor, targets: Tensor, grad_targets: Tensor, label_smoothing: float) -> None:
+    """Subtracts the smoothed targets (n,), times `grad_targets` (n,), from (n, vocabulary)."""
+    if label_smoothing:
+        grad_logits -= (label_smoothing / grad_logits.size(-1) * grad_targets)[:, None]
+    grad_logits.scatter_add_(-1, targets[:, None], ((label_smoothing - 1) * grad_targets)[:, None])

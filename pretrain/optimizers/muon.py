@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from pretrain.kernels.products import add_product, product
+from pretrain.kernels.matmul import addmm, matmul
 from pretrain.optimizers.config import MuonConfig
 from pretrain.optimizers.flat import Flat, in_whole
 from pretrain.optimizers.sharded import Sharded
@@ -190,8 +190,8 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     x = matrices.mT if tall else matrices
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
-        gram = product(x, x.mT)
-        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
+        gram = matmul(x, x.mT)
+        x = addmm(x, addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
     return x.mT if tall else x
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from pretrain.kernels.products import product
+from pretrain.kernels.matmul import matmul
 from pretrain.models.layers import Linear
 from pretrain.models.model import Model
 from pretrain.models.t5gemma2 import MergedAttention
@@ -55,11 +55,11 @@ def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.dev
 
 def _seconds(left: Tensor, right: Tensor) -> float:
     """The shortest of some measured products; the first, which isn't measured, chooses a kernel."""
-    _wait_for(product(left, right))
+    _wait_for(matmul(left, right))
     taken = []
     for _ in range(_TIMES):
         started = time.perf_counter()
-        _wait_for(product(left, right))
+        _wait_for(matmul(left, right))
         taken.append(time.perf_counter() - started)
     return min(taken)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.kernels.products import product
+from pretrain.kernels.matmul import matmul
 from pretrain.models.model import Model, Sizes
 from pretrain.run.gpus import Arithmetic, gpu_of_device
 from pretrain.trainer.matmul_speed import products, products_flops
@@ -73,7 +73,7 @@ def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
 def _seconds(matrix: Tensor) -> float:
     started = time.perf_counter()
     for _ in range(_AT_ONCE):
-        found = product(matrix, matrix)
+        found = matmul(matrix, matrix)
     float(found[0, 0])  # waits for the device
     return time.perf_counter() - started
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config import ComputeSection, RunConfig
-from pretrain.models.layers import join_products
+from pretrain.models.layers import fuse_linears
 from pretrain.run import watchdog
 
 Forward = Callable[..., Tensor]
@@ -33,7 +33,7 @@ def prepare_layers(model: nn.Module, config: RunConfig) -> None:
     for layer in layers(model):
         forward: Forward = layer.forward
         if compiled or config.zero_stage < 3:
-            join_products(layer)
+            fuse_linears(layer)
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if config.zero_stage == 3:

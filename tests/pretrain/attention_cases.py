@@ -17,7 +17,7 @@ from torch import Tensor
 from pretrain import models
 from pretrain.kernels.labels import labels
 from pretrain.models import logit_bias
-from pretrain.models.attention import flash, written_out
+from pretrain.models.attention import eager, flash
 from pretrain.models.logit_bias import Pattern
 from pretrain.models.masks import MASKED
 
@@ -124,7 +124,7 @@ def results(
 
 def by_definition(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, _: float) -> Tensor:
     bias = pattern.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
-    return written_out(queries, keys, values, bias, False, scale, 0.0)
+    return eager(queries, keys, values, bias, False, scale, 0.0)
 
 
 def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models import loss_head
+from pretrain.models import chunked_cross_entropy
+from pretrain.models.chunked_cross_entropy import CrossEntropy
 from pretrain.models.layers import soft_capped
 from pretrain.models.loss import token_losses
 
@@ -24,9 +25,11 @@ def errors(
     labels = labels.to(device)
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_head, "_LOGITS", 4 * 5000)
-        patch.setattr(loss_head, "by_kernel", lambda _: kernel)
-        found = loss_head.chunked_losses(x, weight, bias, labels, z_loss, smoothing, softcap=softcap)
+        patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
+        patch.setattr(chunked_cross_entropy, "by_kernel", lambda _: kernel)
+        found = chunked_cross_entropy.chunked_cross_entropy(
+            x, weight, bias, labels, CrossEntropy(z_loss, smoothing, softcap)
+        )["labels"]
         gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
     exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
     logits = torch.nn.functional.linear(*exact)
@@ -52,6 +55,7 @@ def largest_tensor(device: str) -> int:
     x = torch.randn(64, 4, device=device, requires_grad=True)
     weight = torch.randn(1000, 4, device=device, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch, Watch():
-        patch.setattr(loss_head, "_LOGITS", 8 * 1000)
-        loss_head.chunked_losses(x, weight, None, torch.arange(64, device=device)).sum().backward()
+        patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
+        labels = torch.arange(64, device=device)
+        chunked_cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy())["labels"].sum().backward()
     return largest

@@ -20,7 +20,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
 from pretrain.config import DistillationSection, RunConfig
-from pretrain.models import distilled_loss, parse
+from pretrain.models import chunked_cross_entropy, parse
 from pretrain.models.model import Model, Sizes
 from pretrain.run.gpus import GPUS
 from pretrain.run.metrics_file import read_metrics
@@ -87,7 +87,7 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
             alone |= dict(zip(part[1:].tolist(), found, strict=True))
     labels = batch["labels"][batch["labels"] != IGNORE_INDEX].tolist()
     compared = 0
-    for label, share, said in zip(labels, teacher_targets.shares.tolist(), log_p, strict=True):
+    for label, share, said in zip(labels, teacher_targets.weights.tolist(), log_p, strict=True):
         assert share == (0 if label == VOCABULARY.eos else pytest.approx(0.7))
         if share:
             torch.testing.assert_close(said, alone[label], rtol=0, atol=2e-5)
@@ -242,7 +242,7 @@ def refused_on_resume(path: Path, put) -> None:
 
 def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(put, monkeypatch):
     """In fp32 on a GPU, beside what the run needs without a teacher, and no whole matrix of logits."""
-    monkeypatch.setattr(distilled_loss, "_LOGITS", 8 * 2000)
+    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 8 * 2000)
     teacher = put(d_model=48)
     outline = models.outline(checkpoint_index.read(Path(teacher)).model)
     without, with_teacher = (

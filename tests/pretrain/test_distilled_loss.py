@@ -1,11 +1,12 @@
-"""The loss that a teacher weighs: the formula written out in fp64, and its gradients by autograd."""
+"""The loss that a teacher weighs: the formula in fp64, and its gradients by autograd."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models import distilled_loss
+from pretrain.models import chunked_cross_entropy
+from pretrain.models.chunked_cross_entropy import CrossEntropy
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import soft_capped
 from pretrain.models.loss import token_losses
@@ -24,7 +25,13 @@ CASES = [
 @pytest.fixture(autouse=True)
 def few_logits(monkeypatch):
     """Four targets at a time."""
-    monkeypatch.setattr(distilled_loss, "_LOGITS", 4 * VOCABULARY)
+    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 4 * VOCABULARY)
+
+
+def losses_of(teacher_targets, x, weight, bias, labels, settings=CrossEntropy()):
+    return chunked_cross_entropy.chunked_cross_entropy(
+        x, weight, bias, labels, settings, teacher_targets=teacher_targets
+    )
 
 
 class Case:
@@ -49,8 +56,8 @@ class Case:
         self.teacher_targets = TeacherTargets(head, draw(11, 16), OF_TEACHER, shares, temperature, top_k)
 
     def found(self, z_loss, smoothing, softcap):
-        losses = self.teacher_targets.losses(
-            self.x, self.weight, self.bias, self.labels, z_loss, smoothing, softcap=softcap
+        losses = losses_of(
+            self.teacher_targets, self.x, self.weight, self.bias, self.labels, CrossEntropy(z_loss, smoothing, softcap)
         )
         gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, self.weight, self.bias))
         return [*losses.values(), *gradients]
@@ -71,8 +78,8 @@ class Case:
         log_q = torch.log_softmax(logits[counted] / t, dim=-1)
         divergence, shares = torch.zeros(2, *self.labels.shape, dtype=torch.float64, device=self.x.device)
         kl = F.kl_div(log_q, p, reduction="none").sum(dim=-1)
-        divergence = divergence.masked_scatter(counted, t**2 * kl * (teacher_targets.shares > 0))
-        shares = shares.masked_scatter(counted, teacher_targets.shares.double())
+        divergence = divergence.masked_scatter(counted, t**2 * kl * (teacher_targets.weights > 0))
+        shares = shares.masked_scatter(counted, teacher_targets.weights.double())
         own = token_losses(logits, self.labels, z_loss, smoothing)
         regular = own - token_losses(logits, self.labels, 0.0, smoothing)
         loss = regular + (1 - shares) * (own - regular) + shares * divergence
@@ -96,7 +103,7 @@ def test_gradients_are_those_of_finite_differences():
     small = case.weight[:, :6].detach().clone().requires_grad_(), case.x[..., :6].detach().clone().requires_grad_()
 
     def losses(weight, x):
-        return case.teacher_targets.losses(x, weight, None, case.labels, 0.01)["labels"]
+        return losses_of(case.teacher_targets, x, weight, None, case.labels, CrossEntropy(z_loss=0.01))["labels"]
 
     assert torch.autograd.gradcheck(losses, small, fast_mode=True)
 
@@ -110,7 +117,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
     shares = torch.ones(11, device=device)
     for temperature in (1.0, 3.0):
         teacher_targets = TeacherTargets(head, states, VOCABULARY, shares, temperature)
-        losses = teacher_targets.losses(case.x, head.weight, None, case.labels)
+        losses = losses_of(teacher_targets, case.x, head.weight, None, case.labels)
         assert losses["distillation_loss"].abs().max() < 1e-5
         (gradient,) = torch.autograd.grad(losses["labels"].sum(), case.x)
         of_text = torch.autograd.grad(token_losses(F.linear(case.x, head.weight), case.labels).sum(), case.x)[0]
@@ -120,7 +127,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
 def test_the_teacher_gets_no_gradient():
     case = Case(torch.float32)
     case.teacher_targets.states.requires_grad_()
-    case.teacher_targets.losses(case.x, case.weight, case.bias, case.labels)["labels"].sum().backward()
+    losses_of(case.teacher_targets, case.x, case.weight, case.bias, case.labels)["labels"].sum().backward()
     assert case.teacher_targets.head.weight.grad is case.teacher_targets.states.grad is None
 
 
@@ -136,9 +143,9 @@ def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
                 largest = max(largest, one.numel() if torch.is_tensor(one) else 0)
             return result
 
-    monkeypatch.setattr(distilled_loss, "_LOGITS", 8 * 1000)
+    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 8 * 1000)
     x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     teacher_targets = TeacherTargets(Head(5, 1000, 1.0), torch.randn(64, 5), 1000, torch.ones(64))
     with Watch():
-        teacher_targets.losses(x, weight, None, torch.arange(64))["labels"].sum().backward()
+        losses_of(teacher_targets, x, weight, None, torch.arange(64))["labels"].sum().backward()
     assert largest == 8 * 1000

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from pretrain.models import build, layers
-from pretrain.models.attention import Attention, attend, fused
-from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, join_products
+from pretrain.models.attention import Attention, attend, sdpa
+from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, fuse_linears
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.masks import MASKED
@@ -90,9 +90,7 @@ def test_fp32_attention_with_a_learned_bias_is_pytorchs():
     queries, keys, values = (draw(2, 3, 17, 8, dtype=torch.float32, seed=seed) for seed in range(3))
     bias = draw(1, 3, 17, 17, dtype=torch.float32, seed=3)
     inputs = (queries, keys, values, bias)
-    ours, pytorchs = (
-        gradients(form(queries, keys, values, bias, False, 0.5, 0.0), *inputs) for form in (attend, fused)
-    )
+    ours, pytorchs = (gradients(form(queries, keys, values, bias, False, 0.5, 0.0), *inputs) for form in (attend, sdpa))
     for own, theirs in zip(ours, pytorchs, strict=True):
         torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-6)
 
@@ -133,36 +131,36 @@ def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
     given = (x, memory) if cross else (x,)
     inputs = [*given, *attention.parameters()]
     separate = gradients(attention(*given), *inputs)
-    join_products(attention)
+    fuse_linears(attention)
     assert_same(gradients(attention(*given), *inputs), separate, 0.0)  # on a CPU nothing changes
-    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
     assert_same(gradients(attention(*given), *inputs), separate, 1e-12)
 
 
-def test_joined_gates_are_the_separate_ones(monkeypatch):
+def test_fused_gates_are_the_separate_ones(monkeypatch):
     torch.manual_seed(0)
     feed_forward = GatedFeedForward(24, 40).double()
     x = draw(2, 5, 24)
     separate = gradients(feed_forward(x), x, *feed_forward.parameters())
-    join_products(feed_forward)
-    monkeypatch.setattr(layers, "one_product_is_faster", lambda _: True)
+    fuse_linears(feed_forward)
+    monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
     calls = []
     monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: calls.append(inputs) or plain(*inputs))
-    joined = feed_forward(x)
+    fused = feed_forward(x)
     assert [weight.shape for _, weight, _ in calls] == [(80, 24), (24, 40)]
-    assert_same(gradients(joined, x, *feed_forward.parameters()), separate, 1e-12)
+    assert_same(gradients(fused, x, *feed_forward.parameters()), separate, 1e-12)
 
 
 @pytest.mark.parametrize(
-    ("stage", "compiled", "joined"), [(1, False, True), (2, False, True), (3, False, False), (3, True, True)]
+    ("stage", "compiled", "fused"), [(1, False, True), (2, False, True), (3, False, False), (3, True, True)]
 )
-def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, joined):
+def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused):
     """A product of matrices that are not gathered together would read some that aren't there."""
     config = run_config(stage, compute={"compile": compiled})
     model = build(config.model)
     prepare_layers(model, config)
-    found = {module.joined for module in model.modules() if hasattr(module, "joined")}
-    assert found == {joined}
+    found = {module.fused for module in model.modules() if hasattr(module, "fused")}
+    assert found == {fused}
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float) -> None:
@@ -176,7 +174,7 @@ def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
 
     queries, keys, values = (draw(2, 3, 20, 16, dtype=torch.float32, seed=seed).detach() for seed in range(3))
     diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()
-    expected = fused(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
+    expected = sdpa(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
     torch.testing.assert_close(flexible(queries, keys, values, diagonals), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pretrain.generation.decoders import start
 from pretrain.generation.incremental import Weights
 from pretrain.generation.largest import largest, likeliest
-from pretrain.generation.pages import PAGE
-from pretrain.generation.products import joined, product
+from pretrain.generation.packed_linear import packed_linear, packed_linears
+from pretrain.generation.paged_cache import PAGE
 from pretrain.models import build, parse
 from pretrain.models.layers import Linear
 
@@ -91,10 +91,10 @@ def test_what_no_hypothesis_sees_is_dropped():
     decoder = start(model, torch.full((2, 5), 7), None)
     decoder.step(decoder.prompt)
     for _ in range(10 * PAGE):  # all four hypotheses go on from the third
-        decoder.branch(torch.full((2, 4), min(2, decoder.pages.seen.size(1) - 1)))
+        decoder.branch(torch.full((2, 4), min(2, decoder.cache.seen.size(1) - 1)))
         decoder.step(torch.full((8, 1), 9))
-    assert decoder.pages.used <= 10 * PAGE + 4 * PAGE  # one entry a token, and a page
-    assert (decoder.pages.seen.sum(dim=2) == 10 * PAGE + 1).all()
+    assert decoder.cache.used <= 10 * PAGE + 4 * PAGE  # one entry a token, and a page
+    assert (decoder.cache.seen.sum(dim=2) == 10 * PAGE + 1).all()
 
 
 @pytest.mark.parametrize("option", [{"num_key_value_heads": 2}, {"qk_norm": True}, {"sliding_window": 4}])
@@ -125,9 +125,9 @@ def test_products_are_those_of_linear_layers(inputs, outputs, rows, bias, dtype,
     expected = F.linear(x.double(), first.weight.double(), None if first.bias is None else first.bias.double())
     # the sum is rounded once; it is about 1, and up to 5
     torch.testing.assert_close(
-        product(first.weight, first.bias)(x).double(), expected, rtol=tolerance, atol=tolerance + 1e-12
+        packed_linear(first.weight, first.bias)(x).double(), expected, rtol=tolerance, atol=tolerance + 1e-12
     )
-    both = joined([first, second])(x)
+    both = packed_linears([first, second])(x)
     torch.testing.assert_close(both[:, :outputs].double(), expected, rtol=tolerance, atol=tolerance + 1e-12)
     assert both.shape == (rows, outputs + 8)
 

@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.device import with_places
+from data_pipeline.loading.device import with_target_indices
 from pretrain.models.config.base import ModelConfig
-from pretrain.models.loss import places_of_targets, token_losses
+from pretrain.models.loss import indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from tests.pretrain import loss_cases
 from tests.pretrain.attention_cases import interpreted
@@ -74,5 +74,5 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
 
 def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
     labels = torch.tensor([[5, IGNORE_INDEX, 6], [IGNORE_INDEX, IGNORE_INDEX, 7]])
-    assert with_places({"labels": labels})["target_places"].tolist() == [0, 2, 5]
-    assert places_of_targets(labels).tolist() == [0, 2, 5]
+    assert with_target_indices({"labels": labels})["target_indices"].tolist() == [0, 2, 5]
+    assert indices_of_targets(labels).tolist() == [0, 2, 5]

@@ -19,7 +19,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.models import attention, loss_head
+from pretrain.models import attention, chunked_cross_entropy
 from pretrain.models.model import Sizes
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import GPUS, gpu_of_device
@@ -105,7 +105,7 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_are_those_that_autograd_saves(family, checkpointing, monkeypatch):
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
-    monkeypatch.setattr(attention, "written_out", attention.fused)
+    monkeypatch.setattr(attention, "eager", attention.sdpa)
     count, inputs, targets = 5, 96, 40
     targets = targets if family in ("t5", "t5 without bias", "bart", "vanilla", "t5gemma2") else inputs
     config = models.parse(FAMILIES[family])
@@ -128,7 +128,7 @@ def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeyp
     """32 rows of 40 targets, 100 at a time: logits in bf16, which become their gradients in place, without a copy."""
     config, rows = models.parse(FAMILIES["t5"]), Rows(32, 96, 40, 40)
     vocabulary = config.padded_vocab_size
-    monkeypatch.setattr(loss_head, "_LOGITS", 100 * vocabulary)
+    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 100 * vocabulary)
     planned = activations(config, rows, "bf16", True)
     whole = activations(config, rows, "bf16", True, on_gpu=False)
     assert planned.logits <= 100 * vocabulary * 2 < 32 * 40 * vocabulary * 2 < whole.logits

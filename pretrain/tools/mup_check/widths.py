@@ -121,7 +121,7 @@ def _shortened(batch: Batch) -> Batch:
         if rows.dim() > 1
         else rows
         for name, rows in batch.items()
-        if name != "target_places"
+        if name != "target_indices"
     }
 
 

@@ -112,7 +112,7 @@ def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
         "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
     }
     if on_gpu or isinstance(config, EncoderOnlyConfig):
-        batch["target_places"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
+        batch["target_indices"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
     if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
         batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
     return batch

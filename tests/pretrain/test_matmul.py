@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.kernels import products
-from pretrain.models.attention import Attention, written_out
+from pretrain.kernels import matmul
+from pretrain.models.attention import Attention, eager
 from pretrain.optimizers.muon import orthogonal
 
 HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
@@ -13,7 +13,7 @@ HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
 @pytest.fixture(params=[False, True], ids=["widened", "as it comes"])
 def multiplies(request, monkeypatch):
     """Whether the CPU is taken for one that multiplies bf16."""
-    monkeypatch.setattr(products, "_MULTIPLIES_BF16", request.param)
+    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", request.param)
     return request.param
 
 
@@ -32,7 +32,7 @@ def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, terms: torch.T
 def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(multiplies, biased):
     x, weight, bias, along = draw(3, 70, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(3, 70, 40, seed=3)
     inputs = [x, weight, bias] if biased else [x, weight]
-    found = products.linear(*inputs)
+    found = matmul.linear(*inputs)
     exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
     assert_rounded_once(found, exact, x.abs().double() @ weight.abs().double().T + 5)
     gradients = torch.autograd.grad(found, inputs, along)
@@ -47,7 +47,7 @@ def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(multiplies, bias
 def test_products_of_heads_are_rounded_once(multiplies):
     left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
     along = draw(2, 3, 33, 21, seed=2)
-    found = products.product(left, right)
+    found = matmul.matmul(left, right)
     assert_rounded_once(found, left.double() @ right.double(), left.abs().double() @ right.abs().double())
     of_left, of_right = torch.autograd.grad(found, (left, right), along)
     wide, across = along.double(), right.double()
@@ -57,7 +57,7 @@ def test_products_of_heads_are_rounded_once(multiplies):
 
 def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients(multiplies):
     left, right = draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)
-    (gradient,) = torch.autograd.grad(products.product(left, right).sum(), right)
+    (gradient,) = torch.autograd.grad(matmul.matmul(left, right).sum(), right)
     expected = left.double().sum(dim=(0, 1))[None, :, None].expand(1, 6, 7)
     assert gradient.shape == right.shape
     torch.testing.assert_close(gradient.double(), expected, rtol=2**-6, atol=2**-4)
@@ -65,13 +65,13 @@ def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients(multiplies):
 
 def test_models_and_muon_multiply_by_these_functions(monkeypatch):
     """On a CPU without arithmetic for bf16, none of their products is left to PyTorch's bf16."""
-    monkeypatch.setattr(products, "_MULTIPLIES_BF16", False)
+    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", False)
     torch.manual_seed(0)
     with Multiplied() as dtypes:
         attention = Attention(24, 8, 3, bias=True).to(torch.bfloat16)
         attention(draw(2, 5, 24, seed=0), draw(2, 7, 24, seed=1)).sum().backward()
         queries, keys, values = (draw(2, 3, 9, 8, seed=seed) for seed in range(3))
-        written_out(queries, keys, values, None, True, 1.0, 0.1).sum().backward()
+        eager(queries, keys, values, None, True, 1.0, 0.1).sum().backward()
         orthogonal(draw(12, 8, seed=0).detach(), 5)
         orthogonal(draw(2, 8, 12, seed=0).detach(), 5)
     assert set(dtypes.found) == {torch.float32}

@@ -8,24 +8,24 @@ from pretrain.models.attention import KeysAndValues
 PAGE = 32  # steps; storage grows by a page, and what no hypothesis sees any more is dropped then
 
 
-class Pages:
+class PagedCache:
     """Keys and values of all layers of `examples`, each with `width` hypotheses.
 
     An entry is one token of one hypothesis; it is written once and never moves. A hypothesis that goes on from another
     one shares its entries: a table says which entries each hypothesis sees, and only that table changes. So all
     hypotheses of an example attend to one list of keys, in one product, and nothing is copied for any of them.
 
-    `seen` (examples, width, used): which entries a hypothesis sees. `places` (examples, used): the position of each.
+    `seen` (examples, width, used): which entries a hypothesis sees. `positions` (examples, used): the position of each.
     """
 
     def __init__(self, layers: int, examples: int, heads: int, d_kv: int, dtype: torch.dtype, device: torch.device):
         # (layers, keys or values, examples, heads, room, d_kv)
         self._stored = torch.empty(layers, 2, examples, heads, 0, d_kv, dtype=dtype, device=device)
         self.seen = torch.empty(examples, 1, 0, dtype=torch.bool, device=device)
-        self.places = torch.empty(examples, 0, dtype=torch.long, device=device)
+        self.positions = torch.empty(examples, 0, dtype=torch.long, device=device)
         self.all_seen = True
         self._new = 0
-        self._own = self.seen  # (examples, width, width): each hypothesis sees its own new entry
+        self._diagonal = self.seen  # (examples, width, width): each hypothesis sees its own new entry
 
     @property
     def used(self) -> int:
@@ -35,20 +35,20 @@ class Pages:
         """Starts with the tokens of a prompt, (layers, 2, examples, heads, length, d_kv); `mask` (examples, length)."""
         examples, length = keys_and_values.size(2), keys_and_values.size(4)
         self._stored = keys_and_values
-        self.places = torch.arange(length, device=self.places.device).expand(examples, -1)
+        self.positions = torch.arange(length, device=self.positions.device).expand(examples, -1)
         self.all_seen = mask is None
-        self.seen = torch.ones_like(self.places, dtype=torch.bool)[:, None] if mask is None else mask[:, None].bool()
+        self.seen = torch.ones_like(self.positions, dtype=torch.bool)[:, None] if mask is None else mask[:, None].bool()
 
-    def append(self, place: int) -> None:
-        """Makes an entry at position `place` for each hypothesis, which `write` fills in each layer."""
+    def append(self, position: int) -> None:
+        """Makes an entry at position `position` for each hypothesis, which `write` fills in each layer."""
         examples, width, used = self.seen.shape
         if used + width > self._stored.size(4):
-            self._turn_page()
+            self._new_page()
             used = self.used
-        if self._own.shape != (examples, width, width):
-            self._own = torch.eye(width, dtype=torch.bool, device=self.seen.device).expand(examples, -1, -1)
-        self.seen = torch.cat([self.seen, self._own], dim=2)
-        self.places = torch.cat([self.places, self.places.new_full((examples, width), place)], dim=1)
+        if self._diagonal.shape != (examples, width, width):
+            self._diagonal = torch.eye(width, dtype=torch.bool, device=self.seen.device).expand(examples, -1, -1)
+        self.seen = torch.cat([self.seen, self._diagonal], dim=2)
+        self.positions = torch.cat([self.positions, self.positions.new_full((examples, width), position)], dim=1)
         self.all_seen = self.all_seen and width == 1
         self._new = used
 
@@ -67,9 +67,9 @@ class Pages:
     def keep(self, examples: Tensor) -> None:
         """Drops all other examples."""
         self._stored = self._stored.index_select(2, examples)
-        self.seen, self.places = self.seen[examples], self.places[examples]
+        self.seen, self.positions = self.seen[examples], self.positions[examples]
 
-    def _turn_page(self) -> None:
+    def _new_page(self) -> None:
         """Moves the entries that some hypothesis sees to new storage, with room for a page of new ones."""
         old = self._stored[..., : self.used, :]
         if not self.all_seen:
@@ -78,7 +78,7 @@ class Pages:
             order = (~alive).long().argsort(dim=1, stable=True)[:, :most]
             old = old.gather(4, order[:, None, :, None].expand(*old.shape[:4], -1, old.size(5)))
             self.seen = self.seen.gather(2, order[:, None].expand(-1, self.seen.size(1), -1))
-            self.places = self.places.gather(1, order)
+            self.positions = self.positions.gather(1, order)
         shape = list(old.shape)
         shape[4] += PAGE * self.seen.size(1)
         self._stored = old.new_empty(shape)

@@ -1,4 +1,4 @@
-"""Products of a few rows with weights that stay as they are: most of the time of decoding goes into these."""
+"""Linear layers of a few rows whose weights don't change: most of the time of decoding goes into these."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = Callable[[Tensor], Tensor]  # (rows, inputs) → (rows, outputs)
+from pretrain.kernels.matmul import multiplies_bf16
+
+PackedLinear = Callable[[Tensor], Tensor]  # (rows, inputs) → (rows, outputs)
 
 _ROWS = 8  # the layout that oneDNN chooses for this number of rows is the fastest or close to it from 4 to 32
 _FEW = 4  # below this number of rows, `F.linear` is the fastest in fp32
@@ -14,16 +16,16 @@ _FEW = 4  # below this number of rows, `F.linear` is the fastest in fp32
 _SMALL = {"AVX512": 2**20, "AVX2": 2**18}
 
 
-def joined(linears: Sequence[nn.Linear]) -> Product:
-    """One product for several layers of the same input; their outputs stand side by side."""
+def packed_linears(linears: Sequence[nn.Linear]) -> PackedLinear:
+    """One product for several layers of the same input; concatenates their outputs."""
     first, *others = linears
     if not others:
-        return product(first.weight, first.bias)
+        return packed_linear(first.weight, first.bias)
     bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
-    return product(torch.cat([linear.weight.detach() for linear in linears]), bias)
+    return packed_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
 
 
-def product(weight: Tensor, bias: Tensor | None) -> Product:
+def packed_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """x ↦ x · weightᵀ + bias, which `F.linear` defines; `weight` (outputs, inputs).
 
     On a CPU, the weights are copied once into the order in which the product reads them; `F.linear` does that, or reads
@@ -45,20 +47,20 @@ def product(weight: Tensor, bias: Tensor | None) -> Product:
     return fast
 
 
-def _laid_out(weight: Tensor, bias: Tensor | None) -> Product | None:
+def _laid_out(weight: Tensor, bias: Tensor | None) -> PackedLinear | None:
     """The product with a copy of `weight` in the best order; None if the order doesn't matter or isn't known."""
     if weight.dtype == torch.float32 and weight.numel() <= _SMALL.get(torch.backends.cpu.get_cpu_capability(), 2**20):
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else torch.addmm(bias, x, transposed)
-    if not multiplies(weight.dtype):
+    if not can_pack(weight.dtype):
         return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def multiplies(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN, as part of PyTorch, has fast products of `dtype` on this CPU: of bf16 only with AVX-512."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bf16())

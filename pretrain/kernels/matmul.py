@@ -25,12 +25,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Widened.apply(x, weight, bias) if _widened(x) else F.linear(x, weight, bias)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
+def matmul(left: Tensor, right: Tensor) -> Tensor:
     """left (…, n, k) @ right (…, k, m) → (…, n, m)."""
     return _Widened.apply(left, right.mT, None) if _widened(left) else left @ right
 
 
-def add_product(summand: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> Tensor:
+def addmm(summand: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> Tensor:
     """beta · summand + alpha · (left @ right), for matrices or batches of matrices. Without gradients."""
     function = torch.addmm if left.dim() == 2 else torch.baddbmm
     if not _widened(left):
@@ -58,14 +58,14 @@ class _Widened(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         gradient = gradient.float()
-        of_x = of_weight = of_bias = None
+        grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            of_x = (gradient @ weight.float()).sum_to_size(x.shape).to(x.dtype)
+            grad_x = (gradient @ weight.float()).sum_to_size(x.shape).to(x.dtype)
         if ctx.needs_input_grad[1]:
             wide = x.float()
             if weight.dim() == 2:
                 gradient, wide = gradient.flatten(0, -2), wide.flatten(0, -2)
-            of_weight = (gradient.mT @ wide).sum_to_size(weight.shape).to(weight.dtype)
+            grad_weight = (gradient.mT @ wide).sum_to_size(weight.shape).to(weight.dtype)
         if ctx.biased and ctx.needs_input_grad[2]:
-            of_bias = gradient.flatten(0, -2).sum(dim=0).to(weight.dtype)
-        return of_x, of_weight, of_bias
+            grad_bias = gradient.flatten(0, -2).sum(dim=0).to(weight.dtype)
+        return grad_x, grad_weight, grad_bias
