@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -178,5 +178,6 @@ def _scattered(parts: list[tuple[np.ndarray, np.ndarray]], fill: int) -> np.ndar
     rows = sum(len(indices) for indices, _ in parts)
     whole = np.full((rows, *widest), fill, dtype=np.result_type(*(array for _, array in parts)))
     for indices, array in parts:
-        whole[(indices, *map(slice, array.shape[1:]))] = array
+        inside: tuple[Any, ...] = (indices, *map(slice, array.shape[1:]))
+        whole[inside] = array
     return whole

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.compression.stream import open_to_jump_about
+from data_pipeline.sources.compression.stream import open_for_random_access
 from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.sources.table import UNREADABLE, Columns, columns_of, one_line, records
 
@@ -26,7 +26,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = Columns(**file.options)
-    with open_to_jump_about(file.path) as source:
+    with open_for_random_access(file.path) as source:
         try:
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
             columns = columns_of(file.path, parquet.schema_arrow, options)
@@ -55,5 +55,5 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 def names(path: str) -> list[str]:
     """The names of the columns."""
-    with open_to_jump_about(path) as source:
+    with open_for_random_access(path) as source:
         return list(pq.ParquetFile(source).schema_arrow.names)

@@ -182,7 +182,7 @@ def test_no_altered_text_is_read_wherever_a_bit_is_flipped(tmp_path, compress, m
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatch, compress, held, place):
     """Also one too large to hold, which is read twice, and a remote one, which is copied for it."""
-    monkeypatch.setattr(module, "_HELD", held)
+    monkeypatch.setattr(module, "_BUFFERED", held)
     first, second = (compress("".join(f"{line}\n" for line in lines).encode()) for lines in (LINES[:100], LINES[100:]))
     url = f"memory://flips/{held}" if place == "memory" else str(tmp_path / "a")
     damaged = bytearray(second)
@@ -206,7 +206,7 @@ def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_a_large_member_that_is_cut_off_is_read_up_to_the_cut(tmp_path, monkeypatch, compress):
-    monkeypatch.setattr(module, "_HELD", 1000)
+    monkeypatch.setattr(module, "_BUFFERED", 1000)
     (tmp_path / "a").write_bytes(compress(STORED)[:-1])
     lines, _, damage = kept(tmp_path / "a")
     assert lines == LINES[: len(lines)]

@@ -9,6 +9,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -20,8 +21,8 @@ from data_pipeline.foundation.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
-_FEW = 4  # bytes: no more than a checksum, so that what precedes it is given before it is compared
-_HELD = 64 << 20  # bytes of a member's content that wait in memory for its checksum; a larger member is read twice
+_FEW = 4  # bytes: no more than a checksum, so that what precedes it is decompressed before it is compared
+_BUFFERED = 64 << 20  # bytes of a member's content that wait in memory for its checksum; a larger member is read twice
 
 
 class CorruptMember(DamagedInput):
@@ -55,10 +56,10 @@ def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
             raise DamagedInput(path, "byte 0", "empty file")
         codec = next((codec for codec in _CODECS if head.startswith(codec.magics)), None)
         if codec is None:
-            raw: io.RawIOBase = _Plain(file, head)
+            content = chain([head], iter(lambda: read_chunk(file), b""))
         else:
-            raw = _Pieces(_contents(Members(file, path, codec, scratch, head), verified))
-        with io.BufferedReader(raw, _BUFFER) as stream:
+            content = _contents(Members(file, path, codec, scratch, head), verified)
+        with io.BufferedReader(_Chunks(content), _BUFFER) as stream:
             yield cast(BinaryIO, stream)
 
 
@@ -76,7 +77,7 @@ def open_file(path: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_to_jump_about(path: str) -> Iterator[Any]:
+def open_for_random_access(path: str) -> Iterator[Any]:
     """Like `open_file`, for a format that isn't read from start to end.
 
     A remote file is first copied to a temporary file of this machine: it would be requested more than once, in part.
@@ -91,9 +92,9 @@ def open_to_jump_about(path: str) -> Iterator[Any]:
         yield file
 
 
-def read_chunk(file: Any, size: int = _CHUNK) -> bytes:
-    """Reads up to `size` stored bytes and counts them as progress."""
-    data = file.read(size)
+def read_chunk(file: Any) -> bytes:
+    """Reads some stored bytes and counts them as progress."""
+    data = file.read(_CHUNK)
     advance(len(data))
     return data
 
@@ -106,118 +107,55 @@ def _peek(file: Any) -> bytes:
     return head
 
 
-class _Gzip:
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-    def decompress(self, data: bytes, limit: int) -> bytes:
-        return self._inflate.decompress(self._inflate.unconsumed_tail + data, limit)
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inflate.unconsumed_tail
-
-    @property
-    def eof(self) -> bool:
-        return self._inflate.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflate.unused_data
-
-
-class _Sliced:
-    """A decompressor that can't limit its output, so its input is given in slices of `size` bytes."""
-
-    def __init__(self, decompressor: Any, size: int) -> None:
-        self._decompressor, self._slice = decompressor, size
-        self._waiting, self._at, self._content = b"", 0, b""  # the next slice begins at `_at`
-
-    def decompress(self, data: bytes, limit: int) -> bytes:
-        self._waiting, self._at = self._waiting[self._at :] + data, 0
-        while not self._content and self._at < len(self._waiting) and not self._decompressor.eof:
-            data = self._waiting[self._at : self._at + self._slice]
-            self._at += len(data)
-            self._content = self._decompressor.decompress(data)
-        content, self._content = self._content[:limit], self._content[limit:]
-        return content
-
-    @property
-    def needs_input(self) -> bool:
-        return self._at == len(self._waiting) and not self._content
-
-    @property
-    def eof(self) -> bool:
-        return self._decompressor.eof and not self._content
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decompressor.unused_data + self._waiting[self._at :]
-
-
-def _bzip2() -> _Sliced:
-    # Without a limit of its output, it returns the content of a block after it has compared the block's checksum. A
-    # block of at most 46 MB takes at least 37 bytes, so a slice yields at most 630 MB.
-    return _Sliced(bz2.BZ2Decompressor(), 512)
-
-
-def _zstandard() -> _Sliced:
-    # A block of 128 KiB takes at least four bytes, so a slice yields at most 128 MiB. `zstd --long=31` needs a window
-    # of 2 GiB; the memory is only allocated if a frame asks for it.
-    return _Sliced(zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), 1 << 12)
-
-
 @dataclass(frozen=True)
 class Codec:
-    """`magics`: what a member (or stream, or frame) can begin with. `checked_at_end`: one checksum, at its end, covers
-    all of a member. `length_at_end`: its last four bytes are the length of its content. `trailing`: padding that may
-    follow the members."""
+    """`magics`: what a member (or stream, or frame) can begin with. `slice`: bytes to decompress at a time, since not
+    every library can limit its output. `checked_at_end`: one checksum, at its end, covers all of a member.
+    `length_at_end`: its last four bytes are the length of its content. `trailing`: padding that may follow the members.
+    """
 
     name: str
     magics: tuple[bytes, ...]
-    member: Callable[[], _Gzip | _Sliced]
+    decompressor: Callable[[], Any]
+    slice: int
     checked_at_end: bool = True
     length_at_end: bool = False
     trailing: bytes = b""
 
 
+def _gzip() -> Any:
+    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+
+def _zstandard() -> Any:
+    # `zstd --long=31` needs a window of 2 GiB; the memory is only allocated if a frame asks for it.
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
 _SKIPPABLE = [bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)]
-BZIP2 = Codec("bz2", (b"BZh",), _bzip2, checked_at_end=False)
+# bzip2 returns the content of a block after it has compared the block's checksum. A block of at most 46 MB takes at
+# least 37 bytes, so a slice yields at most 630 MB.
+BZIP2 = Codec("bz2", (b"BZh",), bz2.BZ2Decompressor, 512, checked_at_end=False)
 _CODECS = (
-    Codec("gzip", (b"\x1f\x8b\x08",), _Gzip, length_at_end=True, trailing=b"\0"),
+    Codec("gzip", (b"\x1f\x8b\x08",), _gzip, 1 << 14, length_at_end=True, trailing=b"\0"),  # at most 16 MiB of content
     BZIP2,
-    Codec("zstandard", (b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstandard),
+    # A block of 128 KiB takes at least four bytes, so a slice yields at most 128 MiB.
+    Codec("zstandard", (b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstandard, 1 << 12),
 )
 
 
-class _Plain(io.RawIOBase):
-    """An uncompressed file, with the bytes already read put back in front."""
+class _Chunks(io.RawIOBase):
+    """A file whose content comes in chunks, none of them empty."""
 
-    def __init__(self, file: Any, head: bytes):
-        self._file, self._head = file, head
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] or read_chunk(self._file, len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _Pieces(io.RawIOBase):
-    """A file whose content comes in pieces, none of them empty."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces, self._piece = pieces, memoryview(b"")
+    def __init__(self, chunks: Iterator[bytes]):
+        self._chunks, self._chunk = chunks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._piece = self._piece or memoryview(next(self._pieces, b""))
-        data, self._piece = self._piece[: len(buffer)], self._piece[len(buffer) :]
+        self._chunk = self._chunk or memoryview(next(self._chunks, b""))
+        data, self._chunk = self._chunk[: len(buffer)], self._chunk[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
 
@@ -240,116 +178,94 @@ class Members:
         self._size = _size(file, start + len(head))
         self._is_local = stores.is_local(stores.filesystem(path)[0])
         self._origin = 0  # the position in the stored file of the first byte of `_file`
-        self._pending = head  # read but not yet decompressed
+        self._read, self._used = head, 0  # bytes read, and how many of them are decompressed
         self._counted = start + len(head)  # as progress
-        self._latest = start  # where the bytes begin that were decompressed last
         self.position = start  # of the next byte to decompress
 
     def has_next(self) -> bool:
         """Whether a member follows. Raises `DamagedInput` for anything else that isn't padding."""
         while True:
-            if self._codec.trailing:
-                rest = self._pending.lstrip(self._codec.trailing)
-                self.position += len(self._pending) - len(rest)
-                self._pending = rest
-            begins = self._pending[: len(self._codec.magics[0])]
+            rest = self._read[self._used :].lstrip(self._codec.trailing)
+            self.position += len(self._read) - self._used - len(rest)
+            begins = rest[: len(self._codec.magics[0])]
             if not any(magic.startswith(begins) for magic in self._codec.magics):
                 reason = f"bytes after the end of the {self._codec.name} stream that don't belong to it"
-                raise DamagedInput(self._path, self._place(), reason)
+                raise DamagedInput(self._path, self._where(), reason)
+            more = b"" if begins in self._codec.magics else self._file.read(_CHUNK)
+            self._read, self._used = rest + more, 0
             if begins in self._codec.magics:
                 return True
-            more = self._file.read(_CHUNK)
             if not more:
-                if self._pending:
-                    self.position += len(self._pending)
+                if rest:
+                    self.position += len(rest)
                     raise self._cut_off()
                 return False
-            self._pending += more
 
     def content(self, verified: bool = True) -> Iterator[bytes]:
-        """The content of the next member, in pieces; see `open_stream`."""
-        if not self._codec.checked_at_end:
-            pieces = self._pieces()
+        """The content of the next member, in chunks; see `open_stream`."""
+        if self._codec.checked_at_end and verified:
+            chunks = self._verified()
         else:
-            pieces = self._verified() if verified else self._to_the_last_byte()
-        for position, piece in pieces:
+            chunks = self._decompressed(self._codec.slice if verified or not self._codec.checked_at_end else _FEW)
+        for position, chunk in chunks:
             if position > self._counted:
                 advance(position - self._counted)
                 self._counted = position
-            yield piece
+            yield chunk
 
     def _verified(self) -> Iterator[tuple[int, bytes]]:
-        start, held, length = self.position, list[tuple[int, bytes]](), 0
-        pieces = self._pieces()
+        start, buffered, length = self.position, list[tuple[int, bytes]](), 0
+        chunks = self._decompressed(self._codec.slice)
         try:
-            for position, piece in pieces:
-                held.append((position, piece))
-                length += len(piece)
-                if length > _HELD:
+            for position, chunk in chunks:
+                buffered.append((position, chunk))
+                length += len(chunk)
+                if length > _BUFFERED:
                     break
         except _CutOff:
-            yield from held
+            yield from buffered
             raise
-        if length <= _HELD:
-            yield from held
+        if length <= _BUFFERED:
+            yield from buffered
             return
-        held.clear()
+        buffered.clear()
         if not self._is_local:
             self._copy(start)
         with contextlib.suppress(_CutOff):  # raised again at the end of the second reading
-            deque(pieces, maxlen=0)
-        self._go_back(start)
-        yield from self._pieces()
+            deque(chunks, maxlen=0)
+        self._file.seek(start - self._origin)
+        self.position, self._read, self._used = start, b"", 0
+        yield from self._decompressed(self._codec.slice)
 
-    def _to_the_last_byte(self) -> Iterator[tuple[int, bytes]]:
-        """A decompressor that fails keeps what it made of the bytes just given, so it is given the last ones singly."""
-        start, length = self.position, 0
-        try:
-            for position, piece in self._pieces():
-                length += len(piece)
-                yield position, piece
-        except CorruptMember:
-            few_from = self._latest
-            self._go_back(start)
-            for position, piece in self._pieces(few_from):
-                if length < len(piece):
-                    yield position, piece[length:]
-                length = max(0, length - len(piece))
-
-    def _pieces(self, few_from: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """The content of a member, each piece with the position behind what was read for it.
-
-        From the position `few_from` on, the decompressor is given few bytes at a time.
-        """
-        known, member, length, end = self.position, self._codec.member(), 0, b""
-        while not member.eof:
-            data = b""
-            if member.needs_input:
-                data = self._take(few_from)
-                end = (end + data)[-4:]
-                if not data and self._codec.length_at_end and _nearly(length, int.from_bytes(end, "little")):
-                    raise CorruptMember(self._path, self._place(known), self._cut_off().reason)
-                if not data:
-                    raise self._cut_off()
+    def _decompressed(self, size: int) -> Iterator[tuple[int, bytes]]:
+        """The content of a member, decompressed `size` bytes at a time, with the position behind each slice."""
+        known, length, end = self.position, 0, b""
+        decompressor = self._codec.decompressor()
+        while not decompressor.eof:
+            start, data = self.position, self._take(size)
+            end = (end + data)[-4:]
+            if not data and self._codec.length_at_end and _nearly(length, int.from_bytes(end, "little")):
+                raise CorruptMember(self._path, self._where(known), self._cut_off().reason)
+            if not data:
+                raise self._cut_off()
             try:
-                content = member.decompress(data, _BUFFER)
+                content = decompressor.decompress(data)
             except (zlib.error, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
                 kind = CorruptMember if self._codec.checked_at_end else DamagedInput
-                raise kind(self._path, self._place(known), f"corrupt {self._codec.name} data ({error})") from None
+                raise kind(self._path, self._where(known), f"corrupt {self._codec.name} data ({error})") from None
             if content:
                 length += len(content)
-                known = known if self._codec.checked_at_end else self._latest
+                known = known if self._codec.checked_at_end else start
                 yield self.position, content
-        self._pending = member.unused_data + self._pending
-        self.position -= len(member.unused_data)
+        self._used -= len(decompressor.unused_data)
+        self.position -= len(decompressor.unused_data)
 
-    def _take(self, few_from: int | None) -> bytes:
+    def _take(self, size: int) -> bytes:
         """Bytes to decompress; b"" at the end of the file."""
-        size = _CHUNK
-        if few_from is not None:
-            size = min(size, few_from - self.position) if self.position < few_from else _FEW
-        data, self._pending = self._pending or self._file.read(size), b""
-        self._latest = self.position
+        if self._used == len(self._read):
+            self._read, self._used = self._file.read(_CHUNK), 0
+        data = self._read[self._used : self._used + size]
+        self._used += len(data)
         self.position += len(data)
         return data
 
@@ -362,17 +278,13 @@ class Members:
         copy.seek(read)
         self._file, self._origin, self._is_local = copy, start, True
 
-    def _go_back(self, position: int) -> None:
-        self._file.seek(position - self._origin)
-        self.position, self._pending = position, b""
-
-    def _place(self, known: int | None = None) -> str:
+    def _where(self, known: int | None = None) -> str:
         """The damaged byte of the stored file or, if `known` is given, the bytes from there to where it was noticed."""
-        of = f" of {self._size}" if self._size else ""
-        return f"byte {self.position}{of}" if known is None else f"bytes {known} to {self.position}{of}"
+        size = f" of {self._size}" if self._size else ""
+        return f"byte {self.position}{size}" if known is None else f"bytes {known} to {self.position}{size}"
 
     def _cut_off(self) -> _CutOff:
-        return _CutOff(self._path, self._place(), f"{self._codec.name} stream ends before its end marker")
+        return _CutOff(self._path, self._where(), f"{self._codec.name} stream ends before its end marker")
 
 
 def _size(file: Any, position: int) -> int | None:

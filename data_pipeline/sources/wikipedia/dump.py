@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from typing import cast
 from urllib.parse import quote, urlsplit
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 from xml.parsers import expat
 
 from data_pipeline.cleaning.wikitext.names import normalised_namespace
@@ -233,56 +235,42 @@ class _Site:
     def __init__(self, head: bytes):
         """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
         self.url_prefix = ""
-        self.language = ""
         self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
         self.hidden_namespaces: set[str] = set()
-        self._key = ""  # the number of the namespace whose name comes next
-        self._depth = 0
-        self._value: list[str] | None = None
-
-        # Without a handler, Expat ignores external entities; a doctype is refused.
-        parser = expat.ParserCreate("utf-8")
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
-        parser.StartDoctypeDeclHandler = self._doctype
-        self._has_root = False
+        if b"<!DOCTYPE" in head:
+            raise ValueError("the XML has a document type declaration")
+        parser = XMLPullParser(["start", "end"])
+        parser.feed(_DECLARATION.sub(b"", head))  # the encoding that it names is no longer true
+        events = cast(Iterator[tuple[str, Element]], parser.read_events())
         try:
-            parser.Parse(head, False)
-        except expat.ExpatError as error:
-            raise ValueError(f"not well-formed XML ({error})") from None
-        if not self._has_root:
-            raise ValueError("no element in this XML")
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            if name != "mediawiki":
+            _, root = next(events)
+            if (name := _local_name(root)) != "mediawiki":
                 raise ValueError(f"the XML is <{name}>")
-            self._has_root = True
-            self.language = attributes.get("xml:lang", "")
-        elif (self._depth, name) in {(3, "base"), (4, "namespace")}:
-            self._value = []
-            self._key = attributes.get("key", "")
+            for event, element in events:
+                if event == "end":
+                    self._read(_local_name(element), element.get("key", ""), (element.text or "").strip())
+        except ParseError as error:
+            raise ValueError(f"not well-formed XML ({error})") from None
+        except StopIteration:
+            raise ValueError("no element in this XML") from None
+        self.language = root.get(_LANGUAGE, "")
 
-    def _characters(self, data: str) -> None:
-        if self._value is not None:
-            self._value.append(data)
-
-    def _end(self, name: str) -> None:
-        self._depth -= 1
-        if self._value is None:
-            return
-        value, self._value = "".join(self._value).strip(), None
+    def _read(self, name: str, key: str, value: str) -> None:
         if name == "base":
             self.url_prefix = _url_prefix(value)
         elif name == "namespace" and value:
             self.namespaces.add(normalised_namespace(value))
-            if self._key in _HIDDEN_KEYS:
+            if key in _HIDDEN_KEYS:
                 self.hidden_namespaces.add(normalised_namespace(value))
 
-    def _doctype(self, *_: object) -> None:
-        raise ValueError("the XML has a document type declaration")
+
+_DECLARATION = re.compile(rb"<\?xml\s[^>]*\?>")
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def _local_name(element: Element) -> str:
+    """The name without its namespace, which differs between versions of the export schema."""
+    return element.tag.rpartition("}")[2]
 
 
 class _Page:
