@@ -56,7 +56,7 @@ def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
             raise DamagedInput(path, "byte 0", "empty file")
         codec = next((codec for codec in _CODECS if head.startswith(codec.magics)), None)
         if codec is None:
-            content = chain([head], iter(lambda: read_chunk(file), b""))
+            content: Iterator[bytes] = chain([head], iter(lambda: read_chunk(file), b""))
         else:
             content = _contents(Members(file, path, codec, scratch, head), verified)
         with io.BufferedReader(_Chunks(content), _BUFFER) as stream:

@@ -239,7 +239,7 @@ class _Site:
         self.hidden_namespaces: set[str] = set()
         if b"<!DOCTYPE" in head:
             raise ValueError("the XML has a document type declaration")
-        parser = XMLPullParser(["start", "end"])
+        parser: XMLPullParser = XMLPullParser(["start", "end"])
         parser.feed(_DECLARATION.sub(b"", head))  # the encoding that it names is no longer true
         events = cast(Iterator[tuple[str, Element]], parser.read_events())
         try:
