@@ -22,7 +22,7 @@ from rich.table import Table
 
 import data_pipeline
 from data_pipeline.cleaning.bad_words import contains_bad_word
-from data_pipeline.cleaning.c4 import clean_page
+from data_pipeline.cleaning.c4_rules import clean_page
 from data_pipeline.cleaning.classifier import ClassifierConfig, scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import GopherConfig, keep_page
@@ -36,7 +36,7 @@ from data_pipeline.dedup.step import Row
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.sources import READERS, Input, Intake, Record
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 

@@ -20,7 +20,7 @@ from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import LocalPath, Section, problems
 from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
-from data_pipeline.sources import OPTIONS, text
+from data_pipeline.sources import OPTIONS, plain_text
 
 
 class SourceConfig(Section):
@@ -88,7 +88,7 @@ class SourceConfig(Section):
     @property
     def together(self) -> int:
         """How many consecutive documents of a file follow each other in the rows; 1 if all are shuffled."""
-        return text.Options(**self.options).together if self.format == "text" else 1
+        return plain_text.Options(**self.options).together if self.format == "text" else 1
 
 
 class SplitConfig(Section):

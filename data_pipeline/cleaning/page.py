@@ -4,7 +4,7 @@ Personal data is masked in what is left. The language, bad words and the classif
 """
 
 from data_pipeline.cleaning.bad_words import drops_page
-from data_pipeline.cleaning.c4 import clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.c4_rules import clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import keep_page

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from data_pipeline.packing.complete_documents import complete_documents
 from data_pipeline.packing.concatenate import concatenate, rows_of_tokens
+from data_pipeline.packing.document_rows import rows_of_document
 from data_pipeline.packing.examples import examples
-from data_pipeline.packing.places import rows_of_document
 from data_pipeline.packing.rows import Documents, Rows, Rules
 from data_pipeline.packing.sentence_pairs import sentence_pairs
 

@@ -10,28 +10,31 @@ from dataclasses import replace
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.progress import counted
-from data_pipeline.sources import arrow, c4, csv, json_array, jsonl, pairs, parquet, table, text, wet, wikiextractor
-from data_pipeline.sources.compression.stream import CorruptMember
+from data_pipeline.sources import arrow, c4, csv, json_array, jsonl, pairs, parquet, plain_text, wet, wikiextractor
+from data_pipeline.sources.columns import Columns
+from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
+from data_pipeline.sources.text_lines import RecordOptions
 from data_pipeline.sources.warc import pages as warc
+from data_pipeline.sources.warc.records import WarcOptions
 from data_pipeline.sources.wikipedia import dump as wikipedia
 
 ReadFunction = Callable[[Input, Intake], Iterator[Record]]
 
 
-def _for_its_format(declared: str, reader: ReadFunction) -> ReadFunction:
+def _checking_format(declared: str, reader: ReadFunction) -> ReadFunction:
     def read(file: Input, intake: Intake) -> Iterator[Record]:
         refuse_other_format(file, declared)
         try:
             yield from reader(file, intake)
         except CorruptMember as damage:
-            raise _counted(damage, file, intake, reader) from None
+            raise _with_lost_records(damage, file, intake, reader) from None
 
     return read
 
 
-def _counted(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFunction) -> CorruptMember:
+def _with_lost_records(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFunction) -> CorruptMember:
     """The damage with the number of records that it costs, which are counted as read and as damaged.
 
     They are counted in the content that can't be trusted, up to the last byte that can be decompressed.
@@ -48,35 +51,21 @@ def _counted(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFun
     return CorruptMember(damage.path, position, f"{damage.reason}; which byte is wrong can't be known; {left_out}")
 
 
-_READERS: dict[str, ReadFunction] = {
-    "wet": wet.read,
-    "warc": warc.read,
-    "c4": c4.read,
-    "wikipedia": wikipedia.read,
-    "wikiextractor": wikiextractor.read,
-    "jsonl": jsonl.read,
-    "json": json_array.read,
-    "csv": csv.read,
-    "text": text.read,
-    "parquet": parquet.read,
-    "arrow": arrow.read,
-    "pairs": pairs.read,
+_FORMATS: dict[str, tuple[ReadFunction, type[Section]]] = {
+    "wet": (wet.read, WarcOptions),
+    "warc": (warc.read, warc.Options),
+    "c4": (c4.read, RecordOptions),
+    "wikipedia": (wikipedia.read, Section),
+    "wikiextractor": (wikiextractor.read, RecordOptions),
+    "jsonl": (jsonl.read, jsonl.Options),
+    "json": (json_array.read, jsonl.Options),
+    "csv": (csv.read, csv.Options),
+    "text": (plain_text.read, plain_text.Options),
+    "parquet": (parquet.read, Columns),
+    "arrow": (arrow.read, Columns),
+    "pairs": (pairs.read, pairs.Options),
 }
-READERS = {declared: _for_its_format(declared, reader) for declared, reader in _READERS.items()}
-
-OPTIONS: dict[str, type[Section]] = {
-    "wet": wet.Options,
-    "warc": warc.Options,
-    "c4": c4.Options,
-    "wikipedia": Section,
-    "wikiextractor": wikiextractor.Options,
-    "jsonl": jsonl.Options,
-    "json": jsonl.Options,
-    "csv": csv.Options,
-    "text": text.Options,
-    "parquet": table.Columns,
-    "arrow": table.Columns,
-    "pairs": pairs.Options,
-}
+READERS = {declared: _checking_format(declared, read) for declared, (read, _) in _FORMATS.items()}
+OPTIONS = {declared: options for declared, (_, options) in _FORMATS.items()}
 
 __all__ = ["OPTIONS", "READERS", "Damage", "Input", "Intake", "Range", "ReadFunction", "Record"]

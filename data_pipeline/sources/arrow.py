@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.compression.stream import open_for_random_access
+from data_pipeline.sources.columns import UNREADABLE, Columns, columns_of, one_line, records
+from data_pipeline.sources.compression.decompress import open_for_random_access
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.table import UNREADABLE, Columns, columns_of, one_line, records
 
 _FILE = b"ARROW1"  # how an IPC file begins; a stream doesn't
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"

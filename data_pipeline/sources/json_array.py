@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
 
 _CHUNK = 1 << 18

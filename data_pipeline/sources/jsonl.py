@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.lines import RecordOptions, numbered_lines, too_long
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import RecordOptions, numbered_lines, too_long
 
 
 class Options(RecordOptions):

@@ -7,10 +7,10 @@ to choose from.
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
-from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
 
 
 class Options(RecordOptions):

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.compression.stream import open_for_random_access
+from data_pipeline.sources.columns import UNREADABLE, Columns, columns_of, one_line, records
+from data_pipeline.sources.compression.decompress import open_for_random_access
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.table import UNREADABLE, Columns, columns_of, one_line, records
 
 _ROWS = 1024  # per batch
 _BUFFER = 1 << 20

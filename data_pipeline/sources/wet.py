@@ -2,13 +2,9 @@
 
 from collections.abc import Iterator
 
-from data_pipeline.sources.lines import decode
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import decode
 from data_pipeline.sources.warc.records import WarcOptions, warc_records
-
-
-class Options(WarcOptions):
-    """The `options` of a WET source."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
@@ -27,7 +23,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         WARC-Target-URI: http://a.org/  WARC-Date: 2019-07-17T12:15:59Z  Content-Length: 12  …  Content-rich
           ->  Record(1, "Content-rich", "http://a.org/", timestamp="2019-07-17T12:15:59Z")
     """
-    options = Options(**file.options)
+    options = WarcOptions(**file.options)
     for record in warc_records(file, intake, "conversion", options):
         # the standard of WARC 1.0 shows the URL in brackets, by mistake
         url = record.headers.get("warc-target-uri", "").strip("<>")

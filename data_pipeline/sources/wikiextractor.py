@@ -6,18 +6,14 @@ from dataclasses import replace
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
 _END = b"</doc>"
 _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
-
-
-class Options(RecordOptions):
-    """The `options` of a WikiExtractor source."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
@@ -30,7 +26,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
     """
-    options = Options(**file.options)
+    options = RecordOptions(**file.options)
     if jsonl.begins_object(file):
         yield from jsonl.read(replace(file, options=options.model_dump()), intake)
         return

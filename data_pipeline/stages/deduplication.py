@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.config import CorpusConfig
-from data_pipeline.decontamination.verdicts import Contaminated
+from data_pipeline.decontamination.contaminated import Contaminated
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, setting_of
 from data_pipeline.dedup.documents import EqualDocuments

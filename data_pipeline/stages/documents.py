@@ -21,7 +21,7 @@ from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
-from data_pipeline.sources.compression.stream import CorruptMember
+from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally, most_common

@@ -13,7 +13,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import doing
 from data_pipeline.stages.sampling import Candidates, files_to_read
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import byte_level_bpe, published, sentencepiece, tokenizer_json, wordpiece
+from data_pipeline.tokenizer import auto_tokenizer, byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
@@ -120,7 +120,7 @@ def _existing(config: TokenizerConfig) -> TextModel:
         case "wordpiece":
             return wordpiece.WordPiece.read(path)
         case "tokenizer_json":
-            return published.read(path)
+            return auto_tokenizer.read(path)
         case "byte_level_bpe":
             dictionary = Path(config.dictionary) if config.dictionary is not None else None
             return byte_level_bpe.ByteLevelBPE.read(path, dictionary)

@@ -9,14 +9,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer, published
+from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import LISTING, WordPiece
-from pretrain.huggingface import json_files, tokenizer_json
+from pretrain.huggingface import fast_tokenizers, json_files
 from pretrain.huggingface.interchange import Interchange
 from pretrain.huggingface.json_files import Json
 
@@ -78,7 +78,7 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
 
             (directory / MODEL).write_bytes(model.files[MODEL])
             backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
-            return tokenizer_json.with_bytes(backend) if model.byte_ids else backend, config
+            return fast_tokenizers.with_bytes(backend) if model.byte_ids else backend, config
         case ByteLevelBPE():
             for name, content in model.files.items():
                 (directory / name).write_bytes(content)
@@ -114,10 +114,10 @@ def read(directory: Path) -> Tokenizer:
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
     sentinels; FailedError if a file is damaged.
     """
-    saved = tokenizer_json.read(directory / TOKENIZER)
+    saved = fast_tokenizers.read(directory / TOKENIZER)
     config = json_files.read_if_there(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (
-        tokenizer_json.is_gpt2s(saved) and not config.get("add_prefix_space")
+        fast_tokenizers.is_gpt2s(saved) and not config.get("add_prefix_space")
     ):
         return _published(directory)
     added = json_files.read_if_there(directory / ADDED)
@@ -144,16 +144,16 @@ def _model(saved: Json, directory: Path) -> TextModel:
     path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
     if kind == "Unigram":
         if not (directory / MODEL).exists():
-            return tokenizer_json.sentencepiece(saved, path)
+            return fast_tokenizers.sentencepiece(saved, path)
         model = SentencePiece.read(directory / MODEL)
         pieces = [line.split("\t")[0] for line in model.files[PIECES].decode().split("\n")[:-1]]
-        if pieces != [piece for piece, _ in tokenizer_json.text_pieces(saved)]:
+        if pieces != [piece for piece, _ in fast_tokenizers.text_pieces(saved)]:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
-        return tokenizer_json.byte_level_bpe(saved)
+        return fast_tokenizers.byte_level_bpe(saved)
     if kind == "WordPiece":
-        return tokenizer_json.wordpiece(saved, path)
+        return fast_tokenizers.wordpiece(saved, path)
     if kind:
         raise UserError(
             f"{path}: a tokenizer of kind {kind}; supported are BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
@@ -181,7 +181,7 @@ def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Toke
 
 def _published(directory: Path) -> Tokenizer:
     """BPE that isn't GPT-2's; with sentinels, if an export of ours put them there."""
-    model = published.read(directory)
+    model = auto_tokenizer.read(directory)
     sentinels = _sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
     return Tokenizer(model.first(model.size - sentinels), (), sentinels)
 

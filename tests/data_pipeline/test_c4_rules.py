@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.cleaning.c4 import clean_page, has_paragraphs, is_too_long
+from data_pipeline.cleaning.c4_rules import clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally

@@ -6,7 +6,7 @@ import pytest
 
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.progress import Lines, Progress, advance, counted, doing, noted, noted_in, said, track
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 
 
 def test_one_is_singular():

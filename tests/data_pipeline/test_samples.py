@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import data_pipeline
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 ENWIKI = [SAMPLES / f"enwiki-20060303-pages-articles{part}.xml.bz2" for part in (1, 2)]

@@ -90,7 +90,7 @@ def test_the_parameters_are_those_of_nltk():
 
 def test_a_page_of_three_lines_does_not_load_the_model():
     program = (
-        "import sys; from collections import Counter; from data_pipeline.cleaning.c4 import clean_page\n"
+        "import sys; from collections import Counter; from data_pipeline.cleaning.c4_rules import clean_page\n"
         "from data_pipeline.cleaning.config import CleaningConfig\n"
         "assert clean_page('\\n'.join(['One two. Three. Four five six.'] * 3), CleaningConfig(), Counter())\n"
         "assert 'nltk' not in sys.modules"

@@ -12,8 +12,8 @@ import zstandard
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources import READERS, Input, Intake
-from data_pipeline.sources.compression import stream as module
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression import decompress as module
+from data_pipeline.sources.compression.decompress import open_stream
 
 CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))
 

@@ -8,7 +8,7 @@ their arguments and by their name. What leaves a hole nevertheless is counted by
 import re
 from collections import Counter
 
-from data_pipeline.cleaning.wikitext.names import FILE_SUFFIXES, LANGUAGES
+from data_pipeline.cleaning.wikitext.namespaces import FILE_SUFFIXES, LANGUAGES
 from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, measure, positional, with_unit
 
 # Around a template's number on the page and its text, until its line is complete; no page contains them.

@@ -12,7 +12,7 @@ from collections import Counter
 
 from data_pipeline.cleaning.wikitext.inline import Marks, without_edges
 from data_pipeline.cleaning.wikitext.math import math_text
-from data_pipeline.cleaning.wikitext.names import (
+from data_pipeline.cleaning.wikitext.namespaces import (
     CATEGORY_NAMESPACES,
     FILE_NAMESPACES,
     FILE_SUFFIXES,

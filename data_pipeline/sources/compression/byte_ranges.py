@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import cast
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.stream import BZIP2, Members, open_file, open_stream
+from data_pipeline.sources.compression.decompress import BZIP2, Members, open_file, open_stream
 from data_pipeline.sources.record import Input
 
 _CHUNK = 1 << 18

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.lines import RecordOptions, too_long
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.text_lines import RecordOptions, too_long
 
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _NEXT_RECORD = re.compile(rb"\r?\n\r?\n(WARC/\d+\.\d+[ \t]*\r?\n)")

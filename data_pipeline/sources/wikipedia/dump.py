@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 from xml.parsers import expat
 
-from data_pipeline.cleaning.wikitext.names import normalised_namespace
+from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, pieces
 from data_pipeline.sources.record import Input, Intake, Record

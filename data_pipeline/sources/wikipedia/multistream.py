@@ -16,7 +16,7 @@ from typing import BinaryIO
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.byte_ranges import pieces
-from data_pipeline.sources.compression.stream import open_stream
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input
 from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
 from data_pipeline.sources.wikipedia.xml_encoding import is_utf8

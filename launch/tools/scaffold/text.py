@@ -324,7 +324,7 @@ def _with_columns(source: Source, file: InputFile | None) -> Source:
 
 
 def _first_line(path: str) -> str:
-    from data_pipeline.sources.compression.stream import open_stream
+    from data_pipeline.sources.compression.decompress import open_stream
 
     with open_stream(path) as stream:
         return stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")

@@ -6,9 +6,9 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
-from data_pipeline.sources.compression.stream import open_stream
-from data_pipeline.sources.lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
