@@ -29,7 +29,7 @@ from pretrain.generation.decoders import CausalModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import interchange_of
+from pretrain.huggingface import conversion_for
 from pretrain.models import FAMILIES, ModelConfig, T5Config, build
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
@@ -139,7 +139,7 @@ def gradient_difference(model: Model, reference: Any) -> tuple[float, float]:
         name: torch.zeros_like(tensor) if (at := parameters.get(name)) is None or at.grad is None else at.grad
         for name, tensor in model.state_dict().items()
     }
-    ours = interchange_of(model.config).to_hugging_face(gradients, model.config).tensors
+    ours = conversion_for(model.config).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     difference = max(float((ours[name] - gradient).abs().max()) for name, gradient in theirs.items())
     return difference, max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -264,7 +264,7 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
         with torch.device("meta"):
             model = build(config)
             theirs = None
-            if FAMILIES[config.family].interchange and path.stem not in COUNTED_BY_YAN:
+            if FAMILIES[config.family].conversion and path.stem not in COUNTED_BY_YAN:
                 theirs = in_transformers_without_memory(model)
         ours = model.num_parameters()
         yield path.stem, ours, theirs
@@ -276,7 +276,7 @@ def published_sizes() -> Iterator[tuple[str, int, int | None]]:
 def in_transformers_without_memory(model: Model) -> int | None:
     """The number of parameters of transformers' model of the same config; None if the export brings its own."""
     config = model.config
-    exported = interchange_of(config).to_hugging_face(model.state_dict(), config)
+    exported = conversion_for(config).to_hugging_face(model.state_dict(), config)
     if exported.files:
         return None
     saved = exported.config

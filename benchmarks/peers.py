@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import interchange_of
+from pretrain.huggingface import conversion_for
 from pretrain.models import build, parse
 from pretrain.models.model import Model, Sizes
 from pretrain.zero.layers import layers
@@ -90,7 +90,7 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
 
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
-    exported = interchange_of(model.config).to_hugging_face(model.state_dict(), model.config)
+    exported = conversion_for(model.config).to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

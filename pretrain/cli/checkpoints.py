@@ -184,7 +184,7 @@ def export(
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
     from pretrain import huggingface
-    from pretrain.huggingface.provenance import provenance
+    from pretrain.huggingface.lineage import lineage
 
     family, registration = trained.model.config.family, None
     if register is not None:
@@ -201,7 +201,7 @@ def export(
         out,
         engine=engine,
         encoder_only=encoder_only,
-        origin=provenance(directory),
+        lineage=lineage(directory),
     )
     print(f"{out}: {usage}")
     if registration is not None:

@@ -1,6 +1,6 @@
 """Export of models to Hugging Face transformers, and import; one module per family.
 
-To add a family, write a module with `INTERCHANGES` and name the module in the family's entry in
+To add a family, write a module with `CONVERSIONS` and name the module in the family's entry in
 `pretrain.models.families`. The other modules here are shared by all families: files, shards, tokenizers, checks.
 """
 
@@ -16,28 +16,28 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.initial import save_weights
-from pretrain.huggingface import card, directory, roberta, tokenizer_files, yan
-from pretrain.huggingface.engines import CTRANSLATE2, TRANSFORMERS
-from pretrain.huggingface.interchange import Exported, Interchange
-from pretrain.huggingface.provenance import Provenance
+from pretrain.huggingface import card, directory, rewriting, tokenizer_import, yan
+from pretrain.huggingface.conversion import Conversion
+from pretrain.huggingface.lineage import Lineage
+from pretrain.huggingface.rewriting import TRANSFORMERS
 from pretrain.models import FAMILIES, ModelConfig
 
 
-def interchange_of(config: ModelConfig) -> Interchange:
+def conversion_for(config: ModelConfig) -> Conversion:
     """How a model converts to transformers. Raises UserError if transformers has no such model."""
-    if FAMILIES[config.family].interchange is None:
-        exported = ", ".join(name for name, entry in FAMILIES.items() if entry.interchange)
+    if not (possible := conversions(config.family)):
+        exported = ", ".join(name for name, entry in FAMILIES.items() if entry.conversion)
         raise UserError(f"models of the family {config.family} can't be exported, only {exported}")
-    nearest = min(interchanges_of(config.family), key=lambda one: len(one.lacks(config)))
+    nearest = min(possible, key=lambda one: len(one.lacks(config)))
     if lacks := nearest.lacks(config):
         raise UserError(f"transformers has no {nearest.name or nearest.model_type} with {', '.join(lacks)}")
     return nearest
 
 
-def interchanges_of(family: str) -> Sequence[Interchange]:
+def conversions(family: str) -> Sequence[Conversion]:
     """How the models of a family convert to transformers and back; none if transformers has no such models."""
-    module = FAMILIES[family].interchange
-    return import_module(module).INTERCHANGES if module else ()
+    module = FAMILIES[family].conversion
+    return import_module(module).CONVERSIONS if module else ()
 
 
 def export(
@@ -48,22 +48,23 @@ def export(
     shard_bytes: int = directory.SHARD_BYTES,
     engine: str = TRANSFORMERS,
     encoder_only: bool = False,
-    origin: Provenance | None = None,
+    lineage: Lineage | None = None,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
     `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
-    appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: one of
-    `engines.ENGINES`, whose converter will read the directory. `encoder_only`: leaves out the decoder. `origin`:
-    where the model comes from, for its card. Raises UserError if weights, config and tokenizer don't fit together, or
-    transformers or the engine has no such model.
+    appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: the one whose
+    converter will read the directory. `encoder_only`: leaves out the decoder. `lineage`: where the model comes from,
+    for its card. Raises UserError if weights, config and tokenizer don't fit together, or transformers or the engine
+    has no such model.
     """
-    interchange = interchange_of(config)
-    if encoder_only and engine == CTRANSLATE2:
-        raise UserError(f"--encoder-only: {engine} can't run an encoder by itself")
-    readme = card.page(origin or Provenance(), config, interchange, engine, encoder_only)
-    directory.write(interchange, state_dict, config, tokenizer, out, shard_bytes, engine, encoder_only, readme)
-    return interchange.usage(encoder_only)
+    conversion = conversion_for(config)
+    exported = rewriting.exported(conversion, state_dict, config, tokenizer, engine, encoder_only)
+    readme = card.page(lineage or Lineage(), config, conversion, engine, encoder_only)
+    directory.write(exported, conversion, tokenizer, readme, out, shard_bytes)
+    name = conversion.encoder.class_name if encoder_only and conversion.encoder else conversion.class_name
+    permission = ", both with trust_remote_code=True" if conversion.remote_code else ""
+    return f"{name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
 
 
 def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -71,13 +72,12 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    found = _load(path)
-    return found.config, found.state
+    config, state, _ = _load(path)
+    return config, state
 
 
 def _load(path: Path) -> directory.Imported:
-    ours = [one for family in FAMILIES for one in interchanges_of(family)]
-    return directory.read([*ours, roberta.INTERCHANGE], path)
+    return directory.read([one for family in FAMILIES for one in conversions(family)], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -109,18 +109,18 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
 
     Prints a line for each choice that the files leave open.
     """
-    config, state, unlike = _load(path)
-    tokenizer = tokenizer_files.read(path)
+    config, state, replaced = _load(path)
+    tokenizer = tokenizer_import.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
         tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # chosen with a view to config.json
     vocabulary = tokenizer.vocabulary
-    if unlike and unlike[1] < tokenizer.size and unlike[1] not in vocabulary.special.values():
+    if replaced and replaced[1] < tokenizer.size and replaced[1] not in vocabulary.special.values():
         raise UserError(
-            f"{path}: {unlike[0]} is {unlike[1]} in config.json, which the tokenizer gives to text; transformers has a "
-            "vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+            f"{path}: {replaced[0]} is {replaced[1]} in config.json, which the tokenizer gives to text; transformers has "
+            "a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
         )
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
@@ -136,7 +136,7 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
 
 
 def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
-    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's mark of an image."""
+    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's token of an image."""
     for line in model.notes:
         print(f"{path}: {line}", file=sys.stderr)
     if tokenizer.sentinels or model.size <= rows:
@@ -152,14 +152,4 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-__all__ = [
-    "Exported",
-    "Interchange",
-    "export",
-    "import_",
-    "import_yan",
-    "interchange_of",
-    "interchanges_of",
-    "load_state",
-    "read",
-]
+__all__ = ["conversion_for", "conversions", "export", "import_", "import_yan", "load_state", "read"]

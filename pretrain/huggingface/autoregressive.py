@@ -5,19 +5,18 @@ argument. The weights keep our names. They include those of the embedding loss, 
 ignores these.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
-from pretrain.huggingface.interchange import Exported, Interchange, State, drop_copies, renamed, shapes
-from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.conversion import Conversion, Exported, Json, State, shapes
 from pretrain.models import AutoregressiveConfig
 
-MODEL_TYPE, CLASS_NAME = "autoregressive_encoder_decoder", "AutoregressiveForCausalLM"
-FILES = ("configuration_autoregressive.py", "modeling_autoregressive.py")
+FILES = {
+    "AutoConfig": ("configuration_autoregressive", "AutoregressiveConfig"),
+    "AutoModelForCausalLM": ("modeling_autoregressive", "AutoregressiveForCausalLM"),
+}
 LOSS = "embedding_loss"
-SHAPE = (
+SETTINGS = (
     "d_model",
     "d_ff",
     "num_heads",
@@ -37,50 +36,38 @@ SHAPE = (
 )
 
 
-def to_hugging_face(state_dict: Mapping[str, Tensor], config: AutoregressiveConfig) -> Exported:
-    tensors = {name: tensor for name, tensor in state_dict.items() if name != "lm_head.weight"}  # stored once
-    ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id}
-    saved = {
-        "architectures": [CLASS_NAME],
-        "model_type": MODEL_TYPE,
-        "auto_map": {
-            "AutoConfig": f"{FILES[0].removesuffix('.py')}.AutoregressiveConfig",
-            "AutoModelForCausalLM": f"{FILES[1].removesuffix('.py')}.{CLASS_NAME}",
-        },
-        "vocab_size": config.padded_vocab_size,
-        **config.model_dump(include=set(SHAPE)),
-        "tie_word_embeddings": True,
-        **ids,
+def to_theirs(config: AutoregressiveConfig) -> Json:
+    return {
+        "architectures": [FILES["AutoModelForCausalLM"][1]],
+        "auto_map": {auto: f"{module}.{name}" for auto, (module, name) in FILES.items()},
+        **config.model_dump(include={LOSS}),
     }
-    here = Path(__file__).with_name("remote_code")
-    return Exported(tensors, saved, ids, {name: (here / name).read_bytes() for name in FILES})
 
 
-def from_hugging_face(saved: Json, tensors: State) -> tuple[AutoregressiveConfig, State]:
+def to_ours(settings: Json, tensors: State) -> Json:
     """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
-    config = AutoregressiveConfig(
-        vocab_size=saved["vocab_size"],
-        pad_id=saved["pad_token_id"],
-        eos_id=saved["eos_token_id"],
-        **{key: saved[key] for key in SHAPE},
-    )
-    its_own = {name for name in shapes(config) if name.startswith(f"{LOSS}.")}
-    if its_own and not its_own & tensors.keys():
-        config = config.model_copy(update={LOSS: None})
-    drop_copies(tensors, "embedding.weight", ["lm_head.weight"])
-    if "embedding.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["embedding.weight"]
-    return config, renamed(tensors, config, str)
+    whole = AutoregressiveConfig.model_validate({"vocab_size": 1, **{name: settings[name] for name in SETTINGS}})
+    loss_weights = {name for name in shapes(whole) if name.startswith(f"{LOSS}.")}
+    return {LOSS: None} if loss_weights and loss_weights.isdisjoint(tensors) else {}
 
 
-EXPORTED = Interchange(
-    MODEL_TYPE,
+def with_code(exported: Exported) -> Exported:
+    folder = Path(__file__).with_name("remote_code")
+    return replace(exported, files={f"{name}.py": (folder / f"{name}.py").read_bytes() for name, _ in FILES.values()})
+
+
+EXPORTED = Conversion(
+    "autoregressive_encoder_decoder",
     "AutoModelForCausalLM",
-    to_hugging_face,
-    from_hugging_face,
-    {key: key for key in SHAPE},
-    fixed={"tie_word_embeddings": True},
+    AutoregressiveConfig,
+    {},
+    {name: name for name in SETTINGS},
     remote_code=True,
+    copies={"embedding.weight": ["lm_head.weight"]},
     last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
+    fixed={"tie_word_embeddings": True},
+    to_theirs=to_theirs,
+    to_ours=to_ours,
+    complete=with_code,
 )
-INTERCHANGES = (EXPORTED,)
+CONVERSIONS = (EXPORTED,)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import yaml
 
-from pretrain.huggingface.engines import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
-from pretrain.huggingface.interchange import Interchange
-from pretrain.huggingface.provenance import CorpusFacts, Provenance
+from pretrain.huggingface.conversion import Conversion
+from pretrain.huggingface.lineage import CorpusFacts, Lineage
+from pretrain.huggingface.rewriting import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
 from pretrain.huggingface.text_plot import plot
 from pretrain.models import FAMILIES, ModelConfig, outline
 
@@ -22,46 +22,46 @@ LICENCES = {
 
 
 def page(
-    origin: Provenance,
+    lineage: Lineage,
     config: ModelConfig,
-    interchange: Interchange,
+    conversion: Conversion,
     engine: str = TRANSFORMERS,
     encoder_only: bool = False,
 ) -> str:
-    """The card of an export for `engine`; what `origin` doesn't know is left out."""
+    """The card of an export for `engine`; what `lineage` doesn't know is left out."""
     parts = [
-        f"---\n{_metadata(origin, config, interchange, encoder_only)}---",
-        f"# {origin.name or config.family}",
-        _summary(origin, config, encoder_only),
+        f"---\n{_metadata(lineage, config, conversion, encoder_only)}---",
+        f"# {lineage.name or config.family}",
+        _summary(lineage, config, encoder_only),
         "## How to load it",
-        *_loading(interchange, engine, encoder_only, config),
+        *_loading(conversion, engine, encoder_only, config),
     ]
-    if origin.corpora or origin.lost:
-        parts += ["## Training data", *_data(origin)]
-    if len(origin.curve) > 1:
-        drawn = "\n".join(plot(origin.curve, 72, 12))
-        (first, started), (last, ended) = origin.curve[0], origin.curve[-1]
+    if lineage.corpora or lineage.lost:
+        parts += ["## Training data", *_data(lineage)]
+    if len(lineage.curve) > 1:
+        drawn = "\n".join(plot(lineage.curve, 72, 12))
+        (first, started), (last, ended) = lineage.curve[0], lineage.curve[-1]
         parts += [
             "## Training loss",
             f"In nats per target token: {started:.4f} at step {first:,}, {ended:.4f} at step {last:,}.",
             f"```text\n{drawn}\n```",
         ]
-    if origin.results:
+    if lineage.results:
         parts += [
             "## Evaluation",
             "On held-out texts, the last values up to this checkpoint.",
-            _table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in sorted(origin.results.items())]),
+            _table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in sorted(lineage.results.items())]),
         ]
-    if origin.settings:
-        settings = yaml.safe_dump(origin.settings, sort_keys=False)
-        parts += ["## Settings", f"The seed is {origin.settings['run']['seed']}.", f"```yaml\n{settings}```"]
+    if lineage.settings:
+        settings = yaml.safe_dump(lineage.settings, sort_keys=False)
+        parts += ["## Settings", f"The seed is {lineage.settings['run']['seed']}.", f"```yaml\n{settings}```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(origin: Provenance, config: ModelConfig, interchange: Interchange, encoder_only: bool) -> str:
+def _metadata(lineage: Lineage, config: ModelConfig, conversion: Conversion, encoder_only: bool) -> str:
     """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
     languages = sorted(
-        {source["language"] for corpus in origin.corpora for source in corpus.sources if source["language"]}
+        {source["language"] for corpus in lineage.corpora for source in corpus.sources if source["language"]}
     )
     tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
     task = "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates)
@@ -69,31 +69,31 @@ def _metadata(origin: Provenance, config: ModelConfig, interchange: Interchange,
         **({"language": languages} if languages else {}),
         "library_name": "transformers",
         **({"pipeline_tag": task} if task else {}),
-        "tags": [interchange.model_type, "encdec-pretrain"],
+        "tags": [conversion.model_type, "encdec-pretrain"],
     }
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def _summary(origin: Provenance, config: ModelConfig, encoder_only: bool) -> str:
+def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
     what = "The encoder of a model" if encoder_only else "A model"
     facts = [f"{what} of the family `{config.family}`, pretrained with encdec-pretrain."]
     rows = [["parameters of the whole model", f"{outline(config).num_parameters():,}"]]
-    if origin.average_of:
-        rows.append(["its weights", f"the mean of {origin.average_of}"])
-    if origin.step:
-        rows += [["steps", f"{origin.step:,}"], ["rows read", f"{origin.rows:,}"]]
-    if origin.tokens is not None:
-        rows.append(["tokens of text read", f"{origin.tokens:,.0f}"])
-    if origin.flops is not None:
-        rows.append(["FLOPs of training, with rows at full length", f"{origin.flops:.3g}"])
+    if lineage.average_of:
+        rows.append(["its weights", f"the mean of {lineage.average_of}"])
+    if lineage.step:
+        rows += [["steps", f"{lineage.step:,}"], ["rows read", f"{lineage.rows:,}"]]
+    if lineage.tokens is not None:
+        rows.append(["tokens of text read", f"{lineage.tokens:,.0f}"])
+    if lineage.flops is not None:
+        rows.append(["FLOPs of training, with rows at full length", f"{lineage.flops:.3g}"])
     return "\n\n".join([*facts, _table(["", ""], rows)])
 
 
-def _loading(interchange: Interchange, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
-    encoder = interchange.encoder
-    path = encoder.class_name if encoder_only and encoder else interchange.class_name
+def _loading(conversion: Conversion, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
+    encoder = conversion.encoder
+    path = encoder.class_name if encoder_only and encoder else conversion.class_name
     module, _, name = path.rpartition(".")
-    trust = ", trust_remote_code=True" if interchange.remote_code else ""
+    trust = ", trust_remote_code=True" if conversion.remote_code else ""
     imports = f"from transformers import AutoTokenizer, {name}"
     if module:
         imports = f"from transformers import AutoTokenizer\nfrom {module} import {name}"
@@ -103,8 +103,8 @@ def _loading(interchange: Interchange, engine: str, encoder_only: bool, config: 
         f'model = {name}.from_pretrained("DIRECTORY"{trust})'
     )
     parts = [f"transformers 5:\n\n```python\n{code}\n```"]
-    if engine != LLAMA_CPP and not encoder_only and CTRANSLATE2 in interchange.engines:
-        # see t5.with_head, and engines.rewritten for the rows that pad the vocabulary
+    if engine != LLAMA_CPP and not encoder_only and CTRANSLATE2 in conversion.engines:
+        # see t5.with_head, and rewriting.exported for the rows that pad the vocabulary
         as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
         command = "```sh\nct2-transformers-converter --model DIRECTORY --output_dir CONVERTED\n```"
         again = "CTranslate2 doesn't read this export right: export it again with `--for ctranslate2`."
@@ -115,13 +115,13 @@ def _loading(interchange: Interchange, engine: str, encoder_only: bool, config: 
     return parts
 
 
-def _data(origin: Provenance) -> list[str]:
+def _data(lineage: Lineage) -> list[str]:
     parts = []
-    for corpus in origin.corpora:
+    for corpus in lineage.corpora:
         parts += [f"### {corpus.name}", *_corpus(corpus)]
-    if origin.lost:
+    if lineage.lost:
         parts.append(
-            f"Nothing more is known of {'another' if parts else 'its'} training data: {origin.lost} corpora "
+            f"Nothing more is known of {'another' if parts else 'its'} training data: {lineage.lost} corpora "
             "were not at hand when the model was exported."
         )
     return parts

@@ -6,17 +6,14 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from data_pipeline.foundation.atomic import new_directory
+from data_pipeline.foundation.atomic import new_directory, write_json
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import in_transformers, json_files, tokenizer_files, weights
-from pretrain.huggingface.engines import TRANSFORMERS, rewritten
-from pretrain.huggingface.interchange import Interchange, State, check, check_sizes, in_their_names, shapes
-from pretrain.huggingface.json_files import Json
+from pretrain.huggingface import tokenizer_export, transformers_config, weights
+from pretrain.huggingface.conversion import Conversion, Exported, Json, State, check_sizes, in_their_names
 from pretrain.huggingface.weights import INDEX, WEIGHTS
-from pretrain.huggingface.without_mup import without_mup
 from pretrain.models import ModelConfig
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -27,54 +24,29 @@ _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_
 
 
 def write(
-    interchange: Interchange,
-    state_dict: Mapping[str, Tensor],
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    out: Path,
-    shard_bytes: int,
-    engine: str,
-    encoder_only: bool,
-    readme: str,
+    exported: Exported, conversion: Conversion, tokenizer: Tokenizer, readme: str, out: Path, shard_bytes: int
 ) -> None:
     """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
-    check(shapes(config), state_dict, "the weights don't fit the model")
-    if tokenizer.size != config.vocab_size:
-        raise UserError(
-            f"the tokenizer's {tokenizer.pieces} pieces, {len(tokenizer.special_tokens)} special tokens and "
-            f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
-            f"but the model's vocab_size is {config.vocab_size}"
-        )
-    padding = list(range(tokenizer.size, config.padded_vocab_size)) if engine == TRANSFORMERS else []
-    plain = without_mup(interchange, state_dict, config)
-    exported = interchange.to_hugging_face(*rewritten(interchange, *plain, tokenizer, engine))
-    if encoder_only:
-        if interchange.encoder is None:
-            raise UserError(f"--encoder-only: transformers can't load the encoder of a {config.family} by itself")
-        exported = interchange.encoder.of(exported)
     with new_directory(out) as partial:
         (partial / README).write_text(readme, encoding="utf-8")
-        tokenizer_files.write(tokenizer, interchange, partial)
-        bos = {"bos_token_id": tokenizer.vocabulary.bos}
-        json_files.write(partial / CONFIG, {**exported.config, **bos})
+        tokenizer_export.write(tokenizer, conversion, partial)
+        write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
-            suppressed = {"suppress_tokens": padding} if padding else {}
-            json_files.write(partial / GENERATION, {**exported.generation_config, **bos, **suppressed})
+            write_json(partial / GENERATION, exported.generation_config)
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
         _write_tensors(exported.tensors, partial, shard_bytes)
 
 
 class Imported(NamedTuple):
-    """A model under our names, with fp32 weights. `unlike`: a key of config.json and the id in it, if transformers
-    embeds this id otherwise than our model does."""
+    """A model under our names, with fp32 weights. `replaced`: as in `Conversion`."""
 
     config: ModelConfig
     state: State
-    unlike: tuple[str, int] | None
+    replaced: tuple[str, int] | None
 
 
-def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
+def read(conversions: Iterable[Conversion], directory: Path) -> Imported:
     """Reads the model in `directory`. `model_type` selects the family.
 
     Nothing is built before the sizes in config.json are found in the headers of the weights: a wrong one could fill the
@@ -82,19 +54,22 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
     damaged.
     """
     path = directory / CONFIG
-    saved = json_files.read(path)
-    by_type = {interchange.model_type: interchange for interchange in interchanges}
+    try:
+        saved = read_json(path, Json)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    by_type = {conversion.model_type: conversion for conversion in conversions}
     if saved.get("model_type") not in by_type:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
-    interchange = by_type[saved["model_type"]]
+    conversion = by_type[saved["model_type"]]
     _refuse_others(_FIXED, saved, path)
-    saved = interchange.used(saved)
+    saved = conversion.needed(saved)
     stored = weights.shapes_of(directory)
-    check_sizes(saved, stored, interchange.keys, path)  # transformers makes lists as long as there are layers
-    theirs = None if interchange.remote_code else in_transformers.config_of(saved, path)
+    check_sizes(saved, stored, conversion.keys, path)  # transformers makes lists as long as there are layers
+    theirs = None if conversion.remote_code else transformers_config.config_of(saved, path)
     settings = {**saved, **theirs.to_dict()} if theirs else saved
-    check_sizes(settings, stored, interchange.keys, path)
-    _refuse_others(interchange.fixed, settings, path)
+    check_sizes(settings, stored, conversion.keys, path)
+    _refuse_others(conversion.fixed, settings, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
             section["eos_token_id"] = ends[0]  # one of several EOS tokens; the tokenizer says which is ours
@@ -105,32 +80,35 @@ def read(interchanges: Iterable[Interchange], directory: Path) -> Imported:
     names, rejection = {name: name for name in stored}, None
     try:
         if theirs:
-            names = in_transformers.loaded_names(stored, interchange.class_name, theirs, path)
+            names = transformers_config.loaded_names(stored, conversion.class_name, theirs, path)
     except UserError as error:  # our own checks name keys and tensors, so they go first
         rejection = error
     tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
     try:
-        config, state = interchange.from_hugging_face(settings, tensors)
+        config, state = conversion.from_hugging_face(settings, tensors)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
-        raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, interchange.keys))) from None
+        raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, conversion.keys))) from None
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
-    _refuse_ids(config, interchange.keys, path)
+    _refuse_ids(config, conversion.keys, path)
     if rejection:
         raise rejection
-    if interchange.encoder_decoder:
+    if conversion.encoder_decoder:
+        ours = config.decoder_start_id
         generation = directory / GENERATION
-        for file, values in ((path, settings), (generation, json_files.read_if_there(generation))):
+        for file, values in (
+            (path, settings),
+            (generation, read_json(generation, Json) if generation.exists() else {}),
+        ):
             start = values.get("decoder_start_token_id")
-            if start not in (None, config.decoder_start_id):
-                ours = config.decoder_start_id
-                mark = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "the begin mark")
+            if start not in (None, ours):
+                token = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "BOS")
                 raise UserError(
-                    f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {mark}, {ours}"
+                    f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {token}, {ours}"
                 )
-    return Imported(config, state, interchange.unlike(settings))
+    return Imported(config, state, conversion.replaced(settings))
 
 
 def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
@@ -154,13 +132,13 @@ def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None
 
 def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
     shards: list[State] = [{}]
-    held = 0
+    size = 0
     for name, tensor in tensors.items():
-        if shards[-1] and held + tensor.nbytes > shard_bytes:
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append({})
-            held = 0
+            size = 0
         shards[-1][name] = tensor.contiguous()
-        held += tensor.nbytes
+        size += tensor.nbytes
     if len(shards) == 1:
         save_file(shards[0], directory / WEIGHTS, metadata={"format": "pt"})
         return
@@ -171,4 +149,4 @@ def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
     }
-    json_files.write(directory / INDEX, index)
+    write_json(directory / INDEX, index)

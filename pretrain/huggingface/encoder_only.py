@@ -1,36 +1,19 @@
-"""The encoder-only model in transformers: `BertForPreTraining`, and `BertForMaskedLM` without next sentences."""
+"""The encoder-only model in transformers: `BertForPreTraining`, and `BertForMaskedLM` without next sentences.
+
+RoBERTa (Liu et al. 2019) is imported as one too, which is then exported as BERT.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from pretrain.huggingface.interchange import (
-    Exported,
-    Interchange,
-    State,
-    drop_copies,
-    one_of,
-    renamed,
-    to_ours,
-    to_theirs,
-)
-from pretrain.huggingface.json_files import Json
+from data_pipeline.foundation.errors import UserError
+from pretrain.huggingface.conversion import Choice, Conversion, Json, State, pad_or, within
 from pretrain.models import EncoderOnlyConfig
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-OURS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "gelu_pytorch_tanh": "gelu_tanh"}
-TOKEN_TYPES = "bert.embeddings.token_type_embeddings.weight"
-NAMES = {
-    "embedding": "bert.embeddings.word_embeddings",
-    "encoder.positions": "bert.embeddings.position_embeddings",
-    "encoder.token_types": TOKEN_TYPES.removesuffix(".weight"),
-    "encoder.embedding_norm": "bert.embeddings.LayerNorm",
-    "masked_lm.transform": "cls.predictions.transform.dense",
-    "masked_lm.norm": "cls.predictions.transform.LayerNorm",
-    "next_sentence.pooler": "bert.pooler.dense",
-    "next_sentence.classifier": "cls.seq_relationship",
-}
-PARTS = {
+TOKEN_TYPES, POSITIONS = "encoder.token_types.weight", "encoder.positions.weight"
+LAYER = {
     "attention.q": "attention.self.query",
     "attention.k": "attention.self.key",
     "attention.v": "attention.self.value",
@@ -40,6 +23,27 @@ PARTS = {
     "feed_forward.wo": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+ENCODER = {
+    "embedding": "embeddings.word_embeddings",
+    "encoder.positions": "embeddings.position_embeddings",
+    "encoder.token_types": "embeddings.token_type_embeddings",
+    "encoder.embedding_norm": "embeddings.LayerNorm",
+    **within("encoder.layers.{}", "encoder.layer.{}", LAYER),
+    "next_sentence.pooler": "pooler.dense",
+}
+BERT_MODULES = {
+    **{ours: f"bert.{theirs}" for ours, theirs in ENCODER.items()},
+    "masked_lm.transform": "cls.predictions.transform.dense",
+    "masked_lm.norm": "cls.predictions.transform.LayerNorm",
+    "lm_head.bias": "cls.predictions.bias",
+    "next_sentence.classifier": "cls.seq_relationship",
+}
+ROBERTA_MODULES = {
+    **{ours: f"roberta.{theirs}" for ours, theirs in ENCODER.items()},
+    "masked_lm.transform": "lm_head.dense",
+    "masked_lm.norm": "lm_head.layer_norm",
+    "lm_head.bias": "lm_head.bias",
+}
 SETTINGS = {
     "d_model": "hidden_size",
     "d_ff": "intermediate_size",
@@ -47,91 +51,107 @@ SETTINGS = {
     "num_layers": "num_hidden_layers",
     "max_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
-    "dropout_rate": "hidden_dropout_prob",
+    "dropout_rate": "hidden_dropout_prob",  # that of hidden states
     "init_std": "initializer_range",
 }
-# Settings of transformers' BERT that ours lacks, each with the value at which both compute the same.
-FIXED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 
 
-def to_hugging_face(state_dict: Mapping[str, Tensor], config: EncoderOnlyConfig) -> Exported:
+def fuse(state: Mapping[str, Tensor], config: EncoderOnlyConfig) -> Mapping[str, Tensor]:
     """A model without token types gets one, of zeros: transformers' BERT always has them."""
-    tensors = {
-        hugging_face_name(name): tensor
-        for name, tensor in state_dict.items()
-        if name != "lm_head.weight"  # one matrix, stored once
-    }
-    if not config.num_token_types:
-        tensors[TOKEN_TYPES] = state_dict["encoder.positions.weight"].new_zeros(1, config.d_model)
-    saved = {
-        "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
-        "model_type": "bert",
-        "vocab_size": config.padded_vocab_size,
-        **to_theirs(config, SETTINGS),
-        "type_vocab_size": max(config.num_token_types, 1),
-        "hidden_act": ACTIVATIONS[config.activation],
-        "attention_probs_dropout_prob": config.dropout_rate,
-        "tie_word_embeddings": True,
-        "pad_token_id": config.pad_id,
-        "eos_token_id": config.eos_id,
-    }
-    return Exported(tensors, saved)
+    return state if config.num_token_types else {**state, TOKEN_TYPES: state[POSITIONS].new_zeros(1, config.d_model)}
 
 
-def from_hugging_face(saved: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
-    """The tensors show whether next sentences are predicted. The dropout rate is that of hidden states."""
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".position_ids")}
-    drop_copies(tensors, "bert.embeddings.word_embeddings.weight", ["cls.predictions.decoder.weight"])
-    drop_copies(tensors, "cls.predictions.bias", ["cls.predictions.decoder.bias"])
+def tidy(settings: Json, tensors: State) -> State:
+    """Without the pooler if there is no classifier that would use it."""
     next_sentence = "cls.seq_relationship.weight" in tensors
-    if not next_sentence:
-        for kind in ("weight", "bias"):  # without the classifier nothing uses the pooler
-            tensors.pop(f"bert.pooler.dense.{kind}", None)
-    eos = saved["eos_token_id"]
-    config = EncoderOnlyConfig(
-        vocab_size=saved["vocab_size"],
-        pad_id=saved["pad_token_id"] or 0,
-        **to_ours(saved, SETTINGS),
-        num_token_types=saved["type_vocab_size"],
-        next_sentence=next_sentence,
-        activation=one_of(saved, "hidden_act", OURS),
-        **({} if eos is None else {"eos_id": eos}),
-    )
-    if NAMES["embedding"] + ".weight" in tensors:
-        tensors["lm_head.weight"] = tensors[NAMES["embedding"] + ".weight"]
-    return config, renamed(tensors, config, hugging_face_name)
+    return {name: tensor for name, tensor in tensors.items() if next_sentence or ".pooler." not in name}
 
 
-def hugging_face_name(name: str) -> str:
-    """The name that transformers gives to one of our weights.
-
-    encoder.layers.3.attention.q.weight → bert.encoder.layer.3.attention.self.query.weight
-    """
-    if name == "lm_head.bias":
-        return "cls.predictions.bias"
-    if name == "lm_head.weight":
-        return name
-    part, kind = name.rsplit(".", 1)
-    if part in NAMES:
-        return f"{NAMES[part]}.{kind}"
-    _, _, number, part = part.split(".", 3)
-    return f"bert.encoder.layer.{number}.{PARTS[part]}.{kind}"
+def to_theirs(config: EncoderOnlyConfig) -> Json:
+    return {
+        "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
+        "type_vocab_size": max(config.num_token_types, 1),
+        "attention_probs_dropout_prob": config.dropout_rate,
+    }
 
 
-BERT = Interchange(
+def to_ours(settings: Json, tensors: State) -> Json:
+    """The tensors show whether next sentences are predicted."""
+    return {
+        "num_token_types": settings["type_vocab_size"],
+        "next_sentence": "cls.seq_relationship.weight" in tensors,
+    }
+
+
+def vocabulary(settings: Json) -> Json:
+    """The published files name no EOS."""
+    ids = pad_or(settings, 0)
+    return ids if ids["eos_id"] is not None else {name: id_ for name, id_ in ids.items() if name != "eos_id"}
+
+
+BERT = Conversion(
     "bert",
     "BertForMaskedLM",
-    to_hugging_face,
-    from_hugging_face,
-    {**SETTINGS, "num_token_types": "type_vocab_size"},
-    fixed=FIXED,
+    EncoderOnlyConfig,
+    BERT_MODULES,
+    SETTINGS,
     begins=True,
     ends=True,
+    generates=False,
+    fuse=fuse,
+    unused=r"\.position_ids$",
+    copies={
+        "bert.embeddings.word_embeddings.weight": ["cls.predictions.decoder.weight"],
+        "cls.predictions.bias": ["cls.predictions.decoder.bias"],
+    },
+    tidy=tidy,
     last_norm=lambda config: "masked_lm.norm",
+    choices={"activation": Choice("hidden_act", ACTIVATIONS, {"gelu_pytorch_tanh": "gelu_tanh"})},
+    fixed={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    to_theirs=to_theirs,
+    to_ours=to_ours,
+    vocabulary=vocabulary,
+    also_named={"num_token_types": "type_vocab_size"},
 )
-INTERCHANGES = (BERT,)
+
+
+def from_roberta(settings: Json, tensors: State) -> State:
+    """Without the first positions, up to the id of padding: they belong to padding alone, which nothing attends to."""
+    tensors = tidy(settings, tensors)
+    positions = "roberta.embeddings.position_embeddings.weight"
+    if positions in tensors:
+        tensors[positions] = tensors[positions][_unused_positions(settings) :].contiguous()
+    return tensors
+
+
+def roberta_to_ours(settings: Json, tensors: State) -> Json:
+    """Raises UserError if the head has another activation than the layers: its own is always GELU."""
+    if settings["hidden_act"] != "gelu":
+        raise UserError(f"hidden_act is {settings['hidden_act']!r}, but the head of RoBERTa has gelu")
+    longest = settings["max_position_embeddings"] - _unused_positions(settings)
+    return {**to_ours(settings, tensors), "max_positions": longest}
+
+
+def _unused_positions(settings: Json) -> int:
+    return (settings["pad_token_id"] or 0) + 1
+
+
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
+    class_name="RobertaForMaskedLM",
+    modules=ROBERTA_MODULES,
+    copies={
+        "roberta.embeddings.word_embeddings.weight": ["lm_head.decoder.weight"],
+        "lm_head.bias": ["lm_head.decoder.bias"],
+    },
+    tidy=from_roberta,
+    to_ours=roberta_to_ours,
+)
+CONVERSIONS = (BERT, ROBERTA)

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.huggingface import json_files
-from pretrain.huggingface.interchange import Shapes, State
+from data_pipeline.foundation.json_file import read_json
+from pretrain.huggingface.conversion import Json, Shapes, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -97,7 +97,7 @@ def _files(directory: Path) -> dict[Path, set[str]]:
 
 def _shards(index: Path) -> dict[str, set[str]]:
     """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
-    weight_map = json_files.read(index).get("weight_map")
+    weight_map = read_json(index, Json).get("weight_map")
     shards: dict[str, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):

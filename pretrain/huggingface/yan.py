@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import State, check, check_sizes, in_their_names, shapes
+from pretrain.huggingface.conversion import State, check, check_sizes, in_their_names, shapes
 from pretrain.huggingface.weights import in_fp32
 from pretrain.models import AutoregressiveConfig
 

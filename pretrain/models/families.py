@@ -35,7 +35,7 @@ class Family:
     - `config`: the class of its settings. `model`: the class of the model.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
-    - `interchange`: the module that converts it to transformers and back; None if transformers has no such model.
+    - `conversion`: the module that converts it to transformers and back; None if transformers has no such model.
     - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
     """
 
@@ -43,7 +43,7 @@ class Family:
     model: str
     objectives: tuple[str, ...]
     generates: Literal["answers", "continuations"] | None
-    interchange: str | None
+    conversion: str | None
     inputs_begin_with_bos: bool = False
 
 

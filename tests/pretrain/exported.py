@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.huggingface import interchange_of, json_files
+from data_pipeline.foundation.atomic import write_json
+from pretrain.huggingface import conversion_for
 from pretrain.models.model import Model
 
 
@@ -25,10 +26,10 @@ def in_transformers(model: Model, directory: Path) -> Any:
     """Writes `model` as its export would, without a tokenizer, and loads that by transformers, which misses nothing."""
     import transformers
 
-    exported = interchange_of(model.config).to_hugging_face(model.state_dict(), model.config)
+    exported = conversion_for(model.config).to_hugging_face(model.state_dict(), model.config)
     directory.mkdir(parents=True, exist_ok=True)
-    json_files.write(directory / "config.json", exported.config)
-    json_files.write(directory / "generation_config.json", exported.generation_config or {})
+    write_json(directory / "config.json", exported.config)
+    write_json(directory / "generation_config.json", exported.generation_config or {})
     tensors = {name: tensor.contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     kind = getattr(transformers, exported.config["architectures"][0])
@@ -48,7 +49,7 @@ def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, 
         name: torch.zeros_like(tensor) if parameters[name].grad is None else parameters[name].grad
         for name, tensor in model.state_dict().items()
     }
-    ours = interchange_of(model.config).to_hugging_face(gradients, model.config).tensors
+    ours = conversion_for(model.config).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     return {name: (ours[name], gradient) for name, gradient in theirs.items() if not name.endswith("eoi_embedding")}
 

@@ -154,7 +154,7 @@ def test_the_cases_have_every_setting_that_transformers_has():
         stacks = [StackConfig.model_fields] if family == "t5gemma" else []
         tried = {name for its, settings in CASES.values() if its == family for name in names(settings)}
         assert set().union(kind.model_fields, *stacks) - left_out <= tried, family
-    assert {family for family, _ in CASES.values()} == {name for name, entry in FAMILIES.items() if entry.interchange}
+    assert {family for family, _ in CASES.values()} == {name for name, entry in FAMILIES.items() if entry.conversion}
 
 
 @pytest.fixture(scope="module")

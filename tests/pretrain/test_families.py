@@ -126,7 +126,7 @@ def test_a_family_trains_generates_and_is_exported(family, corpora, tmp_path, mo
     else:
         assert told.exit_code == 0, told.exception
     exported = pretrain("export", tmp_path / "run", tmp_path / "out")
-    if models.FAMILIES[family].interchange is None:
+    if models.FAMILIES[family].conversion is None:
         assert f"models of the family {family} can't be exported" in str(exported.exception)
         return
     assert exported.exit_code == 0, exported.exception

@@ -17,7 +17,7 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
-from pretrain.huggingface import export, import_, interchanges_of, load_state, tokenizer_files
+from pretrain.huggingface import conversions, export, import_, load_state, tokenizer_export, tokenizer_import
 from pretrain.models import BartConfig, T5Config, build
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
@@ -118,9 +118,9 @@ def test_a_tokenizer_with_bytes_keeps_its_ids_in_transformers_and_back(tmp_path)
         assert theirs(text).input_ids == [*ids, 1]
         assert theirs.decode(ids) == tokenizer.decode(ids) == text
     assert theirs("a <extra_id_0> Q").input_ids == [*tokenizer.encode_with_sentinels("a <extra_id_0> Q")]
-    assert tokenizer_files.read(tmp_path / "out").sha256 == tokenizer.sha256
+    assert tokenizer_import.read(tmp_path / "out").sha256 == tokenizer.sha256
     (tmp_path / "out/spiece.model").unlink()
-    again = tokenizer_files.read(tmp_path / "out")
+    again = tokenizer_import.read(tmp_path / "out")
     assert again.encode(texts) == tokenizer.encode(texts)
     assert (again.model.byte_ids, again.sentinels) == (frozenset(range(3, 259)), 20)
 
@@ -177,8 +177,8 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 def in_transformers(tokenizer, family, tmp_path):
     """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_files.write(tokenizer, interchanges_of(family)[0], tmp_path)
-    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
+    tokenizer_export.write(tokenizer, conversions(family)[0], tmp_path)
+    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_import.read(tmp_path)
 
 
 def same(one, other):
@@ -236,14 +236,14 @@ def test_a_tokenizer_that_transformers_saved_is_read(spiece, byte_level_bpe, tmp
     theirs, _ = in_transformers(ours, "bart", tmp_path / "out")
     theirs.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved/vocab.json").exists()
-    assert same(tokenizer_files.read(tmp_path / "saved"), ours)
+    assert same(tokenizer_import.read(tmp_path / "saved"), ours)
     t5 = tmp_path / "t5"
     t5.mkdir()
     (t5 / "spiece.model").write_bytes(spiece.read_bytes())  # as in the first T5s, whose sentinels aren't listed
-    assert same(tokenizer_files.read(t5), tokenizer_of(spiece, 100))
+    assert same(tokenizer_import.read(t5), tokenizer_of(spiece, 100))
     (t5 / "spiece.model").unlink()
     with pytest.raises(UserError, match=r"no supported tokenizer: neither spiece\.model"):
-        tokenizer_files.read(t5)
+        tokenizer_import.read(t5)
 
 
 # ---- BART

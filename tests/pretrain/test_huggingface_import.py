@@ -13,7 +13,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import export, import_, load_state, tokenizer_files
+from pretrain.huggingface import export, import_, load_state, tokenizer_import
 from pretrain.models import T5Config, build
 from pretrain.models.loss import shift_right
 
@@ -192,7 +192,7 @@ def test_tensors_that_are_no_weights_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not valid JSON"), ("[]", "not a JSON object"), ('{"model_type": "t5", "d_model": "x"}', "d_model")],
+    [("{", "damaged: Invalid JSON"), ("[]", "damaged: Input should be"), ('{"model_type": "t5", "d_model": "x"}', "d_model")],
 )
 def test_a_config_that_is_none_is_one_line(content, message, tmp_path):
     t5().save_pretrained(tmp_path)
@@ -230,14 +230,14 @@ def test_a_t5_that_transformers_saved_is_imported_with_its_sentinels(sentinels, 
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert [again(text).input_ids for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     assert len(again) == PIECES + sentinels
-    assert tokenizer_files.read(tmp_path / "out").describe() == ours.describe()
+    assert tokenizer_import.read(tmp_path / "out").describe() == ours.describe()
 
 
 @pytest.mark.parametrize("sentinels", [0, 50, 200])
 def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spiece, tmp_path):
     shutil.copy(spiece, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": sentinels}))
-    ours = tokenizer_files.read(tmp_path)
+    ours = tokenizer_import.read(tmp_path)
     theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
     assert (ours.size, ours.sentinels) == (len(theirs), sentinels)
     if sentinels:
@@ -247,11 +247,11 @@ def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spie
 def test_two_tokenizers_in_a_directory_are_refused(spiece, t5_tokenizer, tmp_path):
     t5_tokenizer.save_pretrained(tmp_path)
     shutil.copy(spiece, tmp_path)
-    assert tokenizer_files.read(tmp_path).sha256 == SentencePiece.read(spiece).sha256  # the file as it is
+    assert tokenizer_import.read(tmp_path).sha256 == SentencePiece.read(spiece).sha256  # the file as it is
     saved = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(saved.replace('"▁the"', '"▁tha"'))
     with pytest.raises(UserError, match=r"spiece\.model and tokenizer\.json are two different tokenizers"):
-        tokenizer_files.read(tmp_path)
+        tokenizer_import.read(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bart"])
@@ -263,14 +263,14 @@ def test_byte_level_bpe_that_transformers_saved_is_read(kind, byte_level_bpe, tm
     cls = {"gpt2": transformers.GPT2TokenizerFast, "bart": transformers.BartTokenizer}[kind]
     theirs = cls.from_pretrained(tmp_path / "files")
     theirs.save_pretrained(tmp_path / "saved")
-    found = tokenizer_files.read(tmp_path / "saved")
+    found = tokenizer_import.read(tmp_path / "saved")
     assert found.sha256 == ours.sha256
     assert found.encode(TEXTS) == [theirs(text, add_special_tokens=False).input_ids for text in TEXTS]
     theirs = cls.from_pretrained(tmp_path / "files", add_prefix_space=True)
     theirs.save_pretrained(tmp_path / "prefixed")
     expected = [theirs(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert expected != found.encode(TEXTS)
-    assert tokenizer_files.read(tmp_path / "prefixed").encode(TEXTS) == expected
+    assert tokenizer_import.read(tmp_path / "prefixed").encode(TEXTS) == expected
 
 
 def test_other_tokenizers_are_refused_by_name(t5_tokenizer, tmp_path):
@@ -278,7 +278,7 @@ def test_other_tokenizers_are_refused_by_name(t5_tokenizer, tmp_path):
     (tmp_path / "words").mkdir()
     words.save(str(tmp_path / "words/tokenizer.json"))
     with pytest.raises(UserError, match=r"tokenizer\.json: a tokenizer of kind WordLevel"):
-        tokenizer_files.read(tmp_path / "words")
+        tokenizer_import.read(tmp_path / "words")
     t5_tokenizer.save_pretrained(tmp_path / "t5")
     path = tmp_path / "t5/tokenizer.json"
     whole = json.loads(path.read_text())
@@ -290,7 +290,7 @@ def test_other_tokenizers_are_refused_by_name(t5_tokenizer, tmp_path):
     ]:
         path.write_text(json.dumps({**whole, **change}))
         with pytest.raises(UserError, match=message):
-            tokenizer_files.read(tmp_path / "t5")
+            tokenizer_import.read(tmp_path / "t5")
     path.write_text(json.dumps({**whole, "model": {"type": "Unigram", "vocab": 3}}))
     with pytest.raises(FailedError, match=r"tokenizer\.json: damaged"):
-        tokenizer_files.read(tmp_path / "t5")
+        tokenizer_import.read(tmp_path / "t5")

@@ -12,7 +12,7 @@ from data_pipeline.tokenizer import load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.wordpiece import WordPiece
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import export, import_, tokenizer_files
+from pretrain.huggingface import export, import_, tokenizer_import
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 TEXTS = [
@@ -81,7 +81,7 @@ def bert(tmp_path_factory):
 def test_wordpiece_has_the_ids_of_berts_tokenizer(cased, tmp_path):
     theirs = transformers.BertTokenizer(vocab=vocabulary(), do_lower_case=not cased)
     theirs.save_pretrained(tmp_path)
-    ours = tokenizer_files.read(tmp_path)
+    ours = tokenizer_import.read(tmp_path)
     plain = [text.replace("[SEP] [MASK]", "") for text in TEXTS]  # their marks match text, ours never do
     assert ours.encode(plain) == [theirs(text, add_special_tokens=False).input_ids for text in plain]
     marks = {ours.vocabulary.bos, ours.vocabulary.eos, ours.vocabulary.mask}
@@ -96,10 +96,10 @@ def test_wordpiece_has_the_ids_of_berts_tokenizer(cased, tmp_path):
 def test_googles_list_of_tokens_is_enough(tmp_path):
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary()), encoding="utf-8")
     theirs = transformers.BertTokenizer(vocab=vocabulary())
-    found = tokenizer_files.read(tmp_path)
+    found = tokenizer_import.read(tmp_path)
     assert found.encode(TEXTS[:20]) == [theirs(text, add_special_tokens=False).input_ids for text in TEXTS[:20]]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert tokenizer_files.read(tmp_path).sha256 != found.sha256
+    assert tokenizer_import.read(tmp_path).sha256 != found.sha256
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"vocab\.txt: lacks BERT's tokens \[PAD\], \[UNK\]"):
         WordPiece.read(tmp_path)
@@ -118,7 +118,7 @@ def test_a_bert_goes_there_and_back(bert, tmp_path):
     pair = again("a text", "and another", return_token_type_ids=True)
     assert pair.input_ids == tokenizer("a text", "and another").input_ids
     assert (again.cls_token, again.sep_token, again.mask_token) == ("[CLS]", "[SEP]", "[MASK]")
-    assert tokenizer_files.read(tmp_path / "out").describe() == trained.tokenizer.describe()
+    assert tokenizer_import.read(tmp_path / "out").describe() == trained.tokenizer.describe()
 
 
 def test_other_wordpieces_are_refused(bert, tmp_path):
@@ -131,7 +131,7 @@ def test_other_wordpieces_are_refused(bert, tmp_path):
     ]:
         (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change}))
         with pytest.raises(UserError, match=message):
-            tokenizer_files.read(tmp_path)
+            tokenizer_import.read(tmp_path)
 
 
 # ---- RoBERTa

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface import interchanges_of, load_state, roberta
+from pretrain.huggingface import conversions, load_state
 from pretrain.models import FAMILIES, build
 from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
@@ -74,9 +74,9 @@ def logits(config, state, reference):
 
 def test_every_kind_of_model_is_among_these():
     """But for the one whose class comes with our export: its own tests save it again."""
-    known = {one.model_type for family in FAMILIES for one in interchanges_of(family) if not one.remote_code}
+    known = {one.model_type for family in FAMILIES for one in conversions(family) if not one.remote_code}
     tried = {getattr(transformers, name).config_class.model_type for name, _, _ in KINDS.values()}
-    assert tried == known | {roberta.INTERCHANGE.model_type}
+    assert tried == known
 
 
 @pytest.mark.parametrize("kind", KINDS)

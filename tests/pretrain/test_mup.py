@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.generation.incremental import Weights
-from pretrain.huggingface import interchange_of
-from pretrain.huggingface.without_mup import without_mup
+from pretrain.huggingface import conversion_for
+from pretrain.huggingface.rewriting import without_mup
 from pretrain.models.layers import Embedding, Linear
 from pretrain.optimizers.groups import kinds, parameter_groups
 from pretrain.tools.mup_check import coordinates_and_transfer as checks
@@ -259,7 +259,7 @@ EXPORTED = ["t5", "t5-tied", "bart", "bart, scaled", "autoregressive", "decoder_
 @pytest.mark.parametrize("family", [*EXPORTED, "t5gemma2", "gemma"])
 def test_an_export_computes_the_same_without_mup(family):
     model = randomised(built(family, WIDE, BASE))
-    weights, plain = without_mup(interchange_of(model.config), model.state_dict(), model.config)
+    weights, plain = without_mup(conversion_for(model.config), model.state_dict(), model.config)
     assert plain == model.config.model_copy(update={"mup": None})
     same = models.build(plain).eval()
     same.load_state_dict(weights)
@@ -274,7 +274,7 @@ def test_what_transformers_cannot_express_is_refused_in_a_line():
     ):
         model = built(family, WIDE, BASE, **changes)
         with pytest.raises(UserError, match=said):
-            without_mup(interchange_of(model.config), model.state_dict(), model.config)
+            without_mup(conversion_for(model.config), model.state_dict(), model.config)
 
 
 # The check.

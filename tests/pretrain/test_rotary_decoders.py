@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface import interchange_of, load_state
+from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import DecoderOnlyConfig, build
 from pretrain.models.positions import rotation
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
@@ -107,7 +107,7 @@ def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
 )
 def test_what_no_model_of_transformers_can_be_is_not_exported(kind, changes, expected):
     with pytest.raises(UserError, match=expected):
-        interchange_of(config(kind, **changes))
+        conversion_for(config(kind, **changes))
 
 
 @pytest.mark.parametrize(

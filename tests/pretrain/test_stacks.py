@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import interchange_of
+from pretrain.huggingface import conversion_for
 from pretrain.models import ModernConfig, build, outline, parse
 from pretrain.models.loss import shift_right
 from pretrain.models.stacks import ends_of_inputs, places_in_segments
@@ -180,4 +180,4 @@ def test_an_impossible_config_is_refused(wrong, expected):
 
 def test_transformers_has_no_such_model():
     with pytest.raises(UserError, match="models of the family modern can't be exported"):
-        interchange_of(parse(MODERN))
+        conversion_for(parse(MODERN))

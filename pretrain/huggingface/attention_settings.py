@@ -1,8 +1,7 @@
-"""Settings of today's layers in transformers' config.json: heads, windows and rotations."""
+"""Settings of layers with rotary positions in transformers' config.json: heads, windows and rotations."""
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.interchange import to_theirs
-from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.conversion import Json, to_theirs
 from pretrain.models.config.blocks import Heads, LocalAndGlobal
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
@@ -18,7 +17,10 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 UNUSED_WINDOW = 4096
 
 
-def heads_to_theirs(config: Heads) -> Json:
+def heads_to_theirs(config: Heads, model: str) -> Json:
+    """`model`: its name in transformers, for the UserError that its heads can't have such a width."""
+    if config.d_model % config.num_heads:
+        raise UserError(f"transformers has no {model} whose num_heads doesn't divide d_model")
     return to_theirs(config, HEADS)
 
 
@@ -79,3 +81,17 @@ def rotations_to_ours(parameters: Json) -> float:
             f"rope_parameters: rope_type is {parameters['rope_type']!r}, but our models have 'default' only"
         )
     return parameters["rope_theta"]
+
+
+def two_rotations_to_theirs(config: LocalAndGlobal) -> Json:
+    """For models whose layers with a window have a base of their own."""
+    bases = {GLOBAL: config.rope_base, LOCAL: config.window_rope_base or config.rope_base}
+    return {"rope_parameters": {kind: rotations_to_theirs(base) for kind, base in bases.items()}}
+
+
+def windows_and_rotations_to_ours(saved: Json) -> Json:
+    """As `windows_to_ours`, with the bases of `two_rotations_to_theirs`."""
+    windows = windows_to_ours(saved)
+    local, whole = (rotations_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
+    differs = windows["sliding_window"] is not None and local != whole
+    return {**windows, "rope_base": whole, "window_rope_base": local if differs else None}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.conversion import Json
 
 
 def config_of(saved: Json, path: Path) -> Any:

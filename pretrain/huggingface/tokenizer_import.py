@@ -1,22 +1,27 @@
-"""Reads the tokenizer model from a tokenizer.json: transformers 5 writes no other file of the tokenizer."""
+"""Import of tokenizers that transformers or the `tokenizers` library saved."""
 
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+import tokenizers
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
-from data_pipeline.tokenizer.wordpiece import LONGEST_WORD, PREFIX, Normalization, WordPiece
+from data_pipeline.foundation.json_file import read_json
+from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
+from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
+from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
-from pretrain.huggingface import json_files
-from pretrain.huggingface.json_files import Json
+from pretrain.huggingface.conversion import Json
+from pretrain.huggingface.tokenizer_export import ADDED, CONFIG, NO_BYTES, TOKENIZER
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 SENTINEL = "<extra_id_"
@@ -26,13 +31,6 @@ _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
-# T5Tokenizer knows no bytes of characters without a piece. They are no pieces of text: "<0x41>" isn't taken for one.
-_NO_BYTES = {
-    "type": "Split",
-    "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
-    "behavior": "MergedWithPrevious",
-    "invert": False,
-}
 # Options of BPE in a tokenizer.json besides merging, where it is GPT-2's.
 _PLAIN_BPE: Json = {
     "dropout": None,
@@ -43,16 +41,101 @@ _PLAIN_BPE: Json = {
 }
 
 
-def read(path: Path) -> Json:
+def read(directory: Path) -> Tokenizer:
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, WordPiece like BERT's, or any BPE.
+
+    As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
+    UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
+    sentinels; FailedError if a file is damaged.
+    """
+    saved = _saved(directory / TOKENIZER)
+    config = _json(directory / CONFIG)
+    if saved.get("model", {}).get("type") == "BPE" and not (is_gpt2s(saved) and not config.get("add_prefix_space")):
+        return _published(directory)
+    added = _json(directory / ADDED)
+    if config.get("add_prefix_space"):
+        raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
+    model = _model(saved, directory)
+    try:
+        if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
+            sentinels = config.get("extra_ids", 100)
+            names = {model.size + sentinels - 1 - number: f"<extra_id_{number}>" for number in range(sentinels)}
+        else:
+            names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
+        names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
+        names |= {id_: token for token, id_ in added.items()}
+        above = sorted(id_ for id_ in names if id_ >= model.size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FailedError(f"{directory}: damaged: {CONFIG} or {ADDED}: {error!r}") from None
+    if above != list(range(model.size, model.size + len(above))):
+        raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
+    return _with_names(model, [names[id_] for id_ in above], directory)
+
+
+def _model(saved: Json, directory: Path) -> TextModel:
+    path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
+    if kind == "Unigram":
+        if not (directory / MODEL).exists():
+            return sentencepiece(saved, path)
+        model = SentencePiece.read(directory / MODEL)
+        pieces = [line.split("\t")[0] for line in model.files[PIECES].decode().split("\n")[:-1]]
+        if pieces != [piece for piece, _ in text_pieces(saved)]:
+            raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
+        return model
+    if kind == "BPE":
+        return byte_level_bpe(saved)
+    if kind == "WordPiece":
+        return wordpiece(saved, path)
+    if kind:
+        raise UserError(
+            f"{path}: a tokenizer of kind {kind}; supported are BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
+        )
+    if (directory / MODEL).exists():
+        return SentencePiece.read(directory / MODEL)
+    if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
+        return ByteLevelBPE.read(directory)
+    if (directory / LISTING).exists():
+        return WordPiece.read(directory)
+    raise UserError(
+        f"{directory}: no supported tokenizer: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, "
+        f"nor {TOKENIZER}"
+    )
+
+
+def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
+    """`names` are those of the ids above the model's own: special tokens, then sentinels with <extra_id_0> last."""
+    sentinels = _sentinels_at_the_end(names)
+    special = names[: len(names) - sentinels]
+    if strange := [name for name in special if name.startswith("<extra_id_")]:
+        raise UserError(f"{directory}: {strange[0]} is out of place: sentinels come last, ending with <extra_id_0>")
+    return Tokenizer(model, special, sentinels)
+
+
+def _published(directory: Path) -> Tokenizer:
+    """BPE that isn't GPT-2's; with sentinels, if an export of ours put them there."""
+    model = auto_tokenizer.read(directory)
+    sentinels = _sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
+    return Tokenizer(model.first(model.size - sentinels), (), sentinels)
+
+
+def _sentinels_at_the_end(names: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[1] == f"<extra_id_{pair[0]}>", enumerate(reversed(names))))
+
+
+def _json(path: Path) -> Json:
+    return read_json(path, Json) if path.exists() else {}
+
+
+def _saved(path: Path) -> Json:
     """The content of tokenizer.json as the `tokenizers` library writes it today, or empty if there is no file.
 
     Raises FailedError if the library can't read it.
     """
     if not path.exists():
         return {}
-    json_files.read(path)
+    read_json(path, Json)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise FailedError(f"{path}: damaged: {error}") from None
     return json.loads(tokenizer.to_str())
@@ -114,7 +197,7 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
         path,
         [
             (f"the normalizer is {normalizer.get('type')}", normalizer.get("type") not in (None, "Precompiled")),
-            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, _NO_BYTES])),
+            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, NO_BYTES])),
             (f"unk_id is {saved['model']['unk_id']}, not {UNK}", saved["model"]["unk_id"] != UNK),
             (f"ids {inside[:8]} are pieces and added tokens at once", bool(inside)),
         ],
@@ -132,15 +215,6 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
     model.trainer_spec.bos_id, model.trainer_spec.byte_fallback = -1, in_bytes
     model.normalizer_spec.precompiled_charsmap = base64.b64decode(normalizer.get("precompiled_charsmap") or "")
     return SentencePiece(model.SerializeToString(), path)
-
-
-def with_bytes(t5: Tokenizer) -> Tokenizer:
-    """T5Tokenizer's tokenizer, with the bytes of characters that have no piece: as sentencepiece has them."""
-    saved: Json = json.loads(t5.to_str())
-    saved["model"]["byte_fallback"] = True
-    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
-    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
-    return Tokenizer.from_str(json.dumps(saved))
 
 
 def text_pieces(saved: Json) -> list[tuple[str, float]]:

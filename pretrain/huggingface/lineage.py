@@ -39,7 +39,7 @@ class CorpusFacts:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Lineage:
     """The origin of a checkpoint.
 
     - `average_of`: what its weights are the mean of, if they are one.
@@ -70,13 +70,13 @@ class Provenance:
         return sum(corpus.flops for corpus in self.corpora) if self.corpora and not self.lost else None
 
 
-def provenance(checkpoint: Path) -> Provenance:
+def lineage(checkpoint: Path) -> Lineage:
     """What is known of the origin of `checkpoint`: from its files, and from its run and corpora if they are there."""
     index = checkpoint_index.read(checkpoint)
     config = _config(checkpoint)
     mean = index.identity.get(AVERAGE_OF)
     if config is None:
-        return Provenance(average_of=mean, step=index.step, rows=index.position, lost=len(index.consumed))
+        return Lineage(average_of=mean, step=index.step, rows=index.position, lost=len(index.consumed))
     corpora = [
         _corpus(entry.corpus, rows, index, config.data.objective)
         for entry, rows in zip(config.data.train, index.consumed, strict=False)
@@ -90,7 +90,7 @@ def provenance(checkpoint: Path) -> Provenance:
         **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
         **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
     }
-    return Provenance(
+    return Lineage(
         name=config.run.name,
         average_of=mean,
         step=index.step,

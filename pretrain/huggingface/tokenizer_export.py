@@ -1,0 +1,132 @@
+"""Export of tokenizers for transformers' `AutoTokenizer`."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.text.vocabulary import Vocabulary
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
+from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
+from data_pipeline.tokenizer.wordpiece import LISTING, WordPiece
+from pretrain.huggingface.conversion import Conversion, Json
+
+TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
+ROLES = ("bos", "eos", "unk", "pad", "mask")
+# T5Tokenizer knows no bytes of characters without a piece. They are no pieces of text: "<0x41>" isn't taken for one.
+NO_BYTES = {
+    "type": "Split",
+    "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
+
+
+def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None:
+    """Writes the tokenizer's files into `directory`, for a model of the family of `conversion`.
+
+    A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
+    keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
+    `Tokenizer.encode_with_sentinels`.
+    """
+    model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
+    as_t5s = isinstance(model, SentencePiece) and conversion.model_type == "t5" and not model.byte_ids
+    if as_t5s and not tokenizer.special_tokens:
+        from transformers import T5Tokenizer  # takes seconds to import
+
+        # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
+        (directory / MODEL).write_bytes(model.files[MODEL])
+        T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+        _write_added(tokenizer, directory)
+        return
+    backend, config = _in_transformers(model, directory)
+    # tokens that replace words of a text absorb the white space before them, as those words did
+    fills = {*sentinels, "<mask>"}
+    backend.add_special_tokens(
+        [
+            AddedToken(name, special=True, normalized=False, lstrip=name in fills)
+            for name in (*_to_add(model), *tokenizer.special_tokens, *sentinels)
+        ]
+    )
+    if not isinstance(model, TokenizerJson) or conversion.begins or conversion.ends:
+        roles = {
+            f"{role}_token": token
+            for role in ROLES
+            if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
+        }
+        backend.post_processor = _template(vocabulary, roles, conversion)
+        flags = {"add_bos_token": conversion.begins, "add_eos_token": conversion.ends}  # transformers 4 heeds them
+        config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
+    if isinstance(model, WordPiece):
+        config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
+    backend.save(str(directory / TOKENIZER))
+    write_json(directory / CONFIG, config)
+    if isinstance(model, SentencePiece) and conversion.model_type == "t5":
+        _write_added(tokenizer, directory)
+
+
+def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Tokenizer, Json]:
+    """A tokenizer of the library with this model, and its tokenizer_config.json; writes the model's own files."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    match model:
+        case TokenizerJson():
+            return tokenizers.Tokenizer.from_str(model.files[TOKENIZER].decode()), model.config
+        case SentencePiece():
+            from transformers import T5Tokenizer
+
+            (directory / MODEL).write_bytes(model.files[MODEL])
+            backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
+            return _with_bytes(backend) if model.byte_ids else backend, config
+        case ByteLevelBPE():
+            for name, content in model.files.items():
+                (directory / name).write_bytes(content)
+            backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+            return backend, config
+        case WordPiece():
+            (directory / LISTING).write_bytes(model.files[LISTING])
+            return model.backend(), config
+    raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+
+
+def _to_add(model: TextModel) -> list[str]:
+    """The model's special tokens, unless its tokenizer.json has them."""
+    return [] if isinstance(model, TokenizerJson) else [name for _, name in sorted(model.names.items())]
+
+
+def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
+    """For llama.cpp's converter, which reads spiece.model and this file instead of tokenizer.json."""
+    names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
+    write_json(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.pieces)})
+
+
+def _sentinels(tokenizer: Tokenizer) -> list[str]:
+    return [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
+
+
+def _template(vocabulary: Vocabulary, roles: dict[str, str], conversion: Conversion) -> processors.TemplateProcessing:
+    """BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
+    begin = [roles["bos_token"]] if conversion.begins and "bos_token" in roles else []
+    end = [roles["eos_token"]] if conversion.ends else []
+    ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}
+    return processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
+        special_tokens=list(ids.items()),
+    )
+
+
+def _with_bytes(t5: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """T5Tokenizer's tokenizer, with the bytes of characters that have no piece: as sentencepiece has them."""
+    saved: Json = json.loads(t5.to_str())
+    saved["model"]["byte_fallback"] = True
+    saved["pre_tokenizer"]["pretokenizers"].append(NO_BYTES)
+    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
+    return tokenizers.Tokenizer.from_str(json.dumps(saved))
