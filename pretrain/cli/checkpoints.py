@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
 def generate(
+    context: typer.Context,
     checkpoint: Checkpoint,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
     file: Annotated[Path | None, path_option("--file", "One text per line. Default without texts: stdin.")] = None,
@@ -48,28 +49,17 @@ def generate(
     from data_pipeline.foundation.config_file import check
     from pretrain.generation.settings import GenerationSettings
 
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "num_beams": num_beams,
-        "length_penalty": length_penalty,
-        "early_stopping": early_stopping,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-    }
+    given = {name: context.params[name] for name in GenerationSettings.model_fields}
     settings = check(given, GenerationSettings, "generate")
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another file")
     from pretrain.generation.command import new_file, show, texts_of
 
-    wanted: list[str] = []
+    prompts: list[str] = []
     if texts or file or corpus is None:
-        wanted = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+        prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
     trained = _open(checkpoint)
-    originals: list[str | None] = [None] * len(wanted)
+    originals: list[str | None] = [None] * len(prompts)
     if corpus is not None:
         from data_pipeline.corpus import open_corpus
         from pretrain.generation.fill_blanks import blank_out
@@ -79,12 +69,12 @@ def generate(
         if FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill in blanks")
         blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
-        wanted += [blanks for blanks, _ in blanked]
+        prompts += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]
     from pretrain.generation.texts import write
 
     trained = trained.on_best_device()
-    written = write(trained, wanted, settings, batch_size)
+    written = write(trained, prompts, settings, batch_size)
     fillings = None
     if likeliest:
         from pretrain.generation.fillings import likeliest_fillings
@@ -122,7 +112,7 @@ def evaluate(
         typer.Option(help="For --lm-eval: answer, blank or copy. Default: as the encoder-decoder was trained."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="For --lm-eval: only so many rows of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="For --lm-eval: the most rows of each task.")] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
     from pretrain.config.evaluation import SUITES
@@ -133,9 +123,9 @@ def evaluate(
     from pretrain.cli import evaluate as command
 
     if lm_eval is not None:
-        from pretrain.evaluation.lm_eval import HarnessSettings
+        from pretrain.evaluation.lm_eval import LmEvalSettings
 
-        settings = HarnessSettings(lm_eval.split(","), include_path, few_shot, limit)
+        settings = LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
         command.evaluate_on_tasks(checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
         return
     if include_path or form or few_shot is not None or limit is not None:
@@ -212,7 +202,7 @@ def export(
 
 @app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")
 def average(
-    places: Annotated[
+    checkpoints: Annotated[
         list[Path],
         path_argument("CHECKPOINT… OUT", "Checkpoints, or a run directory for its latest; then a new directory."),
     ],
@@ -220,18 +210,18 @@ def average(
     ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
 ) -> None:
     """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
-    *given, out = places
-    if not given:
+    *sources, out = checkpoints
+    if not sources:
         raise UserError("average: give checkpoints, or a run, and then a new directory")
-    if last > 1 and len(given) > 1:
-        raise UserError(f"--last is for one run directory, and there are {len(given)} places")
+    if last > 1 and len(sources) > 1:
+        raise UserError(f"--last is for one run directory, and there are {len(sources)} paths")
     from pretrain.checkpoint.average import average as make
     from pretrain.checkpoint.average import last_checkpoints
     from pretrain.checkpoint.choose import checkpoint_in
 
-    checkpoints = last_checkpoints(given[0], last) if last > 1 else [checkpoint_in(place) for place in given]
-    parameters = make(checkpoints, out, ema)
-    print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, checkpoints))}.")
+    averaged = last_checkpoints(sources[0], last) if last > 1 else [checkpoint_in(path) for path in sources]
+    parameters = make(averaged, out, ema)
+    print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, averaged))}.")
     print(f"Next: pretrain evaluate {out}")
 
 
@@ -286,12 +276,13 @@ def adapt(
     out: NewDirectory,
     style: Annotated[str, typer.Option(help="The family of the result: t5gemma, t5gemma2 or modern.")],
     encoder: Annotated[
-        Path | None, path_option("--encoder", "Another decoder alone, which becomes the encoder. Default: DECODER too.")
+        Path | None,
+        path_option("--encoder", "Another decoder-only model, which becomes the encoder. Default: DECODER too."),
     ] = None,
     sentinels: Annotated[
         int | None, typer.Option(min=0, help="Sentinels to add to a tokenizer without. Default: none.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights that no decoder has.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model lacks.")] = 0,
 ) -> None:
     """Turn a decoder-only model into an encoder-decoder that a run can start from."""
     from pretrain.tools.adapt.adapt_decoder import adapt as make

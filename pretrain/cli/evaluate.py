@@ -25,11 +25,11 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
 from pretrain.evaluation import attention, record
-from pretrain.evaluation.collectives import Together
-from pretrain.evaluation.forms import FORMS, Asking
+from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
-from pretrain.evaluation.hooks import Hooks
-from pretrain.evaluation.lm_eval import Harness, HarnessSettings, findings
+from pretrain.evaluation.hook_runner import HookRunner
+from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
+from pretrain.evaluation.prompt_format import FORMS, PromptFormat
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import input_ids, prompt_ids
@@ -119,7 +119,7 @@ def evaluate(
         data = HeldOut(
             held_out, trained.tokenizer, objective, skip_damage=False, layout=BatchLayout(rank, ranks, micro_batch, 1)
         )
-        for findings in Hooks(hooks, data, out).after(Standalone(trained), step, last=True):
+        for findings in HookRunner(hooks, data, out).after(Standalone(trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
             if rank == 0:
@@ -132,7 +132,7 @@ def evaluate(
 
 def evaluate_on_tasks(
     checkpoint: Path,
-    settings: HarnessSettings,
+    settings: LmEvalSettings,
     form: str | None = None,
     batch_size: int = 8,
     out: Path | None = None,
@@ -147,17 +147,20 @@ def evaluate_on_tasks(
     with _ranks() as (rank, ranks):
         trained = TrainedModel.open(checkpoint).on_best_device()
         model, vocabulary = trained.model, trained.tokenizer.vocabulary
-        asking = Asking.of(model.config, vocabulary, form, _trained_on(config))
+        prompt_format = PromptFormat.choose(model.config, vocabulary, form, _trained_on(config))
         data = HeldOut({}, trained.tokenizer, None, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
         subject = Standalone(trained)
-        together = Together(None, subject.device, alone=ranks == 1)
-        harness = Harness(model, asking, Evaluation(subject, data, 0, together), batch_size)
-        found, results = findings(harness, settings)
+        collectives = Collectives(None, subject.device, alone=ranks == 1)
+        requests = LmEvalRequests(model, prompt_format, Evaluation(subject, data, 0, collectives), batch_size)
+        found, results = run_tasks(requests, settings)
         if rank == 0:
             if out is not None:
                 write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
-            if asking.form in FORMS:
-                print(f"asked as {asking.form}: {FORMS[asking.form]}", file=sys.stderr if as_json else sys.stdout)
+            if prompt_format.form in FORMS:
+                print(
+                    f"asked as {prompt_format.form}: {FORMS[prompt_format.form]}",
+                    file=sys.stderr if as_json else sys.stdout,
+                )
             print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
 
 

@@ -17,6 +17,9 @@ _MFU = 0.31  # nanoT5's on one A100
 _PRICE = 2.0  # dollars for a GPU and an hour
 
 
+AtOnce = Annotated[int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")]
+
+
 def _folder(text: str) -> Path:
     return Path(paths.config_folder(text))
 
@@ -56,9 +59,7 @@ def experiment(
     budget: Annotated[
         str | None, typer.Option(metavar="STEPS", help="400steps or 5%: shortens every run, warm-up and schedule too.")
     ] = None,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
-    ] = None,
+    at_once: AtOnce = None,
     out: Annotated[
         Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
     ] = None,
@@ -80,9 +81,7 @@ def ladder(
     ],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each rung, with seeds from run.seed on.")] = 1,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")
-    ] = None,
+    at_once: AtOnce = None,
     out: Annotated[Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME.")] = None,
     train: Annotated[bool, typer.Option(help="Train; or only fit the rungs that have finished.")] = True,
     next_: Annotated[bool, typer.Option("--next", help="Train the next rung too, and compare it.")] = False,
@@ -139,7 +138,8 @@ def plan(
     inputs: Annotated[int | None, typer.Option(min=1, help="Input tokens of a row. Default: the corpus's.")] = None,
     targets: Annotated[int | None, typer.Option(min=1, help="Target tokens of a row. Default: the corpus's.")] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.01, help="The cheapest GPUs are sought among those that end within so long.")
+        float | None,
+        typer.Option(min=0.01, help="The longest that a run may take; the cheapest GPUs that keep to it are shown."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:

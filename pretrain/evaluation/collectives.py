@@ -23,7 +23,7 @@ _GOES_ON, _LATE, _RAISED, _RETURNED = range(4)
 
 
 @dataclass(frozen=True)
-class Ended(Generic[T]):
+class Outcome(Generic[T]):
     """How a hook ended: on all ranks with a `value`, or on all with an `error`.
 
     `traceback`: that of the exception that this rank's hook raised, if any. `others_left`: the error isn't this rank's.
@@ -43,7 +43,7 @@ class _OthersLeft(BaseException):
     """Raised in a hook that other ranks have left."""
 
 
-class Together:
+class Collectives:
     """Runs one hook on all ranks. `seconds`: its budget; None: no limit. `alone`: there is no process group."""
 
     def __init__(self, seconds: float | None, device: torch.device, alone: bool = False):
@@ -53,7 +53,7 @@ class Together:
         self.late = False
         """Whether the budget is spent, as all ranks have agreed."""
 
-    def run(self, hook: Callable[[], T]) -> Ended[T]:
+    def run(self, hook: Callable[[], T]) -> Outcome[T]:
         """Calls `hook`, and ends on all ranks with the same outcome: each has a value, or each has an error.
 
         A hook that hangs in Python code is interrupted when twice its budget is over. One that hangs in native code
@@ -61,22 +61,24 @@ class Together:
         """
         try:
             with self._alarm():
-                ended = Ended(value=hook())
+                outcome = Outcome(value=hook())
         except _OthersLeft as left:
-            return Ended(error=str(left), others_left=True)
+            return Outcome(error=str(left), others_left=True)
         except _Interrupted:
-            ended = Ended(error=f"hung: no end after {2 * (self._seconds or 0):g} s, twice its budget")
+            outcome = Outcome(error=f"hung: no end after {2 * (self._seconds or 0):g} s, twice its budget")
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            ended = Ended(error=f"{type(error).__name__}: {lines[0]}".rstrip(": "), traceback=traceback.format_exc())
+            outcome = Outcome(
+                error=f"{type(error).__name__}: {lines[0]}".rstrip(": "), traceback=traceback.format_exc()
+            )
         try:
-            self._agree(_RETURNED if ended.error is None else _RAISED)
+            self._agree(_RETURNED if outcome.error is None else _RAISED)
         except _OthersLeft as left:
-            return Ended(error=str(left), others_left=True)
-        return ended
+            return Outcome(error=str(left), others_left=True)
+        return outcome
 
     @contextlib.contextmanager
-    def collective(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """Within the block, all ranks are in the same collective, and nothing interrupts this one."""
         overdue = self._seconds is not None and time.monotonic() - self._began > self._seconds
         with self._shield():

@@ -20,7 +20,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, validation_batches
 from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.evaluation.collectives import Together
+from pretrain.evaluation.collectives import Collectives
 from pretrain.models.loss import recording_hits
 from pretrain.models.model import Model
 from pretrain.run import watchdog
@@ -109,7 +109,7 @@ class Evaluation:
     subject: Subject
     held_out: HeldOut
     step: int
-    together: Together
+    collectives: Collectives
     earlier: Callable[[str], Sequence[Mapping[str, Any]]] = lambda table: ()
 
     def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
@@ -125,12 +125,12 @@ class Evaluation:
             yield batch
             if left is not None:
                 left -= data.layout.ranks * data.layout.micro_batch
-            if self.together.late or (left is not None and left <= 0):
+            if self.collectives.late or (left is not None and left <= 0):
                 return
 
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The fp32 losses of a batch by name, as the model's forward returns them; "labels": (batch, targets)."""
-        with self.together.collective():
+        with self.collectives.guard():
             return self.subject.losses(batch)
 
     def losses_and_hits(self, batch: Batch, alone: bool = False) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -149,13 +149,13 @@ class Evaluation:
     def whole_model(self) -> Iterator[Model]:
         """Within the block, the model in evaluation mode with all its weights on this rank; no collectives follow."""
         with contextlib.ExitStack() as stack:
-            with self.together.collective():
+            with self.collectives.guard():
                 model = stack.enter_context(self.subject.whole())
             yield model
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over all ranks."""
-        with self.together.collective():
+        with self.collectives.guard():
             if self.held_out.layout.ranks > 1:
                 dist.all_reduce(values)
         return values
@@ -168,7 +168,7 @@ class Evaluation:
         rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
         mine = [*work(items[rank::ranks])]
         gathered: list[list[Any]] = [mine] * ranks
-        with self.together.collective():
+        with self.collectives.guard():
             if ranks > 1:
                 dist.all_gather_object(gathered, mine)
         return [gathered[place % ranks][place // ranks] for place in range(len(items))]

@@ -1,9 +1,8 @@
 """EleutherAI's lm-evaluation-harness on our models: `pretrain evaluate --lm-eval TASKS`.
 
-The harness's own class for encoder-decoders never scores EOS, so that the beginning of another answer gains;
-of texts without a context it scores all tokens after an encoder that has read one; and padding on the left shifts
-learned positions. Here a context goes to the encoder and a continuation to the decoder, with the marks that the model
-was trained with, EOS scored.
+lm_eval's own class for encoder-decoders never scores EOS, which favours an answer that is the beginning of another. It
+pads on the left, which shifts learned positions, and without a context it gives the encoder no token to read. Here a
+context goes to the encoder and a continuation to the decoder, in the form of the model's training, and EOS is scored.
 """
 
 import contextlib
@@ -21,22 +20,22 @@ import torch
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.evaluation.forms import Asked, Asking, as_numbers
 from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.prompt_format import Prompt, PromptFormat, scores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.spans import split_spans
 from pretrain.generation.texts import padded
 from pretrain.models.model import Model
 
-_NEW_TOKENS = 256  # of an answer, if its task doesn't say
+_NEW_TOKENS = 256  # of an answer, unless its task has another limit
 _OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)
-class HarnessSettings:
-    """Which `tasks`, by name, are also sought in `include_path`; `few_shot` examples before each question; only the
-    first `limit` rows."""
+class LmEvalSettings:
+    """`tasks` by name, which may be defined in `include_path`; `few_shot` examples before each question; only the first
+    `limit` rows of each task."""
 
     tasks: Sequence[str]
     include_path: Path | None = None
@@ -44,11 +43,11 @@ class HarnessSettings:
     limit: int | None = None
 
 
-class Harness:
-    """Answers the harness's requests. All ranks get all of them and divide them; each then has all answers."""
+class LmEvalRequests:
+    """Answers lm_eval's requests. All ranks get all of them and divide them; each then has all answers."""
 
-    def __init__(self, model: Model, asking: Asking, evaluation: Evaluation, batch_size: int):
-        self._model, self._asking, self._evaluation, self._batch_size = model, asking, evaluation, batch_size
+    def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
+        self._model, self._format, self._evaluation, self._batch_size = model, prompt_format, evaluation, batch_size
         self._tokenizer: Tokenizer = evaluation.held_out.tokenizer
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
@@ -56,60 +55,61 @@ class Harness:
 
         For an encoder-decoder both include EOS.
         """
-        return self._scored([self._asked(*pair) for pair in pairs])
+        return self._scored([self._prompt(*pair) for pair in pairs])
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
-        """log p of each text, without an EOS token; see `Asking.windows`."""
-        windows = [self._asking.windows(ids) for ids in self._tokenizer.encode(list(texts))]
-        scores = iter(self._scored([one for of_text in windows for one in of_text]))
-        return [sum(next(scores)[0] for _ in of_text) for of_text in windows]
+        """log p of each text, without an EOS token; see `PromptFormat.windows`."""
+        windows = [self._format.windows(ids) for ids in self._tokenizer.encode(list(texts))]
+        found = iter(self._scored([prompt for prompts in windows for prompt in prompts]))
+        return [sum(next(found)[0] for _ in prompts) for prompts in windows]
 
     def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """An answer to each (context, settings), up to the first of the strings `until`, which it leaves out."""
         return self._evaluation.shared(list(requests), lambda mine: [self._answer(*request) for request in mine])
 
-    def _asked(self, context: str, continuation: str) -> Asked:
+    def _prompt(self, context: str, continuation: str) -> Prompt:
         encode = self._tokenizer.encode
-        if self._asking.form != "continuation":  # two texts, of which neither ends or begins with a space
+        if self._format.form != "continuation":  # two texts, of which neither ends or begins with a space
             before, after = encode([context.rstrip(), continuation.lstrip()])
-            return self._asking.asked(before, after)
+            return self._format.prompt(before, after)
         bare = context.rstrip()  # a space belongs to the word after it
         whole, before = encode([context + continuation, bare])
-        return self._asking.asked(before, whole[len(before) :])
+        return self._format.prompt(before, whole[len(before) :])
 
-    def _scored(self, rows: Sequence[Asked]) -> list[tuple[float, bool]]:
+    def _scored(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
         """Longest first, so that rows of a batch are alike and what needs too much memory fails at once."""
         order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
         batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
         found = self._evaluation.shared(batches, lambda mine: [self._score([rows[i] for i in one]) for one in mine])
-        scores: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        for numbers, of_batch in zip(batches, found, strict=True):
-            for number, score in zip(numbers, of_batch, strict=True):
-                scores[number] = score
-        return scores
+        by_row = {
+            row: score
+            for batch, batch_scores in zip(batches, found, strict=True)
+            for row, score in zip(batch, batch_scores, strict=True)
+        }
+        return [by_row[row] for row in range(len(rows))]
 
     @torch.no_grad()
-    def _score(self, rows: Sequence[Asked]) -> list[tuple[float, bool]]:
-        batch = self._asking.batch(rows)
+    def _score(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
+        batch = self._format.batch(rows)
         losses, hits = self._evaluation.losses_and_hits(batch, alone=True)
-        return as_numbers(losses["labels"], hits, batch["labels"])
+        return scores(losses["labels"], hits, batch["labels"])
 
     def _answer(self, context: str, given: Mapping[str, Any]) -> str:
         settings, until = _decoding(given)
-        asked = self._asking.asked(self._tokenizer.encode([context.rstrip()])[0], [])
-        causal = self._asking.form == "continuation"
-        inputs = asked.given if causal else asked.encoder
-        longest = self._asking.longest
+        prompt = self._format.prompt(self._tokenizer.encode([context.rstrip()])[0], [])
+        causal = self._format.form == "continuation"
+        inputs = prompt.prefix if causal else prompt.encoder
+        longest = self._format.longest
         if causal and longest is not None:  # the beginning makes room for the answer
             inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
         device = next(self._model.parameters()).device
         ids, _ = padded([inputs], self._tokenizer.vocabulary.pad, left=causal)
         row = generate(self._model, ids.to(device), None, settings)[0].tolist()
         new = list(takewhile(lambda id_: id_ != self._tokenizer.vocabulary.eos, row))
-        if self._asking.form == "blank":
+        if self._format.form == "blank":
             new = split_spans(new, self._tokenizer.vocabulary).get(self._tokenizer.vocabulary.first_sentinel, [])
-        if self._asking.form == "copy":
-            new = new[len(asked.given) :]  # after the copied context
+        if self._format.form == "copy":
+            new = new[len(prompt.prefix) :]  # after the copied context
         text = self._tokenizer.decode(new)
         for stop in until:
             text = text.partition(stop)[0] if stop else text
@@ -117,7 +117,7 @@ class Harness:
 
 
 def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
-    """What a task says about generation, by the harness's names, and the strings that end an answer."""
+    """A task's settings of generation, under lm_eval's names, and the strings that end an answer."""
     until = given.get("until") or []
     sampled = bool(given.get("do_sample")) and float(given.get("temperature") or 0) > 0
     values: dict[str, Any] = {"max_new_tokens": given.get("max_gen_toks", given.get("max_new_tokens", _NEW_TOKENS))}
@@ -129,10 +129,10 @@ def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
     return settings, [until] if isinstance(until, str) else list(until)
 
 
-def findings(harness: Harness, settings: HarnessSettings) -> tuple[Findings, dict[str, Any]]:
-    """Runs the tasks; the metrics `lm_eval/TASK/METRIC` with the harness's table as lines, and all of its results.
+def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findings, dict[str, Any]]:
+    """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC` with lm_eval's table as lines, and all of its results.
 
-    Raises UserError if the harness isn't installed, and for a task that it doesn't know or can't load.
+    Raises UserError if lm_eval isn't installed, and for a task that it doesn't have or can't load.
     """
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
@@ -145,21 +145,21 @@ def findings(harness: Harness, settings: HarnessSettings) -> tuple[Findings, dic
     except ImportError as error:
         raise UserError(f"--lm-eval: {error}; to install it: pip install encdec-pretrain[lm-eval]") from None
 
-    class Answering(LM):
-        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-            return harness.loglikelihood([request.args for request in requests])
+    class Adapter(LM):
+        def loglikelihood(self, instances: list[Any]) -> list[tuple[float, bool]]:
+            return requests.loglikelihood([one.args for one in instances])
 
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            return harness.rolling([request.args[0] for request in requests])
+        def loglikelihood_rolling(self, instances: list[Any]) -> list[float]:
+            return requests.rolling([one.args[0] for one in instances])
 
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            return harness.generate([request.args for request in requests])
+        def generate_until(self, instances: list[Any]) -> list[str]:
+            return requests.generate([one.args for one in instances])
 
     with _quiet():
-        tasks = _known(settings, TaskManager)
+        tasks = _tasks(settings, TaskManager)
         try:
             results = simple_evaluate(
-                Answering(),
+                Adapter(),
                 tasks=list(settings.tasks),
                 num_fewshot=settings.few_shot,
                 limit=settings.limit,
@@ -181,8 +181,8 @@ def findings(harness: Harness, settings: HarnessSettings) -> tuple[Findings, dic
     return Findings(metrics, lines=make_table(results).rstrip().splitlines()), results
 
 
-def _known(settings: HarnessSettings, manager: Any) -> Any:
-    """The index of tasks: of those in `include_path`, and of the harness's own thousands only if that lacks one."""
+def _tasks(settings: LmEvalSettings, manager: Any) -> Any:
+    """The index of tasks: of those in `include_path`, and of lm_eval's own thousands only if that lacks one."""
     include = str(settings.include_path) if settings.include_path else None
     for defaults in (False, True) if include else (True,):
         tasks = manager(include_path=include, include_defaults=defaults)
@@ -190,12 +190,12 @@ def _known(settings: HarnessSettings, manager: Any) -> Any:
         if not unknown:
             return tasks
     where = f"{include} or " if include else ""
-    raise UserError(f"--lm-eval: no task {unknown[0]!r} in {where}the harness; --include-path names a folder of tasks")
+    raise UserError(f"--lm-eval: no task {unknown[0]!r} in {where}lm_eval; --include-path names a folder of tasks")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The harness and its libraries log pages and draw bars; only errors remain."""
+    """Without the pages that lm_eval and its libraries log and the bars that they draw; errors remain."""
     names = ("lm_eval", "datasets", "evaluate", "huggingface_hub")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     for logger, _ in before:

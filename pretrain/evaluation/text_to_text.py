@@ -81,14 +81,14 @@ class TextToTextAnswers:
                 for start in range(0, len(task.questions), step):
                     watchdog.alive()
                     answers += evaluation.shared(task.questions[start : start + step], answerer.answers)
-                    if evaluation.together.late:
+                    if evaluation.collectives.late:
                         break
                 answered = task.questions[: len(answers)]
                 found = self._metrics(answered, answers)
                 metrics |= {f"text_to_text/{task.name}/{name}": value for name, value in found.items()}
                 tables[f"text_to_text/{task.name}"] = self._table(answered, answers)
                 lines += self._lines(task, answers, found)
-                if evaluation.together.late:
+                if evaluation.collectives.late:
                     break
         return Findings(metrics, tables, lines=lines)
 

@@ -83,7 +83,7 @@ def _of_corpus(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) ->
     loss, rows, right_rows = next_sentence.tolist()
     if rows:
         metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
-    complete = most_rows is None and not evaluation.together.late
+    complete = most_rows is None and not evaluation.collectives.late
     if complete and (damaged := corpus.rows("validation") - whole_rows):
         metrics["damaged_rows"] = damaged
     return metrics

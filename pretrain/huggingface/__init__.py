@@ -119,8 +119,8 @@ def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
     vocabulary = tokenizer.vocabulary
     if replaced and replaced[1] < tokenizer.size and replaced[1] not in vocabulary.special.values():
         raise UserError(
-            f"{path}: {replaced[0]} is {replaced[1]} in config.json, which the tokenizer gives to text; transformers has "
-            "a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+            f"{path}: {replaced[0]} is {replaced[1]} in config.json, which the tokenizer gives to text. transformers "
+            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
         )
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")

@@ -36,30 +36,21 @@ _SETTINGS = {
     "dropout_rate": "dropout_rate",
 }
 _LAYER = re.compile(r"(encoder|decoder)_transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
-_OF_LAYER = {
-    "encoder": {
-        "multi_attn_head.batch_attn_weights": ["self_attention.q", "self_attention.k", "self_attention.v"],
-        "multi_attn_head.residual_proj": ["self_attention.o"],
-        "feed_forward.linear": ["feed_forward.wi"],
-        "feed_forward.residual_proj": ["feed_forward.wo"],
-        "ln1": ["self_attention_norm"],
-        "ln2": ["feed_forward_norm"],
-    },
-    "decoder": {
-        "decoder_multi_attn_head.batch_attn_weights": ["self_attention.q", "self_attention.k", "self_attention.v"],
-        "decoder_multi_attn_head.residual_proj": ["self_attention.o"],
-        "cross_multi_attn_head.q_weights": ["cross_attention.q"],
-        "cross_multi_attn_head.k_v_weights": ["cross_attention.k", "cross_attention.v"],
-        "cross_multi_attn_head.residual_proj": ["cross_attention.o"],
-        "decoder_feed_forward.linear": ["feed_forward.wi"],
-        "decoder_feed_forward.residual_proj": ["feed_forward.wo"],
-        "decoder_ln1": ["self_attention_norm"],
-        "decoder_cross_ln": ["cross_attention_norm"],
-        "encoder_cross_ln": ["encoder_norm"],
-        "decoder_ln2": ["feed_forward_norm"],
-    },
+# Modules of a layer. Those of the decoder have the prefix "decoder_", unless the encoder has no such module.
+_LAYER_MODULES = {
+    "multi_attn_head.batch_attn_weights": ["self_attention.q", "self_attention.k", "self_attention.v"],
+    "multi_attn_head.residual_proj": ["self_attention.o"],
+    "cross_multi_attn_head.q_weights": ["cross_attention.q"],
+    "cross_multi_attn_head.k_v_weights": ["cross_attention.k", "cross_attention.v"],
+    "cross_multi_attn_head.residual_proj": ["cross_attention.o"],
+    "feed_forward.linear": ["feed_forward.wi"],
+    "feed_forward.residual_proj": ["feed_forward.wo"],
+    "ln1": ["self_attention_norm"],
+    "cross_ln": ["cross_attention_norm"],
+    "encoder_cross_ln": ["encoder_norm"],
+    "ln2": ["feed_forward_norm"],
 }
-_OTHERS = {
+_MODULES_OUTSIDE = {
     "token_embedding": "embedding",
     "output_layer": "lm_head",
     "positional_embedding": "position_embedding",
@@ -72,8 +63,8 @@ _OTHERS = {
 }
 
 
-def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
-    """The config and fp32 weights of the checkpoint `path` under our names; `end` is the id of GPT-2's EOS.
+def read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
+    """The config and fp32 weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
 
     Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
     """
@@ -81,7 +72,7 @@ def read(path: Path, end: int) -> tuple[AutoregressiveConfig, State]:
     try:
         settings, tensors = saved["model_config"], saved["model"]
         check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS, path)
-        config = _config(settings, end)
+        config = _config(settings, eos)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
@@ -109,14 +100,14 @@ def _load(path: Path) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
+def _config(settings: dict[str, Any], eos: int) -> AutoregressiveConfig:
     across = settings["cross_attn_config"] or {"use_bias": settings["use_bias"], "n_head": 2 * settings["n_head"]}
     loss = settings["embedding_loss_type"]
     return AutoregressiveConfig.model_validate(
         {
             "vocab_size": settings["alphabet_size"],
-            "pad_id": end,
-            "eos_id": end,
+            "pad_id": eos,
+            "eos_id": eos,
             "d_model": settings["n_embed"],
             "num_heads": settings["n_head"],
             "num_cross_heads": across["n_head"],
@@ -144,16 +135,16 @@ def _config(settings: dict[str, Any], end: int) -> AutoregressiveConfig:
 
 
 def _renamed(tensors: dict[str, Tensor]) -> State:
-    """Under our names; what the author's code joins is split. Masks, which some versions save, are left out."""
+    """Under our names, with fused matrices split. Masks, which some versions save, are left out."""
     found: State = {}
     for name, tensor in tensors.items():
         theirs = name.removeprefix("_orig_mod.")
         if layer := _LAYER.fullmatch(theirs):
             stack, number, part, kind = layer.groups()
-            ours = _OF_LAYER[stack].get(part, [f"unknown.{part}"])
+            ours = _LAYER_MODULES.get(part.removeprefix("decoder_"), [f"unknown.{part}"])
             for one, piece in zip(ours, tensor.chunk(len(ours)), strict=True):
                 found[f"{stack}.{number}.{one}.{kind}"] = piece
         elif not theirs.endswith(".tril"):
             part, _, kind = theirs.rpartition(".")
-            found[f"{_OTHERS.get(part, part)}.{kind}"] = tensor
+            found[f"{_MODULES_OUTSIDE.get(part, part)}.{kind}"] = tensor
     return found

@@ -85,7 +85,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
 
 
 class End(Enum):
-    """Why a stretch of steps ended."""
+    """Why a stretch of steps outcome."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -101,7 +101,7 @@ class Training:
         from pretrain.checkpoint.tensors import load_weights
         from pretrain.evaluation import record
         from pretrain.evaluation.hook import HeldOut
-        from pretrain.evaluation.hooks import Hooks
+        from pretrain.evaluation.hook_runner import HookRunner
         from pretrain.trainer.micro_batch import settled
         from pretrain.trainer.teacher import Teacher, forward_flops
         from pretrain.zero.deepspeed_private import gathered
@@ -131,7 +131,7 @@ class Training:
         self.saver = Saver(self.engine, setup.origin)
         data, tokenizer = self.config.data, setup.training[0].tokenizer
         held_out = HeldOut(setup.validation, tokenizer, data.objective, data.on_damage == "skip", setup.layout)
-        self.hooks = Hooks(self.config.evaluation, held_out, record.directory(setup.directory))
+        self.hooks = HookRunner(self.config.evaluation, held_out, record.directory(setup.directory))
         self.train_state = self.applied = setup.train_state  # applied: after the last step that was applied
 
     def run(self) -> int:
@@ -209,7 +209,7 @@ class Training:
         return stop_signals.received() or by_file or step == self.stop_at_step or time.monotonic() > self.deadline
 
     def _saved(self, saved: "Saved | None", last: bool = False) -> None:
-        """Reports a save that has ended. Raises FailedError if it failed and that ends the run."""
+        """Reports a save that has outcome. Raises FailedError if it failed and that ends the run."""
         if saved is None:
             return
         if saved.error is None:

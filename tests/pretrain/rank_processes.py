@@ -26,7 +26,7 @@ PRELOADED = [
     "pretrain.trainer.micro_batch",
     "pretrain.checkpoint.restore",
     "pretrain.checkpoint.save",
-    "pretrain.evaluation.hooks",
+    "pretrain.evaluation.hook_runner",
     "pretrain.models.t5",
     "pretrain.optimizers.adamw",
     "pyarrow.dataset",

@@ -20,10 +20,10 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli import evaluate as command
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.evaluation.attention import patterns_of
-from pretrain.evaluation.collectives import Ended, Together
+from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.evaluation.record import table
 from pretrain.models import build, parse
@@ -39,11 +39,11 @@ CPU = torch.device("cpu")
 SHARDED = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 
 
-def _ended_on_each(case: str) -> Ended[str]:
-    together, alone = Together(0.3, CPU), torch.distributed.get_rank() == 0
+def _ended_on_each(case: str) -> Outcome[str]:
+    collectives, alone = Collectives(0.3, CPU), torch.distributed.get_rank() == 0
 
     def hook() -> str:
-        with together.collective():
+        with collectives.guard():
             torch.distributed.all_reduce(torch.ones(1))
         if case == "raises" and alone:
             raise ValueError("no such row\nsecond line")
@@ -51,25 +51,25 @@ def _ended_on_each(case: str) -> Ended[str]:
             time.sleep(60)
         if case == "calls less" and alone:
             return "done"
-        with together.collective():
+        with collectives.guard():
             torch.distributed.all_reduce(torch.ones(1))
         if case == "raises at the end" and alone:
             raise ValueError("too late")
         return "done"
 
-    return together.run(hook)
+    return collectives.run(hook)
 
 
 def test_all_ranks_leave_a_hook_together():
     """Whatever rank 0 does alone, and ready for the next hook. Only the rank that raised knows why."""
     cases = ["returns", "raises", "hangs", "calls less", "raises at the end", "returns"]
     first, second = on_ranks(2, each, _ended_on_each, [(case,) for case in cases], seconds=60)
-    assert [ended.value for ended in first] == ["done", None, None, None, None, "done"]
-    assert [ended.value for ended in second] == ["done", None, None, None, None, "done"]
+    assert [outcome.value for outcome in first] == ["done", None, None, None, None, "done"]
+    assert [outcome.value for outcome in second] == ["done", None, None, None, None, "done"]
     others = "failed on another rank"
     numbers = "its ranks made different numbers of collective calls"
-    assert [ended.error for ended in second[1:5]] == [others, others, numbers, others]
-    assert [ended.error for ended in first[1:5]] == [
+    assert [outcome.error for outcome in second[1:5]] == [others, others, numbers, others]
+    assert [outcome.error for outcome in first[1:5]] == [
         "ValueError: no such row",
         "hung: no end after 0.6 s, twice its budget",
         numbers,
@@ -81,13 +81,15 @@ def test_all_ranks_leave_a_hook_together():
 def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
     """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
     ran = []
-    monkeypatch.setattr(Hooks, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or Findings())
-    hooks = Hooks([ValidationLossSettings(every_steps=every) for every in (2, 3)], SimpleNamespace(), tmp_path)
+    monkeypatch.setattr(
+        HookRunner, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or Findings()
+    )
+    hooks = HookRunner([ValidationLossSettings(every_steps=every) for every in (2, 3)], SimpleNamespace(), tmp_path)
     for step in range(1, 8):
         list(hooks.after(SimpleNamespace(), step, last=step == 7))
     assert ran == [2, 3, 4, 6, 7]
     ran.clear()  # other settings make another hook
-    hooks = Hooks([SamplesSettings(number=1), SamplesSettings(number=2)], SimpleNamespace(), tmp_path)
+    hooks = HookRunner([SamplesSettings(number=1), SamplesSettings(number=2)], SimpleNamespace(), tmp_path)
     list(hooks.after(SimpleNamespace(), 500, last=False))
     assert ran == [500, 500]
 
@@ -223,7 +225,7 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
             own = labels.clone()
             own[0, 0] = logits[0, 0].argmax()  # what T5 sees after it doesn't change its first logits
             subject = SimpleNamespace(losses=lambda batch, model=model: model(**batch))
-            evaluation = Evaluation(subject, SimpleNamespace(), 0, Together(None, CPU, alone=True))
+            evaluation = Evaluation(subject, SimpleNamespace(), 0, Collectives(None, CPU, alone=True))
             _, hits = evaluation.losses_and_hits({"encoder_input_ids": ids, "labels": own})
             if model is t5:
                 logits = t5.decode(shift_right(own, 0), t5.encode(ids))

@@ -192,7 +192,11 @@ def test_tensors_that_are_no_weights_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "damaged: Invalid JSON"), ("[]", "damaged: Input should be"), ('{"model_type": "t5", "d_model": "x"}', "d_model")],
+    [
+        ("{", "damaged: Invalid JSON"),
+        ("[]", "damaged: Input should be"),
+        ('{"model_type": "t5", "d_model": "x"}', "d_model"),
+    ],
 )
 def test_a_config_that_is_none_is_one_line(content, message, tmp_path):
     t5().save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness on our models: its answers are the sums of our own losses, in the form of the training."""
+"""lm-evaluation-harness on our models: its answers are the sums of our own losses, in the form of the training."""
 
 import json
 import math
@@ -11,10 +11,10 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.evaluate import Standalone
-from pretrain.evaluation.collectives import Together
-from pretrain.evaluation.forms import Asking
+from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, HeldOut
-from pretrain.evaluation.lm_eval import Harness
+from pretrain.evaluation.lm_eval import LmEvalRequests
+from pretrain.evaluation.prompt_format import PromptFormat
 from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -37,15 +37,17 @@ def tokenizer(small_corpus):
     return open_corpus(small_corpus).tokenizer
 
 
-def asked_of(model_settings, tokenizer, form=None, objective=None, batch_size=2):
+def requests_to(model_settings, tokenizer, form=None, objective=None, batch_size=2):
     vocabulary = tokenizer.vocabulary
     ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
     torch.manual_seed(1)
     model = build(parse({**model_settings, "vocab_size": tokenizer.size, **ids})).eval()
     subject = Standalone(TrainedModel(model, tokenizer))
     data = HeldOut({}, tokenizer, None, False, BatchLayout(0, 1, batch_size, 1))
-    evaluation = Evaluation(subject, data, 0, Together(None, torch.device("cpu"), alone=True))
-    return model, Harness(model, Asking.of(model.config, vocabulary, form, objective), evaluation, batch_size)
+    evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
+    return model, LmEvalRequests(
+        model, PromptFormat.choose(model.config, vocabulary, form, objective), evaluation, batch_size
+    )
 
 
 @torch.no_grad()
@@ -64,8 +66,8 @@ def test_a_continuation_and_its_end_mark_are_scored_after_the_context(tokenizer)
     """In both forms of a T5: answers as in text-to-text, and blanks as in span corruption."""
     eos, sentinel = tokenizer.vocabulary.eos, tokenizer.vocabulary.first_sentinel
     for objective, blank in (("text_to_text", []), ("span_corruption", [sentinel])):
-        model, harness = asked_of(T5, tokenizer, objective=objective)
-        for (context, continuation), (found, greedy) in zip(PAIRS, harness.loglikelihood(PAIRS), strict=True):
+        model, requests = requests_to(T5, tokenizer, objective=objective)
+        for (context, continuation), (found, greedy) in zip(PAIRS, requests.loglikelihood(PAIRS), strict=True):
             before, after = tokenizer.encode([context.strip(), continuation.strip()])
             wanted, likeliest = log_p(model, [*before, *blank, eos], blank, [*after, eos])
             assert found == pytest.approx(wanted, rel=1e-5), (objective, context)
@@ -73,7 +75,7 @@ def test_a_continuation_and_its_end_mark_are_scored_after_the_context(tokenizer)
 
 
 def test_what_the_model_generates_is_its_likeliest_and_stops_where_the_task_says(tokenizer):
-    model, harness = asked_of(T5, tokenizer)
+    model, requests = requests_to(T5, tokenizer)
     ids = [*tokenizer.encode(["The sky is"])[0], tokenizer.vocabulary.eos]
     answer: list[int] = []
     for _ in range(6):
@@ -83,9 +85,9 @@ def test_what_the_model_generates_is_its_likeliest_and_stops_where_the_task_says
                 model.decode(read, model.encode(torch.tensor([ids])))[0, -1, : tokenizer.size].argmax().item()
             )
     whole = tokenizer.decode(answer)
-    assert harness.generate([("The sky is", {"max_gen_toks": 6})]) == [whole]
+    assert requests.generate([("The sky is", {"max_gen_toks": 6})]) == [whole]
     stop = whole[len(whole) // 2]
-    assert harness.generate([("The sky is", {"until": [stop], "max_gen_toks": 6})]) == [whole.partition(stop)[0]]
+    assert requests.generate([("The sky is", {"until": [stop], "max_gen_toks": 6})]) == [whole.partition(stop)[0]]
 
 
 def test_a_rolling_text_is_scored_once_each_after_what_stands_before_it(tokenizer):
@@ -93,21 +95,21 @@ def test_a_rolling_text_is_scored_once_each_after_what_stands_before_it(tokenize
     text = " ".join(f"Word {number} of a text that is longer than one piece." for number in range(20))
     ids = tokenizer.encode([text])[0]
     assert len(ids) > 16 + 128 + 1
-    model, harness = asked_of(T5, tokenizer)
+    model, requests = requests_to(T5, tokenizer)
     eos = tokenizer.vocabulary.eos
     starts = [0, *range(16, len(ids), 128)]
     wanted = sum(
         log_p(model, [*ids[max(0, start - 384) : start], eos], [], ids[start:end])[0]
         for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)
     )
-    assert harness.rolling([text, ""]) == [pytest.approx(wanted, rel=1e-5), 0]
+    assert requests.rolling([text, ""]) == [pytest.approx(wanted, rel=1e-5), 0]
 
 
 def test_a_decoder_only_model_is_scored_plainly(tokenizer):
     """No EOS; an empty context is the mark between documents; a long text loses its beginning, at 64 positions."""
-    model, harness = asked_of(CAUSAL, tokenizer)
+    model, requests = requests_to(CAUSAL, tokenizer)
     long = ("word " * 100, "end")
-    for pair, (found, _) in zip([*PAIRS, long], harness.loglikelihood([*PAIRS, long]), strict=True):
+    for pair, (found, _) in zip([*PAIRS, long], requests.loglikelihood([*PAIRS, long]), strict=True):
         before = tokenizer.encode([pair[0].rstrip()])[0]
         after = tokenizer.encode(["".join(pair)])[0][len(before) :]
         whole = [*(before or [tokenizer.vocabulary.eos]), *after][-65:]
@@ -116,7 +118,7 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
             losses = model(encoder_input_ids=inputs, labels=labels)["labels"][0]
         assert found == pytest.approx(-losses[-len(after) :].sum().item(), rel=1e-5)
     text = " ".join(str(number) for number in range(60))
-    assert math.isfinite(harness.rolling([text])[0])
+    assert math.isfinite(requests.rolling([text])[0])
 
 
 def _tasks(folder):
@@ -155,11 +157,11 @@ def _on_tasks(run, folder):
 
     from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.cli.evaluate import evaluate_on_tasks
-    from pretrain.evaluation.lm_eval import HarnessSettings
+    from pretrain.evaluation.lm_eval import LmEvalSettings
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        evaluate_on_tasks(checkpoint_in(Path(run)), HarnessSettings(["sky", "plain"], folder), as_json=True)
+        evaluate_on_tasks(checkpoint_in(Path(run)), LmEvalSettings(["sky", "plain"], folder), as_json=True)
     return out.getvalue()
 
 
@@ -200,7 +202,7 @@ def test_tasks_from_a_folder_give_a_table_and_json(small_corpus, tokenizer, tmp_
 
     unknown = run_forked("evaluate", run, "--lm-eval", "no_such_task", "--include-path", folder)
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1), unknown.stderr
-    assert f"--lm-eval: no task 'no_such_task' in {folder} or the harness" in unknown.stderr
+    assert f"--lm-eval: no task 'no_such_task' in {folder} or lm_eval" in unknown.stderr
     (folder / "rows.jsonl").unlink()
     absent = run_forked(*arguments)
     assert (absent.returncode, len(absent.stderr.splitlines())) == (2, 1), absent.stderr
@@ -214,5 +216,5 @@ def test_a_model_without_likelihoods_of_texts_and_a_wrong_form_are_one_line(toke
         (T5, "copy", "--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one"),
     ):
         with pytest.raises(Exception, match=message.replace("(", r"\(")) as refused:
-            asked_of(model, tokenizer, form)
+            requests_to(model, tokenizer, form)
         assert str(refused.value) == message

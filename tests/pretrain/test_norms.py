@@ -16,7 +16,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config.evaluation import NormsSettings
 from pretrain.evaluation.hook import Findings
-from pretrain.evaluation.hooks import Hooks
+from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.norms import by_layer
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
@@ -167,7 +167,9 @@ class Raising:
 def test_a_hook_that_raises_around_a_step_fails_alone(tmp_path):
     """The step is taken, the other hooks see it, and the next evaluation of the hook is sound."""
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 1, 1))
-    hooks = Hooks([NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9)], held_out, tmp_path)
+    hooks = HookRunner(
+        [NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9)], held_out, tmp_path
+    )
     first, other = Raising("before"), Raising("never")
     hooks._hooks = [(settings, hook) for (settings, _), hook in zip(hooks._hooks, (first, other), strict=True)]
     steps = []

@@ -19,7 +19,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli import evaluate as command
 from pretrain.config import RunConfig
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
-from pretrain.evaluation.collectives import Together
+from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation
 from pretrain.evaluation.record import table
 from pretrain.run.metrics_file import read_metrics
@@ -218,10 +218,10 @@ def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
 def test_work_divided_among_one_rank_notices_that_the_budget_is_spent():
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 8, 1))
     for budget, late in ((60.0, False), (1e-9, True)):
-        together = Together(budget, torch.device("cpu"), alone=True)
-        evaluation = Evaluation(SimpleNamespace(), held_out, 0, together)
+        collectives = Collectives(budget, torch.device("cpu"), alone=True)
+        evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
         assert evaluation.shared([1, 2, 3], list) == [1, 2, 3]
-        assert together.late == late
+        assert collectives.late == late
 
 
 @pytest.mark.parametrize(

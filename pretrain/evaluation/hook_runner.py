@@ -14,12 +14,12 @@ import torch.distributed as dist
 from data_pipeline.foundation.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
-from pretrain.evaluation.collectives import Ended, Together
+from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, StepHook, Subject, Trainer
 from pretrain.run import watchdog
 
 
-class Hooks:
+class HookRunner:
     """Hooks, what they evaluate, and the `folder` for their tables and images; None: these aren't kept."""
 
     def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
@@ -74,16 +74,16 @@ class Hooks:
                 yield settings, hook
 
     def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
-        together = Together(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
-        evaluation = Evaluation(subject, self._held_out, step, together, partial(self._earlier, step))
+        collectives = Collectives(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
+        evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
         began = time.monotonic()
         with watchdog.apart(), torch.no_grad():
-            ended = together.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
+            outcome = collectives.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
         seconds = time.monotonic() - began
-        if ended.value is None:
-            return self._failed(settings.hook, step, ended)
-        findings, warnings = ended.value, []
-        if together.late:
+        if outcome.value is None:
+            return self._failed(settings.hook, step, outcome)
+        findings, warnings = outcome.value, []
+        if collectives.late:
             budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
             warnings = [f"warning: {settings.hook} was cut after {seconds:.0f} s, {budget}; it covers only a part"]
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
@@ -99,18 +99,18 @@ class Hooks:
             record.keep(self._folder, step, findings)
         return findings
 
-    def _failed(self, hook: str, step: int, ended: Ended[Findings]) -> Findings:
+    def _failed(self, hook: str, step: int, outcome: Outcome[Findings]) -> Findings:
         """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
         rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
-        errors: list[str | None] = [ended.error]
+        errors: list[str | None] = [outcome.error]
         if ranks > 1:
             errors *= ranks
-            dist.all_gather_object(errors, None if ended.others_left else ended.error)
+            dist.all_gather_object(errors, None if outcome.others_left else outcome.error)
         first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
-        if ended.traceback is not None and self._folder is not None:
+        if outcome.traceback is not None and self._folder is not None:
             with contextlib.suppress(OSError):
                 kept = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
-                write_bytes(kept, ended.traceback.encode())
+                write_bytes(kept, outcome.traceback.encode())
         where = f" on rank {first}" if ranks > 1 else ""
         return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
 
