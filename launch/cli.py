@@ -75,8 +75,9 @@ def local(
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
     from launch.local import launch_local
+    from launch.multi_node import Run
 
-    raise typer.Exit(launch_local(config, overrides or [], ranks, stop_at_step, fresh))
+    raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks))
 
 
 @app.command(epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
@@ -96,11 +97,12 @@ def hosts(
     """
     import shlex
 
-    from launch.hosts import launch_hosts
-    from launch.nodes import Run
+    from launch import hosts
+    from launch.multi_node import Run, launch
 
-    run = Run(config, overrides or [], stop_at_step, fresh, min_nodes)
-    raise typer.Exit(launch_hosts(run, hostfile, address, shlex.split(ssh)))
+    nodes = hosts.read(hostfile)
+    access = hosts.access(nodes, address, shlex.split(ssh))
+    raise typer.Exit(launch(Run(config, overrides or [], stop_at_step, fresh, min_nodes), nodes, access).code)
 
 
 @app.command(
@@ -138,78 +140,41 @@ def slurm_command(
 
     SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
     """
-    from data_pipeline.foundation.config_file import load
-    from launch.cluster import ClusterConfig
+    from data_pipeline.foundation.config_file import load, sections
+    from launch.config import ClusterConfig
     from launch.slurm import Job
     from launch.slurm import submit as hand_over
+    from launch.slurm_head import HeadJob
 
     if mode not in ("deepspeed", "srun"):
         raise UserError(f"--mode: {mode!r}; expected deepspeed or srun")
     settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
-    per_node = gpus_per_node or settings.gpus_per_node or 1
-    job = Job(
-        path=config,
+    head = HeadJob(
+        path=config.absolute(),
         overrides=overrides or [],
-        nodes=nodes,
-        per_node=per_node,
-        mode=mode,
+        is_run="model" in sections(config, overrides or []),
+        per_node=gpus_per_node or settings.gpus_per_node or 1,
+        agent_per_rank=mode == "srun",
         min_nodes=min_nodes,
         requeue=requeue,
-        warn_seconds=warn_seconds,
-        chain=chain,
-        time=time,
         stop_at_step=stop_at_step,
-        cluster=settings,
-        cluster_file=cluster,
+        srun=settings.srun,
+        container=settings.container,
+        stage=Path(settings.stage) if settings.stage else None,
         doctor=doctor,
+        cluster_file=cluster.absolute() if cluster else None,
     )
-    hand_over(job, dry_run, submit)
-
-
-Requeue = Annotated[bool, typer.Option("--requeue", help="As of launch slurm.")]
-Words = Annotated[str, typer.Option(metavar="WORDS", help="Quoted as in a shell.")]
+    hand_over(Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
 
 
 @app.command(hidden=True)
-def head(
-    config: RunPath,
-    overrides: Overrides = None,
-    mode: str = "deepspeed",
-    per_node: int = 1,
-    min_nodes: MinNodes = None,
-    requeue: Requeue = False,
-    stop_at_step: StopAtStep = None,
-    srun: Words = "",
-    container: Words = "",
-    doctor: Annotated[bool, typer.Option("--doctor")] = False,
-    cluster: Annotated[Path | None, path_option("--cluster", "Of the doctor.", config_path)] = None,
-    stage: Annotated[Path | None, path_option("--stage", "Where each node copies the corpora.")] = None,
-) -> None:
-    """Start the agents of an allocation of SLURM and decide; the batch script of `launch slurm` calls it."""
-    import shlex
+def head(job: Annotated[str, typer.Argument(metavar="JSON")]) -> None:
+    """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
+    from data_pipeline.foundation.json_file import parse_json
+    from launch.slurm_head import HeadJob
+    from launch.slurm_head import head as run
 
-    from launch.nodes import Run
-    from launch.slurm import First
-    from launch.slurm import head as decide
-
-    run, first = Run(config, overrides or [], stop_at_step, min_nodes=min_nodes), First(doctor, cluster, stage)
-    raise typer.Exit(decide(run, mode, per_node, requeue, shlex.split(srun), shlex.split(container), first))
-
-
-@app.command(hidden=True)
-def build_head(
-    config: RunPath,
-    overrides: Overrides = None,
-    requeue: Requeue = False,
-    srun: Words = "",
-    container: Words = "",
-) -> None:
-    """Start Ray in an allocation of SLURM and build; the batch script of `launch slurm` calls it."""
-    import shlex
-
-    from launch.slurm_build import build
-
-    raise typer.Exit(build(config, overrides or [], requeue, shlex.split(srun), shlex.split(container)))
+    raise typer.Exit(run(parse_json(job, HeadJob, "launch head")))
 
 
 @app.command(hidden=True)
@@ -218,7 +183,7 @@ def stage(
 ) -> None:
     """Copy the corpora of a run to a disk of this node; the batch script of `launch slurm` calls it."""
     from data_pipeline.foundation.config_file import load
-    from launch.staging import stage as copy
+    from launch.corpus_staging import stage as copy
     from pretrain.config import RunConfig
 
     copy(load(config, overrides or [], RunConfig), to)
@@ -247,31 +212,22 @@ def doctor(
     import shlex
 
     from data_pipeline.foundation.config_file import load
-    from launch.cluster import ClusterConfig
-    from launch.tools.doctor import places
-    from launch.tools.doctor.doctor import doctor as examine
+    from launch.config import ClusterConfig
+    from launch.tools.doctor import doctor as doctors
 
     if hostfile:
-        place = places.on_hosts(hostfile, shlex.split(ssh))
+        examined = doctors.on_hosts(hostfile, shlex.split(ssh))
     elif "SLURM_JOB_NODELIST" in os.environ:
-        place = places.in_allocation(ranks, load(cluster, [], ClusterConfig) if cluster else ClusterConfig())
+        examined = doctors.in_allocation(ranks, load(cluster, [], ClusterConfig) if cluster else ClusterConfig())
     else:
-        place = places.here(ranks)
-    raise typer.Exit(examine(place, config, overrides or [], as_json))
-
-
-@app.command(hidden=True)
-def doctor_node() -> None:
-    """Check one machine for a doctor, which says through stdin what to check."""
-    from launch.tools.doctor.node import node
-
-    raise typer.Exit(node())
+        examined = doctors.here(ranks)
+    raise typer.Exit(doctors.doctor(*examined, config, overrides or [], as_json))
 
 
 @app.command(hidden=True)
 def agent() -> None:
-    """Start the ranks of one node for a head, which says where it is through stdin."""
-    from launch.supervise.agent import agent as serve
+    """Start processes on one node for a head; stdin says where the head listens."""
+    from launch.agent import agent as serve
 
     raise typer.Exit(serve())
 

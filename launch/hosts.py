@@ -9,38 +9,37 @@ import sys
 from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
-from launch import nodes
-from launch.nodes import Node, Run
-from launch.supervise.remote import Agent, Agents
+from launch.agent_pool import Agent, AgentPool
+from launch.multi_node import Access, Node, address_towards
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
 # What belongs to this machine or this login; the rest of the environment is handed to the hosts.
-_OWN = re.compile(
+_OF_THIS_MACHINE = re.compile(
     r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
     r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURM|LC)_.*"
 )
 
 
-def launch_hosts(run: Run, hostfile: Path, address: str | None, ssh: list[str]) -> int:
-    """Starts an agent on each host of `hostfile`, and the deepspeed launcher below it; returns the run's exit code.
+def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
+    """Starts an agent on each host, and DeepSpeed's launcher below it.
 
-    `address` is this machine's, at which the hosts find it; by default that on the way to the first host. `ssh` holds
-    further options of ssh.
+    `address` is this machine's, at which the hosts find it; by default that on the way to the first host. `ssh` has
+    further options of ssh. Raises UserError without ssh, or for a host that can't be found.
     """
-    hosts = read(hostfile)
     if shutil.which("ssh") is None:
-        raise UserError("ssh is not on the PATH; `launch hosts` starts the ranks with it")
-    own = address or nodes.address_towards(resolved(hosts[0].name, ssh))
+        raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
+    own = address or address_towards(_resolved(hosts[0].name, ssh))
 
-    def start(agents: Agents, chosen: list[Node]) -> None:
+    def start(pool: AgentPool, chosen: list[Node]) -> None:
         for index, host in enumerate(chosen):
-            agents.run([*SSH, *ssh, "--", host.name, remote_command()], host.name, index, handed_over())
+            command = [*_SSH, *ssh, "--", host.name, remote_command()]
+            pool.start(command, [host.name], index, portable_environment())
 
     def master(first: Agent) -> tuple[str, int]:
-        return (own if first.address.startswith("127.") else first.address), first.hello.port
+        return (own if first.address.startswith("127.") else first.address), first.handshake.port
 
-    return nodes.launch(run, hosts, nodes.Launcher(start, False, own, master)).code
+    return Access(start, False, own, master)
 
 
 def read(hostfile: Path) -> list[Node]:
@@ -70,21 +69,18 @@ def read(hostfile: Path) -> list[Node]:
     return list(hosts.values())
 
 
-def remote_command(command: str = "agent") -> str:
-    """What the login shell of a host runs: a hidden command of `launch`.
-
-    Everything but the code's own place goes through stdin.
-    """
+def remote_command() -> str:
+    """What the login shell of a host runs: an agent. Everything but the code's own place goes through stdin."""
     search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
-    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', command])}"
+    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
 
 
-def handed_over() -> dict[str, str]:
-    """The variables of this process that count on other hosts too. DeepSpeed's launcher keeps only a few prefixes."""
-    return {name: value for name, value in os.environ.items() if not _OWN.fullmatch(name)}
+def portable_environment() -> dict[str, str]:
+    """The variables of this process that count on other hosts too. DeepSpeed's launcher passes only a few prefixes."""
+    return {name: value for name, value in os.environ.items() if not _OF_THIS_MACHINE.fullmatch(name)}
 
 
-def resolved(host: str, ssh: list[str]) -> str:
+def _resolved(host: str, ssh: list[str]) -> str:
     """The name or address behind an alias of ssh's configuration."""
     shown = subprocess.run(["ssh", *ssh, "-G", "--", host], capture_output=True, text=True)
     named = (line.partition(" ") for line in shown.stdout.splitlines())

@@ -211,7 +211,7 @@ def _kill(victim: str, supervisor: subprocess.Popen[bytes], generator: random.Ra
         tree = psutil.Process(supervisor.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return False
-    marks = {"rank": "-m\0pretrain\0train", "launcher": "-m\0launch.node_launcher"}
+    marks = {"rank": "-m\0pretrain\0train", "launcher": "-m\0launch.deepspeed_launcher"}
     found = [process for process in tree if victim in marks and marks[victim] in _command(process)]
     found = [process for process in found if not _is_fork(process)]  # not the loader of a rank
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -113,7 +113,7 @@ def test_private_names_of_deepspeed_stand_in_one_module():
                     found.add(module)
     assert found == {
         "pretrain.zero.deepspeed_private",
-        "launch.node_launcher",
+        "launch.deepspeed_launcher",
     }  # the latter starts DeepSpeed's own launcher
 
 

@@ -14,8 +14,8 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.foundation.blocked_signals import blocked
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.signals import blocked
 from data_pipeline.loading import server
 
 Item = TypeVar("Item")

@@ -1,20 +1,13 @@
 """Stop signals: a signal to any rank makes the whole run save and stop."""
 
 import contextlib
-import os
 import signal
 from pathlib import Path
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+from data_pipeline.foundation.signals import STOP_SIGNALS, announce, heeded
+
 _received: list[int] = []
-
-
-def heeded() -> list[signal.Signals]:
-    """The signals that ask this process to stop. They include SIGHUP, which a closing terminal sends, unless `nohup`
-    has made the process ignore it."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in STOP_SIGNALS if not (ignored and number is signal.SIGHUP)]
 
 
 def catch() -> None:
@@ -52,9 +45,3 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if not _received:
         announce(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
     _received.append(number)
-
-
-def announce(number: int, what: str) -> None:
-    """Prints to stderr `what` a signal does. Doesn't use print(), which the signal handler may have interrupted."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())

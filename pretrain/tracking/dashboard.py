@@ -1,23 +1,20 @@
 """Serves the MLflow UI on this machine and opens it at the charts of a run."""
 
 import os
-import signal
 import socket
 import sqlite3
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.processes import Process, ProcessGroup
 from data_pipeline.foundation.secrets import MASK, masked, without_login
+from data_pipeline.foundation.signals import caught
 from pretrain.tracking.moved import follow
 from pretrain.tracking.state import STATE_FILE, FeedState
 from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, creating_alone, sqlite_file
@@ -26,6 +23,7 @@ _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_STOP = 10.0
+_LAST_LINES = 50  # of a server that failed
 
 
 def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bool = True) -> None:
@@ -57,15 +55,23 @@ def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bo
     with suppress(OSError, sqlite3.Error), creating_alone(uri):
         if database:
             follow(database)
-    with _server(uri, free) as server:
+    with caught() as received, ProcessGroup(_SECONDS_TO_STOP) as group:
+        server = _start(group, uri, free)
         print("starting the MLflow UI ", end="", flush=True)
-        _wait_until_it_answers(address, server)
-        print(" ready, Ctrl-C ends it", flush=True)
-        _show(f"{address}/{page}", open_browser)
-        if state:
-            print(f"with the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART", flush=True)
-        server.wait()
-        raise FailedError(f"the MLflow server stopped unexpectedly, with exit code {server.returncode}")
+        try:
+            _wait_until_it_answers(address, server, received)
+            if not received:
+                print(" ready, Ctrl-C ends it", flush=True)
+                _show(f"{address}/{page}", open_browser)
+                if state:
+                    others = f"{address}/{runs}{_TRAINING}&compareRunsMode=CHART"
+                    print(f"with the experiment's other runs: {others}", flush=True)
+            if group.watch(stop=lambda: received):
+                raise FailedError(f"the MLflow server stopped unexpectedly, with exit code {server.code}")
+        except FailedError:
+            print("", *server.last_lines(_LAST_LINES), sep="\n", file=sys.stderr, flush=True)
+            raise
+        print("\nended", flush=True)
 
 
 def _state_of(run_dir: Path) -> FeedState:
@@ -96,9 +102,7 @@ def _free_port(port: int) -> int:
     raise UserError(f"no free port from {port} on")
 
 
-@contextmanager
-def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts the server. However the block ends, also by SIGTERM, the server ends with all its children."""
+def _start(group: ProcessGroup, uri: str, port: int) -> Process:
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
     if database := sqlite_file(uri):
@@ -107,48 +111,19 @@ def _server(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     environment = {**os.environ, **NO_TELEMETRY, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     environment |= {"MLFLOW_BACKEND_STORE_URI": uri}  # a command line is public, and the URI may have a password
     environment |= {"MLFLOW_LOGGING_LEVEL": "WARNING", "UVICORN_LOG_LEVEL": "warning"}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    with tempfile.TemporaryFile() as output:
-        # a session of its own: Ctrl-C reaches only this process, which then ends the server
-        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-        try:
-            yield server
-        except KeyboardInterrupt:
-            print("\nended", flush=True)
-        except FailedError:
-            output.seek(0)
-            print("\n" + output.read().decode(errors="replace")[-4000:], file=sys.stderr, flush=True)
-            raise
-        finally:
-            for number in previous:
-                signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave the server behind
-            _end(server)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    return group.start(command, environment, output="file")
 
 
-def _end(server: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.pid, number)
-            server.wait(_SECONDS_TO_STOP)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-
-
-def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]") -> None:
+def _wait_until_it_answers(address: str, server: Process, received: list[int]) -> None:
     deadline = time.monotonic() + _SECONDS_TO_START
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise FailedError(f"the MLflow server ended with exit code {server.returncode} before it answered")
+    while time.monotonic() < deadline and not received:
+        if server.code is not None:
+            raise FailedError(f"the MLflow server ended with exit code {server.code} before it answered")
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             print(".", end="", flush=True)
             time.sleep(0.5)
-    raise FailedError(f"the MLflow server did not answer within {_SECONDS_TO_START:.0f} s")
+    if not received:
+        raise FailedError(f"the MLflow server did not answer within {_SECONDS_TO_START:.0f} s")

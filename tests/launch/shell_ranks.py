@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from launch.supervise import supervise
-from launch.supervise.rank_processes import kept
+from launch.head import supervise
+from launch.rank_processes import wrapped
 
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -23,7 +23,7 @@ sys.exit(max([process.wait() for process in started]))
 
 def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
     """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
-    commands = [kept(["sh", "-c", script]) for script in ranks]
+    commands = [wrapped(["sh", "-c", script]) for script in ranks]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
     return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
 

@@ -2,17 +2,18 @@
 
 import itertools
 import json
-import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from launch import staging
-from launch.cluster import ClusterConfig
+from launch import corpus_staging
+from launch.config import ClusterConfig
 from launch.slurm import Job, batch_script
+from launch.slurm_head import HeadJob
 from pretrain.config import RunConfig
 from pretrain.run import lock
 from pretrain.run.slurm import rank_environment, tasks_per_node
@@ -22,23 +23,9 @@ from tests.pretrain.runs import run_file
 CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
 
 
-def job(path: Path, **changes: object) -> Job:
-    settings = {
-        "path": path,
-        "overrides": [],
-        "nodes": 4,
-        "per_node": 8,
-        "mode": "deepspeed",
-        "min_nodes": None,
-        "requeue": False,
-        "warn_seconds": 300,
-        "chain": 1,
-        "time": None,
-        "stop_at_step": None,
-        "cluster": ClusterConfig(),
-        **changes,
-    }
-    return Job(**settings)  # type: ignore[arg-type]
+def job(path: Path, cluster: ClusterConfig | None = None, **of_head: object) -> Job:
+    head = HeadJob(path, per_node=8, is_run=True, **of_head)  # type: ignore[arg-type]
+    return Job(head, nodes=4, cluster=cluster or ClusterConfig())
 
 
 def options(script: str) -> set[str]:
@@ -59,7 +46,8 @@ def test_the_script_can_be_seen_while_the_run_trains(small_corpus, tmp_path):
 
 def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus)
-    asked = job(path, requeue=True, time="2:00:00", cluster=ClusterConfig(partition="gpu", sbatch=["--mem=0"]))
+    cluster = ClusterConfig(partition="gpu", time="2:00:00", sbatch=["--mem=0"])
+    asked = job(path, cluster, requeue=True)
     assert options(batch_script(asked, "t5", tmp_path / "slurm")) == {
         "--job-name=t5",
         "--nodes=4",
@@ -74,7 +62,9 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
         "--requeue",
         "--mem=0",
     }
-    others = options(batch_script(job(path, mode="srun", min_nodes=2, chain=3), "t5", tmp_path / "slurm"))
+    others = options(
+        batch_script(replace(job(path, agent_per_rank=True, min_nodes=2), chain=3), "t5", tmp_path / "slurm")
+    )
     assert {"--ntasks-per-node=8", "--nodes=4", "--no-kill", "--dependency=singleton", "--no-requeue"} <= others
 
 
@@ -85,7 +75,8 @@ def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
     asked = job(
         path,
         overrides=[f"run.name={json.dumps(strange)}"],
-        cluster=ClusterConfig(environment={"STRANGE": strange}, modules=["cuda/12"], container=["in it", "run"]),
+        cluster=ClusterConfig(environment={"STRANGE": strange}, modules=["cuda/12"]),
+        container=["in it", "run"],
     )
     script = batch_script(asked, strange, tmp_path / "slurm")
     assert [line for line in options(script) if line.startswith("--wrap")] == []
@@ -93,8 +84,9 @@ def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
     done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True)
     words = done.stdout.split("\0")[:-1]
     assert words[0] == strange
-    assert words[-1] == f"run.name={json.dumps(strange)}"
-    assert words[words.index("--container") + 1] == shlex.join(["in it", "run"])
+    given = json.loads(words[-1])
+    assert given["overrides"] == [f"run.name={json.dumps(strange)}"]
+    assert given["container"] == ["in it", "run"]
     assert {name.name for name in Path.cwd().iterdir()} & set("xyzw") == set()
 
 
@@ -137,8 +129,8 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
 def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_path, capsys):
     config = load(run_file(tmp_path, small_corpus), [], RunConfig)
     place = tmp_path / "local disk"
-    staging.stage(config, place)
-    overrides = staging.overrides(config, place)
+    corpus_staging.stage(config, place)
+    overrides = corpus_staging.overrides(config, place)
     copies = load(tmp_path / "run.yaml", overrides, RunConfig)
     copy = Path(copies.data.train[0].corpus)
     assert copy.is_relative_to(place)
@@ -148,9 +140,9 @@ def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_pa
     assert not (copy / "documents").exists()
     (copy / shard).write_bytes(b"cut short")
     capsys.readouterr()
-    staging.stage(config, place)
+    corpus_staging.stage(config, place)
     assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
-    staging.stage(config, place)
+    corpus_staging.stage(config, place)
     assert capsys.readouterr().out.splitlines()[-1].endswith(": 0 GB copied")
 
 

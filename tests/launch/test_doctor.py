@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from launch import local
-from launch.tools.doctor import gpus, places, ranks
+from launch.multi_node import Run
+from launch.tools.doctor import all_reduce, gpus
 from launch.tools.doctor.checks import CHECKS, Settings, checked
-from launch.tools.doctor.directory import clock_finding, directory, held
+from launch.tools.doctor.directory import clock_finding, directory, locked_file
 from launch.tools.doctor.findings import Finding, report
 from pretrain.run.hardware import count_gpus
+from tests.in_process import run_here
 from tests.launch import slurm_cluster, two_hosts
 from tests.launch.slurm_cluster import NODES
 from tests.pretrain.runs import run_file
@@ -84,10 +86,7 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
 def test_one_rank_is_singular(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus)
     found = [CHECKS["run_file"].run(Settings(all_ranks=ranks, run_file=(str(path),)))[0].found for ranks in (1, 2)]
-    assert [one.removeprefix(f"{path}, its corpora and ") for one in found] == [
-        "1 rank go together",
-        "2 ranks go together",
-    ]
+    assert [one.removeprefix(f"{path} and its corpora are valid for ") for one in found] == ["1 rank", "2 ranks"]
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
@@ -97,9 +96,9 @@ def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus,
     assert (run.level, time.check, time.level) == ("ok", "time", "warning")
     assert "days to step 2,000,000,000 without a GPU" in time.found
     monkeypatch.setattr(local, "supervise", lambda *given: 0)
-    assert local.launch_local(path, [], 1, None) == 0
+    assert local.launch_local(Run(path, []), 1) == 0
     assert "days to step 2,000,000,000; Ctrl-C saves" in capsys.readouterr().out
-    assert local.launch_local(path, ["run.max_steps=8"], 1, None) == 0
+    assert local.launch_local(Run(path, ["run.max_steps=8"]), 1) == 0
     assert capsys.readouterr().out == ""
 
 
@@ -136,10 +135,10 @@ def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, re
 
 
 def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there(tmp_path, monkeypatch):
-    with held(tmp_path) as locked:
+    with locked_file(tmp_path) as locked:
         found = levels(directory(tmp_path, locked))
         assert (found["file locks"], found["clock"]) == ("ok", "ok")
-    monkeypatch.setattr("launch.tools.doctor.directory._SECONDS_TO_BE_SEEN", 0)
+    monkeypatch.setattr("launch.tools.doctor.directory._SECONDS_TO_SEE", 0)
     (locks,) = (one for one in directory(tmp_path, locked) if one.check == "file locks")
     assert (locks.level, locks.expected) == ("fault", "one file system for all nodes")
     unlocked = tmp_path / "unlocked"
@@ -208,8 +207,8 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
 def test_a_rank_whose_port_leads_nowhere_is_named():
     """Rank 0 is on a machine that doesn't run, so rank 1 meets a server that says nothing."""
     with silent_server() as port:
-        group = ranks.Group([0, 1], "127.0.0.1", port, seconds=8)
-        finding = ranks.finding(ranks.Group([1, 1], "127.0.0.1", port, seconds=8), ranks.run(group, 1))
+        answers = all_reduce.run(all_reduce.RankGroup([0, 1], "127.0.0.1", port, seconds=8), 1)
+        finding = all_reduce.finding(all_reduce.RankGroup([1, 1], "127.0.0.1", port, seconds=8), answers)
     assert finding.level == "fault"
     assert finding.found.startswith("ranks 0, 1 of 2 didn't join within 8 s")
     assert f"127.0.0.1, port {port}, must be reachable from every rank" in finding.remedy
@@ -217,16 +216,16 @@ def test_a_rank_whose_port_leads_nowhere_is_named():
 
 def test_bandwidth_is_that_of_a_ring_and_compared_with_the_data_sheet():
     """In a ring each of 4 ranks sends 2·3/4 of the bytes. A DGX A100: 300 GB/s of NVLink, 25 GB/s of network each."""
-    assert ranks.bus_bandwidth(4, 1_000_000_000, 0.5) == pytest.approx(3.0)
+    assert all_reduce.bus_bandwidth(4, 1_000_000_000, 0.5) == pytest.approx(3.0)
     a100 = "NVIDIA A100-SXM4-80GB"
-    assert ranks.expected_bandwidth(a100, [8]) == 300
-    assert ranks.expected_bandwidth(a100, [8, 8]) == 200
-    assert ranks.expected_bandwidth(a100, [1, 1]) == 25
-    assert ranks.expected_bandwidth(None, [2]) is None
-    group = ranks.Group([8], "127.0.0.1", 1)
+    assert all_reduce.expected_bandwidth(a100, [8]) == 300
+    assert all_reduce.expected_bandwidth(a100, [8, 8]) == 200
+    assert all_reduce.expected_bandwidth(a100, [1, 1]) == 25
+    assert all_reduce.expected_bandwidth(None, [2]) is None
+    group = all_reduce.RankGroup([8], "127.0.0.1", 1)
     measured = {"bytes": 2**28, "gpu": a100}
     fast, slow = (
-        ranks.finding(group, ranks.Answers(list(range(8)), {**measured, "seconds": seconds}))
+        all_reduce.finding(group, all_reduce.Answers(list(range(8)), {**measured, "seconds": seconds}))
         for seconds in (0.002, 0.02)
     )
     assert (fast.level, slow.level) == ("ok", "warning")
@@ -269,10 +268,10 @@ def test_a_report_names_the_nodes_and_gives_the_rest_a_line():
 def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("127.0.0.1 slots=1\n")
-    problems: dict[str, str] = {}
-    place = places.on_hosts(hostfile, ["-p", "9", "-o", "ConnectTimeout=5"])
-    assert list(places.everywhere(place, {}, 30, problems)) == []
-    assert problems["127.0.0.1"].startswith("ssh: ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
+    done = run_here("launch", "doctor", "--hostfile", hostfile, "--ssh", "-p 9 -o ConnectTimeout=5", "--json")
+    (finding,) = json.loads(done.stdout)
+    assert (done.returncode, finding["node"], finding["level"]) == (1, "127.0.0.1", "fault")
+    assert finding["found"].startswith("ssh ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
 
 
 @takes_hosts
@@ -296,7 +295,7 @@ def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(small_co
     assert cut.returncode == 1, cut.stdout + cut.stderr
     (fault,) = (Finding(**one) for one in json.loads(cut.stdout) if one["level"] == "fault")
     assert (fault.check, fault.node) == ("node", hosts.addresses[1])
-    assert fault.found.startswith("ssh: ended with exit code 255: ssh: connect to host")
+    assert fault.found.startswith("ssh ended with exit code 255: ssh: connect to host")
 
 
 @takes_slurm

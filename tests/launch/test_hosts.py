@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.hosts import handed_over, read, remote_command
-from launch.nodes import Node
+from launch.hosts import portable_environment, read, remote_command
+from launch.multi_node import Node
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.launch import two_hosts
@@ -166,7 +166,7 @@ def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, s
     done = run_here("launch", "hosts", path, "--hostfile", hostfile)
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
-        ["error: ssh is not on the PATH; `launch hosts` starts the ranks with it"],
+        ["error: ssh is not on the PATH; `launch` starts agents on the hosts with it"],
     )
 
 
@@ -185,7 +185,7 @@ def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
     given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    handed = handed_over()
+    handed = portable_environment()
     assert {name: handed.get(name) for name in given} == {
         "HF_TOKEN": "secret",
         "OMP_NUM_THREADS": "4",

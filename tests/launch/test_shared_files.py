@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.config_file import load
-from launch import staging
+from launch import corpus_staging
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run
@@ -40,7 +40,7 @@ def warnings_in(text: str) -> list[str]:
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
     with mounted(tmp_path, "--no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
-        staging.stage(load(path, [], RunConfig), mount.mountpoint / "copies")
+        corpus_staging.stage(load(path, [], RunConfig), mount.mountpoint / "copies")
         done = run("launch", "local", path, "--ranks", "2")
         assert done.returncode == 0, done.stderr
         assert status(mount.mountpoint)["state"] == "finished"

@@ -20,7 +20,7 @@ def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
     path = a_run(tmp_path, small_corpus)
     (job,) = submitted(path, "--doctor", container=inside("doctor-node", "echo no such image >&2; exit 3"))
     assert cluster.until(job, "FAILED", "COMPLETED") == "FAILED"
-    assert "fault    node on n1, n2: srun: ended with exit code 3: " in said(tmp_path, job)
+    assert "fault    node on n1, n2: srun ended with exit code 3: " in said(tmp_path, job)
     assert "2 faults would stop a run" in said(tmp_path, job)
     assert not (tmp_path / "run/logs").exists()
 
@@ -70,6 +70,6 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     job = cluster.run("sbatch", "--parsable", tmp_path / "script")
     cluster.until(job, "COMPLETED")
     words = said(folder, job).splitlines()
-    assert str(path) in words
-    assert f"run.name={json.dumps(name)}" in words
+    given = json.loads(next(word for word in words if word.startswith("{")))
+    assert (given["path"], given["overrides"]) == (str(path), [f"run.name={json.dumps(name)}"])
     assert not (tmp_path / "run").exists()

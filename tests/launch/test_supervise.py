@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from data_pipeline.foundation.atomic import write_json
-from launch import nodes
-from launch.nodes import Ended, Launcher, Node, Run
-from launch.supervise import supervise
-from launch.supervise.commands import node_options
-from launch.supervise.head import Attempt, result, stop_requests
-from launch.supervise.rank_processes import kept, with_own_gpus
+from data_pipeline.foundation.signals import STOP_SIGNALS
+from launch import multi_node
+from launch.agent_pool import AgentPool
+from launch.head import Attempt, result, stop_requests, supervise
+from launch.multi_node import Access, Ended, Node, Run
+from launch.rank_commands import node_options
+from launch.rank_processes import with_own_gpus, wrapped
 from pretrain.run import rank_logs
 from pretrain.run.status import Status
-from pretrain.run.stop_signals import STOP_SIGNALS
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import LAUNCHER, supervised
 from tests.pretrain.runs import run_file
@@ -63,10 +63,10 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
     return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
 
 
-TO_KEEPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
+TO_WRAPPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
 
 
-@pytest.mark.parametrize("signalled", [TO_KEEPER, TO_LAUNCHER], ids=["keeper", "launcher"])
+@pytest.mark.parametrize("signalled", [TO_WRAPPER, TO_LAUNCHER], ids=["wrapper", "launcher"])
 def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
     """These processes block the signal, and never report it themselves."""
     assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
@@ -114,7 +114,7 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in statuses(tree.children(recursive=True))):
         time.sleep(0.05)
     below = tree.children(recursive=True)
-    assert len(below) == 6  # the launcher, two keepers, two ranks, a worker
+    assert len(below) == 6  # the launcher, two wrappers, two ranks, a worker
     process.kill()
     process.wait()
     while statuses(below) - {psutil.STATUS_ZOMBIE}:
@@ -133,7 +133,7 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
     """Signals stay blocked until `catch` unblocks them. A shell above the rank would unblock them at once; dash
     does."""
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", kept(command)])]
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", wrapped(command)])]
     supervise(launcher, dict(os.environ), tmp_path, 1, dead_rank_seconds=3600)
     held_back = {int(number) for number in (tmp_path / "logs/attempt-0001/rank-00000.log").read_text().split()}
     assert held_back == set(STOP_SIGNALS)
@@ -240,16 +240,16 @@ def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_
         assert result(attempt, tmp_path, requests) == expected
 
 
-@pytest.mark.parametrize(("name", "by_scheduler"), [("USR1", True), ("TERM", False)])
-def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, by_scheduler):
+@pytest.mark.parametrize(("name", "interrupted"), [("USR1", True), ("TERM", False)])
+def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, interrupted):
     """Exit code 75: a scheduler may start the run again. The agents never connect."""
 
-    def start(agents: object, chosen: list[Node]) -> None:
-        agents.run(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], "host", 0, {})  # type: ignore[attr-defined]
+    def start(pool: AgentPool, chosen: list[Node]) -> None:
+        pool.start(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], ["host"], 0, {})
 
-    launcher = Launcher(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
+    access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
-    assert nodes.launch(Run(path, []), [Node("host", 1)], launcher) == Ended(75, by_scheduler)
+    assert multi_node.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
     assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
@@ -269,7 +269,8 @@ def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
 def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
     options = node_options({"a": 2, "b": 2}, 1, "10.0.0.1", 29)
-    launcher = [sys.executable, "-m", "launch.node_launcher", *options, "--no_local_rank", "--quiet", "--no_python"]
+    launcher = [sys.executable, "-m", "launch.deepspeed_launcher", *options]
+    launcher += ["--no_local_rank", "--quiet", "--no_python"]
     shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
     chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
     done = subprocess.run([*launcher, "sh", "-c", shown], env=chosen, capture_output=True, text=True)

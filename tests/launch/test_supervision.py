@@ -25,8 +25,9 @@ import pytest
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from launch import rank_wrapper
 from launch.local import launch_local
-from launch.supervise import rank_wrapper as keep
+from launch.multi_node import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
@@ -90,9 +91,9 @@ class Started:
         for process in self.others():
             command = process.cmdline()
             rank = process.environ().get("RANK")
-            if name == "launcher" and "launch.node_launcher" in command:
+            if name == "launcher" and "launch.deepspeed_launcher" in command:
                 return process
-            if name == f"rank {rank}" and "pretrain" in command and keep.__file__ not in command:
+            if name == f"rank {rank}" and "pretrain" in command and rank_wrapper.__file__ not in command:
                 parent = process.parent()  # a rank, if this is the server of its loader or a worker
                 if parent is None or parent.cmdline() != command:
                     return process
@@ -163,7 +164,7 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     one = launched(started, path, "data.workers=1")
     holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
     with pytest.raises(UserError) as refused:
-        launch_local(path, [], ranks=2, stop_at_step=None)
+        launch_local(Run(path, []), ranks=2)
     assert str(refused.value) == f"run.directory: {folder}/run: {holder}"
     alone = run_forked("train", path)
     assert (alone.returncode, alone.stderr) == (2, f"error: {refused.value}\n")

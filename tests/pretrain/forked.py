@@ -93,19 +93,22 @@ def forked_ranks(ranks: int, *arguments: str | Path) -> Iterator[list[Forked]]:
 
 
 class ForkedLauncher:
-    """`pretrain ARGUMENTS` without a launcher, which behaves like `subprocess.Popen`."""
+    """`pretrain ARGUMENTS` without a launcher, which a `ProcessGroup` can take charge of."""
 
     def __init__(self, *arguments: str | Path):
         self._forked = Forked(*arguments)
-
-    def poll(self) -> int | None:
-        process = self._forked._process
-        process.join(timeout=0)
-        return process.exitcode
+        self.pid, self.started = self._forked.pid, time.monotonic()
 
     @property
-    def returncode(self) -> int | None:
-        return self.poll()
+    def code(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> int | None:
+        self._forked._process.join(seconds)
+        return self._forked._process.exitcode
+
+    def close(self) -> None:
+        pass
 
 
 def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

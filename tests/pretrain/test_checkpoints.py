@@ -19,6 +19,7 @@ from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from launch.local import launch_local
+from launch.multi_node import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
@@ -65,7 +66,7 @@ def finished(whole, tmp_path) -> Path:
 
 def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     """It starts ranks only if the last checkpoint is damaged."""
-    assert launch_local(finished, [], ranks=2, stop_at_step=None) == 0
+    assert launch_local(Run(finished, []), ranks=2) == 0
     assert "is finished: 12 of 12 steps" in capsys.readouterr().out
     assert not (finished.parent / "run/logs").exists()
     last = finished.parent / "run/checkpoints/step-00000012"

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -243,12 +242,10 @@ def planned(tmp_path, names):
 def pretend(script):
     """What starts a process that runs `script` with the name of the row instead of a launcher."""
 
-    def start(run, changes):
+    def start(group, run, changes):
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-c", script, run.row], stdout=log, stderr=log, start_new_session=True
-            )
+            return group.start([sys.executable, "-c", script, run.row], output=log)
 
     return start
 
@@ -319,12 +316,12 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     (rows / "experiment.yaml").write_text(yaml.safe_dump(settings))
     started, real = [], launches.start
 
-    def start(run, changes):
+    def start(group, run, changes):
         started.append(run.name)
         if run.name in ("wide-seed-1", "wrong-seed-0"):
-            return real(run, changes)
+            return real(group, run, changes)
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
-        return ForkedLauncher("train", run.file, *run.overrides, *cut)
+        return group.add(ForkedLauncher("train", run.file, *run.overrides, *cut))
 
     monkeypatch.setattr(launches, "start", start)
     out = tmp_path / "out"

@@ -213,9 +213,9 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
     path, out = written(tmp_path, small_corpus), tmp_path / "out"
     started = []
 
-    def start(run, changes):
+    def start(group, run, changes):
         started.append(run.name)
-        return ForkedLauncher("train", run.file, *run.overrides)
+        return group.add(ForkedLauncher("train", run.file, *run.overrides))
 
     monkeypatch.setattr(launches, "start", start)
     assert ladder(path, 1, 2, out, [], train_next=True) == 0

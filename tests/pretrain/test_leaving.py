@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from launch.supervise import supervise
-from launch.supervise.rank_processes import kept
+from launch.head import supervise
+from launch.rank_processes import wrapped
 from pretrain.run import rank_logs
 from pretrain.run.hardware import free_port
 from tests.pretrain.rank_processes import PROCESSES
@@ -55,7 +55,7 @@ def wait_for_ever() -> None:
 
 
 def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_for_it(tmp_path, capfd):
-    command = json.dumps(kept([sys.executable, "-c", RANK]))
+    command = json.dumps(wrapped([sys.executable, "-c", RANK]))
     own = {"WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     began = time.monotonic()
     launcher = [sys.executable, "-S", "-c", LAUNCHER, command]

@@ -1,28 +1,32 @@
 """The checks of one machine by name, each in a process of its own: one that hangs is killed and named.
 
-Only this module's process imports what a check needs. It ends by itself at its time limit, even where it waits for a
-dead file system or its parent is gone.
+As a program, `python -m launch.tools.doctor.checks`, it runs all checks of a node for a doctor; with a check's name and
+its time limit, that check alone. Only such a process imports what the check needs. It ends by itself at its time limit,
+even where it waits for a dead file system or its parent is gone.
 """
 
-import dataclasses
 import json
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from data_pipeline.foundation.processes import ProcessGroup
 from data_pipeline.foundation.progress import counted, in_time
+from launch.rank_processes import PROGRAM_REPORT
 from launch.tools.doctor.findings import Finding
 
 if TYPE_CHECKING:
     from pretrain.trainer.validate import ValidatedRun
 
+REQUEST = "LAUNCH_DOCTOR_REQUEST"  # in the environment of the doctor's programs: what they are asked for, as JSON
 _LONG = 2 * 86400.0  # s
-_LAST = 200  # characters of a check's own error
+_LAST_LINES = 20
+_LONGEST_LINE = 200  # characters of a check's own error
 
 
 @dataclass(frozen=True)
@@ -93,22 +97,17 @@ def _tracking(settings: Settings) -> list[Finding]:
 def _run_file(settings: Settings) -> list[Finding]:
     from data_pipeline.foundation.config_file import load
     from data_pipeline.foundation.errors import UserError
-    from pretrain.checkpoint.choose import newest
     from pretrain.config import RunConfig
-    from pretrain.run import lock
     from pretrain.run.hardware import count_gpus
-    from pretrain.trainer.validate import validate
+    from pretrain.trainer.preflight import preflight
 
     path, *overrides = settings.run_file
     try:
-        config = load(path, overrides, RunConfig)
-        directory = Path(config.run.directory)
-        lock.check(directory)
-        setup = validate(config, 0, settings.all_ranks, newest(directory), ranks_are_here=False)
+        setup = preflight(load(path, overrides, RunConfig), settings.all_ranks, here=False)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
     ranks = counted(settings.all_ranks, "rank")
-    found = [Finding("run file", "ok", f"{path}, its corpora and {ranks} go together")]
+    found = [Finding("run file", "ok", f"{path} and its corpora are valid for {ranks}")]
     found += [Finding("run file", "warning", line) for line in setup.warnings]
     return found if count_gpus() else [*found, _time(setup, settings)]
 
@@ -136,51 +135,50 @@ CHECKS = {
     "tracking": Check(60, _tracking, "tracking"),
     "run_file": Check(300, _run_file, "run file"),
 }
-OF_A_NODE = ("versions", "gpus", "memory", "directory", "tracking")
+NODE_CHECKS = ("versions", "gpus", "memory", "directory", "tracking")
 
 
 def checked(names: Sequence[str], settings: Settings, seconds: float | None = None) -> Iterator[Finding]:
     """The findings of all checks `names`, which run at the same time. `seconds` replaces their time limits."""
-    given = json.dumps(dataclasses.asdict(settings))
-    begun = time.monotonic()
-    started = []
-    for name in names:
-        limit = seconds or CHECKS[name].seconds
-        command = [sys.executable, "-P", "-m", "launch.tools.doctor.checks", name, str(limit)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
-        assert process.stdin
-        process.stdin.write(given)
-        process.stdin.close()
-        process.stdin = None
-        started.append((name, process, limit))
-    for name, process, limit in started:
-        yield from _findings(CHECKS[name].name, process, limit, max(0.1, begun + limit - time.monotonic()))
-
-
-def _findings(check: str, process: "subprocess.Popen[str]", limit: float, left: float) -> list[Finding]:
-    late = Finding(
-        check, "fault", f"no answer within {limit:g} s", "", "see what it waits for: a file system, a driver"
-    )
-    try:
-        out, errors = process.communicate(timeout=left)
-    except subprocess.TimeoutExpired:
-        process.kill()  # without waiting for it: a process that waits for a dead file system can't end
-        return [late]
-    if process.returncode == -signal.SIGALRM:
-        return [late]
-    if process.returncode:
-        said = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:_LAST]
-        return [Finding(check, "fault", f"the check failed: {said}")]
-    return [Finding(**finding) for finding in json.loads(out)]
+    started = time.monotonic()
+    environment = {**os.environ, REQUEST: json.dumps(asdict(settings))}
+    with ProcessGroup(seconds_to_end=0) as group:
+        processes = {}
+        for name in names:
+            limit = seconds or CHECKS[name].seconds
+            command = [sys.executable, "-P", "-m", "launch.tools.doctor.checks", name, str(limit)]
+            processes[name] = group.start(command, environment, output="file", tied=True), limit
+        for name, (process, limit) in processes.items():
+            check = CHECKS[name].name
+            code = process.wait(max(0.1, started + limit - time.monotonic()))
+            lines = process.last_lines(_LAST_LINES)
+            if code in (None, -signal.SIGALRM):
+                remedy = "see what it waits for: a file system, a driver"
+                yield Finding(check, "fault", f"no answer within {limit:g} s", "", remedy)
+            elif code:
+                said = (lines or [f"exit code {code}"])[-1][:_LONGEST_LINE]
+                yield Finding(check, "fault", f"the check failed: {said}")
+            else:
+                yield from (Finding(**finding) for finding in json.loads(lines[-1]))
 
 
 def main() -> None:
-    name, limit = sys.argv[1:]
-    signal.setitimer(signal.ITIMER_REAL, float(limit))
-    given = json.loads(sys.stdin.read())
+    given = json.loads(os.environ[REQUEST])
     settings = Settings(**{**given, "run_file": tuple(given["run_file"])})
-    print(json.dumps([dataclasses.asdict(finding) for finding in CHECKS[name].run(settings)]))
+    if sys.argv[1:]:
+        name, limit = sys.argv[1:]
+        signal.setitimer(signal.ITIMER_REAL, float(limit))
+        print("\n" + json.dumps([asdict(finding) for finding in CHECKS[name].run(settings)]))
+        return
+    from launch.tools.doctor.versions import installed_versions
+
+    _report(versions=installed_versions())
+    for finding in checked(NODE_CHECKS, settings):
+        _report(finding={key: value for key, value in asdict(finding).items() if key != "node"})
+
+
+def _report(**what: Any) -> None:
+    print(PROGRAM_REPORT, json.dumps({"clock": time.time(), **what}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ import contextlib
 import errno
 import fcntl
 import os
-import select
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -14,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from data_pipeline.foundation.processes import ProcessGroup
 from launch.tools.doctor.findings import Finding
 
 _BYTES, _AT_A_TIME = 64 * 2**20, 2**20
 _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _CLOCK = 2.0  # seconds: file systems may count in twos
-_SECONDS_TO_BE_HELD = 60.0
-_SECONDS_TO_BE_SEEN = 20.0  # a network file system shows a new file late
+_SECONDS_TO_LOCK, _SECONDS_BETWEEN_LOOKS = 60.0, 0.05
+_SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
 
@@ -31,30 +31,26 @@ def existing(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[Path | None]:
+def locked_file(directory: Path) -> Iterator[Path | None]:
     """A new locked file in `directory` for the duration of the block; None if it can't be created or locked soon.
 
-    Another process holds it, since one that meets a dead file system waits without end.
+    Another process holds the lock, since one that meets a dead file system waits without end.
     """
-    command = [sys.executable, "-P", "-m", "launch.tools.doctor.directory", str(directory)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        answered, _, _ = select.select([process.stdout], [], [], _SECONDS_TO_BE_HELD)
-        name = process.stdout.readline() if answered else b""
-        yield Path(os.fsdecode(name.removesuffix(b"\n"))) if name else None
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(_SECONDS_TO_BE_HELD)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.stdout.close()
+    deadline = time.monotonic() + _SECONDS_TO_LOCK
+    with ProcessGroup() as group:
+        holder = group.start(
+            [sys.executable, "-P", "-m", "launch.tools.doctor.directory", str(directory)], output="pipe", stdin=b""
+        )
+        name = b""
+        while not name.endswith(b"\n") and holder.code is None and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            name += holder.read()
+        yield Path(os.fsdecode(name.removesuffix(b"\n"))) if name.endswith(b"\n") and holder.code is None else None
 
 
 def _hold(directory: Path) -> None:
-    """Holds a locked file in `directory` until stdin is closed; prints its name."""
+    """Holds a locked file in `directory` until SIGTERM; prints its name."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         sys.stdout.buffer.write(os.fsencode(file.name) + b"\n")
@@ -130,7 +126,7 @@ def _is_locked(file: IO[Any]) -> bool:
 
 
 def _seen(file: Path) -> bool:
-    patience = time.monotonic() + _SECONDS_TO_BE_SEEN
+    patience = time.monotonic() + _SECONDS_TO_SEE
     while not file.exists():
         if time.monotonic() > patience:
             return False

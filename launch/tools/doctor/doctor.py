@@ -1,31 +1,60 @@
-"""Checks the machines of a run one beside the other, then all of their ranks together."""
+"""Checks the machines of a run at the same time, each through an agent, then all of their ranks together."""
 
 import contextlib
-import dataclasses
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.config_file import load
-from launch.tools.doctor import ranks
-from launch.tools.doctor.checks import CHECKS, OF_A_NODE, Settings, checked
-from launch.tools.doctor.directory import clock_finding, held
+from launch import hosts, slurm_head
+from launch.agent_pool import Agent, AgentPool
+from launch.config import ClusterConfig
+from launch.multi_node import Access, Node
+from launch.protocol import StartProgram
+from launch.tools.doctor import all_reduce
+from launch.tools.doctor.all_reduce import Answers, RankGroup
+from launch.tools.doctor.checks import CHECKS, NODE_CHECKS, REQUEST, Settings, checked
+from launch.tools.doctor.directory import clock_finding, locked_file
 from launch.tools.doctor.findings import Finding, report
-from launch.tools.doctor.places import Place, everywhere
-from launch.tools.doctor.ranks import Answers, Group
 from pretrain.config import RunConfig
+from pretrain.run import slurm
 
 _SECONDS_TO_START = 120.0  # a node's Python, on a slow file system
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def doctor(place: Place, path: Path | None, overrides: list[str], as_json: bool) -> int:
+def here(ranks: int | None) -> tuple[list[Node], Access]:
+    """This machine. A node of 0 ranks has one for each GPU, or one."""
+    name = "this machine"
+
+    def start(pool: AgentPool, chosen: list[Node]) -> None:
+        pool.start([sys.executable, "-P", "-m", "launch", "agent"], [name], 0, {})
+
+    return [Node(name, ranks or 0)], Access(start, False, "127.0.0.1", lambda agent: ("127.0.0.1", 0))
+
+
+def on_hosts(hostfile: Path, ssh: list[str]) -> tuple[list[Node], Access]:
+    """The hosts of a file in DeepSpeed's format. Raises UserError for a file that can't be read."""
+    nodes = hosts.read(hostfile)
+    return nodes, hosts.access(nodes, None, ssh)
+
+
+def in_allocation(ranks: int | None, cluster: ClusterConfig) -> tuple[list[Node], Access]:
+    """The nodes of the SLURM allocation that this process is in, with `ranks` on each, in the cluster's container."""
+    nodes = [Node(name, ranks or 0) for name in slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])]
+    return nodes, slurm_head.access(nodes, cluster.srun, cluster.container, cluster.variables)
+
+
+def doctor(nodes: list[Node], access: Access, path: Path | None, overrides: list[str], as_json: bool) -> int:
     """Prints what was found; returns 0 if nothing would stop a run, else 1. Raises UserError for a wrong run file."""
-    findings = list(_examined(place, _settings(path, overrides)))
+    findings = list(_examined(nodes, access, _settings(path, overrides)))
     if as_json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         print(report(findings))
     return int(any(finding.level == "fault" for finding in findings))
@@ -44,68 +73,84 @@ def _settings(path: Path | None, overrides: list[str]) -> Settings:
     )
 
 
-def _examined(place: Place, settings: Settings) -> Iterator[Finding]:
-    names = [node.name for node in place.nodes]
-    problems: dict[str, str] = {}
-    hellos: dict[int, dict[str, Any]] = {}
-    ahead: dict[int, float] = {}
-    found: dict[int, list[Finding]] = {}
-    directory = os.getcwd()  # noqa: PTH109
-    holding = held(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
-    with holding as locked:
+def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator[Finding]:
+    lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
+    with lock as locked, AgentPool([node.name for node in nodes], access.address) as pool:
+        access.start(pool, nodes)
+        pool.connect(give_up=lambda: False, seconds=_SECONDS_TO_START)
+        agents = dict(sorted(pool.agents.items()))
+        ranks = {index: nodes[index].ranks or agent.handshake.gpus or 1 for index, agent in agents.items()}
         shared = replace(settings, locked=str(locked) if locked else None)
-        each = [dataclasses.asdict(replace(shared, ranks=node.ranks or None)) for node in place.nodes]
-        limit = _SECONDS_TO_START + max(CHECKS[name].seconds for name in OF_A_NODE)
-        for line in everywhere(place, {"settings": each, "directory": directory}, limit, problems):
-            index = line.message["index"]
-            # a line may be late, never early: the one that was quickest says most
-            ahead[index] = max(line.message["clock"] - line.arrived, ahead.get(index, float("-inf")))
-            if "host" in line.message:
-                hellos[index] = line.message
+        requests = {index: asdict(replace(shared, ranks=nodes[index].ranks or None)) for index in agents}
+        limit = _SECONDS_TO_START + max(CHECKS[name].seconds for name in NODE_CHECKS)
+        found: dict[int, list[Finding]] = {index: [] for index in agents}
+        versions: dict[int, dict[str, str]] = {}
+        ahead: dict[int, float] = {}
+        for index, message, arrived in _reports(agents, "checks", requests, limit, pool.problems):
+            # a message may be late, never early: the one that was quickest says most
+            ahead[index] = max(message["clock"] - arrived, ahead.get(index, float("-inf")))
+            if "versions" in message:
+                versions[index] = message["versions"]
             else:
-                found.setdefault(index, []).append(replace(Finding(**line.message["finding"]), node=names[index]))
-    for index, name in enumerate(names):
-        if index not in found:
-            reason = problems.get(name, "it didn't answer")
-            yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
-        yield from found.get(index, ())
-    if len(names) > 1:
-        yield from _differences(names, hellos)
-        yield from (
-            replace(clock_finding("this machine's", seconds), node=names[index])
-            for index, seconds in sorted(ahead.items())
-        )
-    if len(hellos) == len(names):
-        per_node = [hellos[index]["ranks"] for index in range(len(names))]
-        if settings.run_file:
-            yield from checked(["run_file"], replace(settings, all_ranks=sum(per_node)))
-        group = Group(per_node, _master(place, hellos[0]), hellos[0]["port"])
-        yield _all_reduce(place, group, directory)
+                found[index].append(Finding(**message["finding"], node=nodes[index].name))
+        for index, node in enumerate(nodes):
+            if reason := pool.problems.get(node.name):
+                yield Finding("node", "fault", reason, "an answer", "a run can't start there either", node.name)
+            yield from found.get(index, ())
+        if len(nodes) > 1:
+            yield from _differences([node.name for node in nodes], versions)
+            for index, seconds in sorted(ahead.items()):
+                yield replace(clock_finding("this machine's", seconds), node=nodes[index].name)
+        if not pool.problems:
+            if settings.run_file:
+                yield from checked(["run_file"], replace(settings, all_ranks=sum(ranks.values())))
+            yield _all_reduce(agents, access, list(ranks.values()), pool.problems)
 
 
-def _master(place: Place, first: dict[str, Any]) -> str:
-    """The address at which the ranks meet, on the first machine."""
-    reached = first["address"] if len(place.nodes) > 1 else None
-    return reached if reached and not reached.startswith("127.") else place.master
-
-
-def _differences(names: list[str], hellos: dict[int, dict[str, Any]]) -> Iterator[Finding]:
-    if not hellos:
-        return
-    reference = hellos[min(hellos)]["versions"]
-    for index, hello in hellos.items():
-        for package, number in hello["versions"].items():
-            if number != reference[package]:
-                expected = f"{reference[package]}, as on {names[min(hellos)]}"
+def _differences(names: list[str], versions: dict[int, dict[str, str]]) -> Iterator[Finding]:
+    """Packages whose versions aren't those of the first node that has answered."""
+    for index, numbers in versions.items():
+        reference = min(versions)
+        for package, number in numbers.items():
+            if number != (expected := versions[reference][package]):
                 found = f"{package} {number or 'is missing'}"
                 remedy = "use one environment on all nodes"
-                yield Finding("versions", "fault", found, expected, remedy, names[index])
+                where = f"{expected}, as on {names[reference]}"
+                yield Finding("versions", "fault", found, where, remedy, names[index])
 
 
-def _all_reduce(place: Place, group: Group, directory: str) -> Finding:
-    answers, problems = Answers(), dict[str, str]()
-    given = {"group": dataclasses.asdict(group), "directory": directory}
-    for line in everywhere(place, given, group.seconds + _SECONDS_TO_START, problems):
-        answers.add(Answers(**line.message["answers"]))
+def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], problems: dict[str, str]) -> Finding:
+    group = RankGroup(per_node, access.master(agents[0])[0], agents[0].handshake.port)
+    answers = Answers()
+    requests = {index: {**asdict(group), "node": index} for index in agents}
+    for _, message, _ in _reports(agents, "all_reduce", requests, group.seconds + _SECONDS_TO_START, problems):
+        answers.add(Answers(**message))
     answers.errors |= problems
-    return ranks.finding(group, answers)
+    return all_reduce.finding(group, answers)
+
+
+def _reports(
+    agents: dict[int, Agent], module: str, requests: Mapping[int, Any], seconds: float, problems: dict[str, str]
+) -> Iterator[tuple[int, dict[str, Any], float]]:
+    """Runs a module of this folder on each node, which gets its request; yields each node's reports as they arrive.
+
+    With each report comes this machine's time. `problems` gets the names of nodes where the module fails or hasn't
+    ended after `seconds`, and the reason.
+    """
+    for index, agent in agents.items():
+        agent.start_program(StartProgram(f"launch.tools.doctor.{module}", {REQUEST: json.dumps(requests[index])}))
+    running, deadline = dict(agents), time.monotonic() + seconds
+    while running and time.monotonic() < deadline:
+        for index, agent in list(running.items()):
+            for event in agent.events():
+                if event.kind == "report":
+                    yield index, json.loads(event.lines[0]), time.time()
+                elif event.kind == "launcher ended":
+                    running.pop(index)
+                    if event.code:
+                        said = "; ".join(event.lines[-3:])
+                        problems[agent.name] = f"ended with exit code {event.code}: {said}"
+            if index in running and agent.lost:
+                problems[running.pop(index).name] = agent.lost
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    problems |= {agent.name: f"no answer within {seconds:g} s" for agent in running.values()}

@@ -26,10 +26,12 @@ def versions() -> list[Finding]:
     if not SpecifierSet(needs := declared["Requires-Python"]).contains(python):
         found.append(Finding("versions", "fault", f"python {python}", f"python {needs}", "use another Python"))
     wrong = [finding for finding in found if finding]
-    return wrong or [Finding("versions", "ok", ", ".join(f"{name} {number}" for name, number in shown().items()))]
+    return wrong or [
+        Finding("versions", "ok", ", ".join(f"{name} {number}" for name, number in installed_versions().items()))
+    ]
 
 
-def shown() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """The versions that must be the same on all nodes."""
     return {
         "python": platform.python_version(),

@@ -1,22 +1,17 @@
 """Trains runs through `launch local`, several at once, and says how each ends."""
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
 from data_pipeline.foundation.command import STOPPED
-from pretrain.run import stop_signals
+from data_pipeline.foundation.processes import Process, ProcessGroup
+from data_pipeline.foundation.signals import announce, caught
 from pretrain.run.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment.planned_runs import PlannedRun
 from pretrain.tools.experiment.results import results
-
-_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True)
@@ -101,37 +96,30 @@ def run_all(
     A run that fails doesn't end the others. After a signal no run is started; those that train get it too: they save
     and stop, and at a second signal they end at once.
     """
-    waiting, ended = list(runs), list[Ended]()
-    working: dict[int, tuple[PlannedRun, subprocess.Popen[bytes], float]] = {}
-    received: list[int] = []
+    waiting, free, ended = list(runs), list(environments), list[Ended]()
+    working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
+    with ProcessGroup() as group:
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if not received:
-            stop_signals.announce(number, "the runs that train save and stop; no other run is started")
-        received.append(number)
-        for _, process, _ in list(working.values()):
-            if process.poll() is None:
-                process.send_signal(number)
+        def pass_on(number: int) -> None:
+            if len(received) == 1:
+                announce(number, "the runs that train save and stop; no other run is started")
+            group.send_signal(number)
 
-    previous: dict[int, Any] = {number: signal.signal(number, pass_on) for number in stop_signals.heeded()}
-    try:
-        while working or (waiting and not received):
-            for slot, environment in enumerate(environments):
-                if slot not in working and waiting and not received:
-                    run = waiting.pop(0)
-                    working[slot] = (run, start(run, environment), time.monotonic())
+        with caught(pass_on) as received:
+            while working or (waiting and not received):
+                while free and waiting and not received:
+                    run, environment = waiting.pop(0), free.pop(0)
+                    process = start(group, run, environment)
+                    working[process] = run, environment
                     if received:  # a signal that came while it started
-                        working[slot][1].send_signal(received[0])
-            for slot, (run, process, started) in list(working.items()):
-                if process.poll() is not None:
-                    del working[slot]
-                    ended.append(Ended(run, process.returncode, time.monotonic() - started))
+                        process.send_signal(received[0])
+                if first := group.watch():
+                    run, environment = working.pop(first)
+                    free.append(environment)
+                    group.remove(first)
+                    ended.append(Ended(run, first.code or 0, time.monotonic() - first.started))
                     report(ended[-1])
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return ended, bool(received)
+            return ended, bool(received)
 
 
 def exit_code(ended: Sequence[Ended], stopped: bool) -> int:
@@ -140,16 +128,9 @@ def exit_code(ended: Sequence[Ended], stopped: bool) -> int:
     return 1 if codes - {0, STOPPED} else STOPPED if stopped or STOPPED in codes else 0
 
 
-def start(run: PlannedRun, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Starts the launcher of a run, in its own session, since Ctrl-C in the terminal would reach it twice."""
+def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) -> Process:
+    """Starts the launcher of a run; its output goes to the run's log."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
     with run.log.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        return group.start(command, {**os.environ, **environment}, output=log)

@@ -1,4 +1,4 @@
-"""The ranks of this machine under a launcher. DeepSpeed's keeps neither a rank's log nor its exit code."""
+"""The ranks of this machine under a launcher. DeepSpeed's writes neither a rank's log nor its exit code."""
 
 import contextlib
 import os
@@ -7,23 +7,24 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from launch.supervise import rank_wrapper as keep
-from launch.supervise.events import Event
-from launch.supervise.session import Session
+from data_pipeline.foundation.processes import ProcessGroup
+from launch import rank_wrapper
+from launch.protocol import Event
 from pretrain.run import stop_signals
 from pretrain.run.hardware import VISIBLE
 from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, log_of
 
+PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
 _REPORT = re.compile(
-    rf"(?P<before>.*)(?:{keep.STARTED} (?P<parent>\d+) (?P<keeper>\d+)|{FAILED} (?P<failed>\d+)"
-    rf"|{keep.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+))"
+    rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+)|{FAILED} (?P<failed>\d+)"
+    rf"|{rank_wrapper.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+)|{PROGRAM_REPORT} (?P<json>\{{.*\}}))"
 )
 
 
-def kept(command: list[str]) -> list[str]:
+def wrapped(command: list[str]) -> list[str]:
     """`command` wrapped so that its output goes to the rank's log and its exit code is reported."""
-    return [sys.executable, "-I", "-S", keep.__file__, SUPERVISED, REPORTS, *command]
+    return [sys.executable, "-I", "-S", rank_wrapper.__file__, SUPERVISED, REPORTS, *command]
 
 
 def with_own_gpus(command: list[str]) -> list[str]:
@@ -33,57 +34,56 @@ def with_own_gpus(command: list[str]) -> list[str]:
 
 
 class RankProcesses:
-    """Runs `command`, a launcher of `ranks` ranks, and reports what becomes of them.
+    """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports what becomes of them.
 
     The launcher's own lines go to `log` if the disk has room.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], ranks: int, log: Path, name: str = ""):
-        self.name, self.ranks = name, ranks
-        self._session = Session(command, environment)
-        self._reports = Reports(self._session.launcher.pid, log)
+    name = ""
+    lost: str | None = None
+    quiet = False
+
+    def __init__(self, command: list[str], environment: dict[str, str], ranks: int = 0, log: Path | None = None):
+        self.ranks = ranks
+        self._group = ProcessGroup()
+        self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
+        self._reports = _Reports(self._launcher.pid, log)
         self._launcher_ended = self._all_ended = False
 
     def events(self) -> list[Event]:
         """What has happened since the last call; the launcher's end comes after all that it has reported."""
-        code = self._session.launcher.poll()
+        code = self._launcher.code
         signals = [number for process in self._reports.above_ranks if (number := stop_signals.held_back(process))]
-        events = [*self._reports.take(self._session.output()), *(Event("signal", number) for number in signals)]
+        events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
             events.append(Event("launcher ended", code=code, lines=tuple(self._reports.last_lines)))
-        if self._launcher_ended and not self._all_ended and not self._session.alive:
+        if self._launcher_ended and not self._all_ended and not self._launcher.session_alive:
             self._all_ended = True
             events.append(Event("all ended"))
         return events
 
-    def lost(self) -> str | None:
-        return None
-
-    def quiet(self) -> bool:
-        return False
-
     def end(self) -> None:
-        self._session.end()
+        self._group.kill()
 
     def wait(self) -> None:
         """They are gone."""
 
 
-class Reports:
-    """Parses the output of the launcher, of the keepers below it and of the ranks.
+class _Reports:
+    """Parses the output of the launcher, of the wrappers below it and of the ranks.
 
-    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the keepers. The launcher's own lines go to `log`
-    if the disk has room; `last_lines` keeps the last of them.
+    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the wrappers. The launcher's own lines go to
+    `log` if the disk has room; `last_lines` has the last of them.
     """
 
-    def __init__(self, launcher: int, log: Path):
+    def __init__(self, launcher: int, log: Path | None):
         self.above_ranks = {launcher}
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._log, self._begun = log, b""
+        self._log, self._unfinished = log, b""
 
     def take(self, output: bytes) -> list[Event]:
-        *lines, self._begun = (self._begun + output).split(b"\n")
+        *lines, self._unfinished = (self._unfinished + output).split(b"\n")
         events = (self._take_line(line.decode(errors="replace")) for line in lines)
         return [event for event in events if event]
 
@@ -91,18 +91,21 @@ class Reports:
         event = None
         if report := _REPORT.fullmatch(line):
             line = report["before"]
-            if report["keeper"]:
-                self.above_ranks |= {int(report["parent"]), int(report["keeper"])}
+            if report["wrapper"]:
+                self.above_ranks |= {int(report["parent"]), int(report["wrapper"])}
             elif report["failed"]:
                 event = Event("rank failed", int(report["failed"]))
+            elif report["json"]:
+                event = Event("report", lines=(report["json"],))
             else:
                 self.above_ranks.discard(int(report["ended"]))
                 rank, code = int(report["rank"]), int(report["code"])
                 # read here, since other hosts may see the log's end late
-                words = last_lines(log_of(self._log.parent, rank)) if code else []
+                words = last_lines(log_of(self._log.parent, rank)) if code and self._log else []
                 event = Event("rank ended", rank, code, tuple(words))
         if line:
             self.last_lines.append(line)
-            with contextlib.suppress(OSError), self._log.open("a") as log:
-                print(line, file=log)
+            if self._log:
+                with contextlib.suppress(OSError), self._log.open("a") as log:
+                    print(line, file=log)
         return event

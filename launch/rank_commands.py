@@ -5,13 +5,13 @@ import json
 import os
 import sys
 
-from launch.supervise.rank_processes import kept, with_own_gpus
+from launch.rank_processes import with_own_gpus, wrapped
 from pretrain.run.hardware import ACCELERATOR, VISIBLE, threads_per_rank
 
 
 def rank(arguments: list[str]) -> list[str]:
     """One rank of `pretrain train` with `arguments`; its RANK and the like are in the environment."""
-    return kept(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", *arguments]))
+    return wrapped(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", *arguments]))
 
 
 def deepspeed(options: list[str], arguments: list[str]) -> list[str]:
@@ -19,7 +19,7 @@ def deepspeed(options: list[str], arguments: list[str]) -> list[str]:
 
     The program `deepspeed --no_ssh` would start the same launcher, but import PyTorch and DeepSpeed twice before.
     """
-    program = [sys.executable, "-u", "-m", "launch.node_launcher", *options]
+    program = [sys.executable, "-u", "-m", "launch.deepspeed_launcher", *options]
     return [*program, "--no_local_rank", "--quiet", "--no_python", *rank(arguments)]
 
 

@@ -1,6 +1,6 @@
 """The head of a run: makes the directory of an attempt's logs, takes requests to stop, and says how the attempt ended.
 
-There is one head for each attempt, however many nodes the ranks are on. DeepSpeed's launcher forwards no signals and
+An attempt has one head, however many nodes its ranks are on. DeepSpeed's launcher forwards no signals and
 can leave ranks behind.
 """
 
@@ -11,20 +11,45 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from typing import Protocol
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
-from launch.supervise.events import Event, Part
-from launch.supervise.follow import Follower
-from launch.supervise.rank_processes import RankProcesses
-from pretrain.run import rank_logs, status, stop_signals
+from data_pipeline.foundation.signals import announce, caught
+from launch.log_follower import Follower
+from launch.protocol import Event
+from launch.rank_processes import RankProcesses
+from pretrain.run import rank_logs, status
 from pretrain.run.status import Status
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _REFUSED = 2
 _LAUNCHERS_LOG = "launcher.log"
+
+
+class Part(Protocol):
+    """The ranks of one node, `ranks` in number."""
+
+    name: str
+    ranks: int
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing more will be heard of this node; None as long as it answers."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it hasn't answered for a while, so that it may be lost."""
+
+    def end(self) -> None:
+        """Kills every process of the ranks, or asks the node to."""
+
+    def wait(self) -> None:
+        """Waits until they are gone, as far as that can be known."""
 
 
 @dataclass
@@ -104,7 +129,7 @@ def _until_ended(attempt: Attempt, parts: Sequence[Part], requests: "StopRequest
         elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
             requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
         # ranks fail when they miss those of a lost node, and that node is the one to name
-        if time.monotonic() > deadline and not any(left[part] and part.quiet() for part in parts):
+        if time.monotonic() > deadline and not any(left[part] and part.quiet for part in parts):
             break
 
 
@@ -133,7 +158,7 @@ def _take(part: Part, attempt: Attempt, left: dict[Part, int], signals: list[int
 def _lost(attempt: Attempt, parts: Sequence[Part], left: dict[Part, int]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
     for part in parts:
-        if left[part] and (reason := part.lost()) and part.name not in attempt.lost:
+        if left[part] and (reason := part.lost) and part.name not in attempt.lost:
             attempt.lost[part.name] = reason
             print(f"node {part.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
     return bool(attempt.lost)
@@ -175,7 +200,7 @@ class StopRequests:
         """Whether the request came as SIGUSR1, with which schedulers warn that a job's time is nearly over."""
         return self.asked == signal.SIGUSR1
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int) -> None:
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
@@ -185,24 +210,20 @@ class StopRequests:
         if self.asked is not None:
             return
         self.asked = number
-        stop_signals.announce(number, message)
+        announce(number, message)
         try:
             status.request_stop(self._run)
         except OSError as error:  # the run must not end unsaved because of it
             failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
-            stop_signals.announce(number, f"{failed}; signal a rank instead")
+            announce(number, f"{failed}; signal a rank instead")
 
 
 @contextlib.contextmanager
 def stop_requests(run: Path) -> Iterator[StopRequests]:
     """Within the block, signals become requests to stop the run."""
     requests = StopRequests(run)
-    previous = {number: signal.signal(number, requests.on_signal) for number in stop_signals.heeded()}
-    try:
+    with caught(requests.on_signal):
         yield requests
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _report_failure(attempt: Attempt) -> None:

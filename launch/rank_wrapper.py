@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 
-STARTED, ENDED = "keeper started:", "rank ended:"
+STARTED, ENDED = "rank wrapper started:", "rank ended:"
 _SIGNAL = 128  # shells add it to the number of the signal that ended a process
 
 
@@ -20,9 +20,9 @@ def main(logs: str, reports: str, rank: int, command: list[str]) -> int:
     launcher = os.dup(1)
     log = f"{logs}/rank-{rank:05d}"
     with contextlib.suppress(OSError):  # then the output goes to the launcher's stdout
-        kept = os.open(f"{log}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(kept, 1)
-        os.dup2(kept, 2)
+        opened = os.open(f"{log}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, 1)
+        os.dup2(opened, 2)
     _say(launcher, f"{STARTED} {os.getppid()} {os.getpid()}")
     os.set_inheritable(launcher, True)
     process = os.posix_spawnp(command[0], command, {**os.environ, reports: str(launcher)})

@@ -1,0 +1,197 @@
+"""Processes that a command starts, watches, signals and ends together."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Literal
+
+import psutil
+
+from data_pipeline.foundation.signals import STOP_SIGNALS, blocked
+
+_SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 60.0, 0.1
+
+
+class Process:
+    """A process of a group, which starts it. It leads a session: all that it starts belongs to it."""
+
+    def __init__(self, program: str, popen: "subprocess.Popen[bytes]", pipes: dict[str, int], log: IO[bytes] | None):
+        self.program, self.pid, self.started = program, popen.pid, time.monotonic()
+        self._popen, self._pipes, self._log = popen, pipes, log
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def session_alive(self) -> bool:
+        """Whether it, or anything that it has started, still runs."""
+        return bool(_members({self.pid}))
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code once it has ended; None if it still runs after `seconds`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(seconds)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process alone, not to those that it has started."""
+        self._popen.send_signal(number)
+
+    def read(self) -> bytes:
+        """What has been written to the pipe since the last call."""
+        chunks = []
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._pipes["output"], 65536):
+                chunks.append(chunk)
+        return b"".join(chunks)
+
+    def last_lines(self, number: int) -> list[str]:
+        """The last lines in the file of its output, without empty ones."""
+        assert self._log is not None
+        text = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()][-number:]
+
+    def close(self) -> None:
+        for pipe in self._pipes.values():
+            os.close(pipe)
+        self._pipes.clear()
+        if self._log:
+            self._log.close()
+
+
+class ProcessGroup:
+    """Processes of which none outlives the `with` block, nor anything that they have started.
+
+    Each leads a session of its own, so that Ctrl-C in the terminal reaches only this process, which decides what they
+    get. Once they have been asked to end, they have `seconds_to_end`.
+    """
+
+    def __init__(self, seconds_to_end: float = 30.0):
+        self._seconds_to_end = seconds_to_end
+        self._processes: list[Process] = []
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | Literal["pipe", "file"] | None = None,
+        stdin: bytes | None = None,
+        tied: bool = False,
+        signals_blocked: bool = False,
+    ) -> Process:
+        """Starts `command`.
+
+        `output` takes its stdout and stderr: a file, "pipe" for `read`, "file" for `last_lines`; None: those of this
+        process. `stdin` is written to its stdin, which then stays open. If it is `tied`, the kernel kills its session
+        as soon as this process ends, however that happens. `signals_blocked`: it and what it starts hold stop signals
+        back until they unblock them.
+        """
+        pipes: dict[str, int] = {}  # this process's ends
+        child_pipes: list[int] = []
+        log: IO[bytes] | None = None
+        target: IO[bytes] | int | None = None
+        if output == "pipe":
+            pipes["output"], target = os.pipe()
+            os.set_blocking(pipes["output"], False)
+            child_pipes.append(target)
+        elif output == "file":
+            target = log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        else:
+            target = output
+        inside = subprocess.DEVNULL
+        if tied or stdin is not None:
+            inside, pipes["stdin"] = os.pipe()
+            child_pipes.append(inside)
+        with blocked(STOP_SIGNALS if signals_blocked else ()):
+            popen = subprocess.Popen(
+                command, env=environment, stdin=inside, stdout=target, stderr=target, start_new_session=True
+            )
+        if tied:
+            _kill_when_closed(inside, popen.pid)
+        for pipe in child_pipes:
+            os.close(pipe)
+        if stdin:
+            # a broken pipe: it has ended, and its output says why
+            with contextlib.suppress(BrokenPipeError), open(pipes["stdin"], "wb", closefd=False) as writable:
+                writable.write(stdin)
+        return self.add(Process(command[0], popen, pipes, log))
+
+    def add(self, process: Process) -> Process:
+        """Takes charge of a process."""
+        self._processes.append(process)
+        return process
+
+    def watch(self, stop: Callable[[], object] = lambda: False) -> Process | None:
+        """Waits until a process ends, and returns it; None as soon as `stop` is true, or without a process."""
+        while self._processes and not stop():
+            if process := next((one for one in self._processes if one.code is not None), None):
+                return process
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return None
+
+    def remove(self, process: Process) -> None:
+        """Forgets a process that has ended."""
+        self._processes.remove(process)
+        process.close()
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to every process of the group, but not to those that these have started."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self, number: int | None = signal.SIGTERM) -> None:
+        """Sends the signal `number`, if any, gives the processes their time, and kills what is left of them."""
+        if number is not None:
+            self.send_signal(number)
+        patience = time.monotonic() + self._seconds_to_end
+        for process in self._processes:
+            process.wait(max(0.0, patience - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills the processes and all that they have started, and waits until they are gone."""
+        sessions = {process.pid for process in self._processes}
+        patience = time.monotonic() + _SECONDS_TO_DIE
+        while sessions and (members := _members(sessions)) and time.monotonic() < patience:
+            for member in members:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            time.sleep(_SECONDS_BETWEEN_LOOKS / 2)
+        for process in self._processes:
+            process.wait(max(0.0, patience - time.monotonic()))
+            process.close()
+        self._processes.clear()
+
+    def __enter__(self) -> "ProcessGroup":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def _members(sessions: Iterable[int]) -> list[psutil.Process]:
+    """The processes of these sessions. Zombies don't count: a container's init may take long to reap them."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
+
+
+def _kill_when_closed(pipe: int, session: int) -> None:
+    """Makes the kernel kill the processes of `session` once the other end of `pipe` is closed, however that happens.
+
+    They share `pipe` as their stdin. Signal-driven I/O needs no thread in any of them, so it also kills processes that
+    are stopped or hang in native code.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -session)
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)

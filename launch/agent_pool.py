@@ -1,0 +1,135 @@
+"""The head's side of its agents: starts them, admits those that have the token, and reads their reports."""
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from data_pipeline.foundation.processes import Process, ProcessGroup
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
+
+_SECONDS_TO_CONNECT, _SECONDS_TO_END, _SECONDS_BETWEEN_LOOKS = 300.0, 90.0, 0.1
+_LINES_OF_ERRORS = 3
+
+
+class Agent:
+    """One agent; the `Part` of an attempt that is on its node, once ranks have been started there."""
+
+    def __init__(self, connection: Connection, handshake: Handshake, name: str):
+        self.name, self.handshake, self.ranks = name, handshake, 0
+        self._connection = connection
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    def start_ranks(self, request: StartRanks) -> None:
+        self.ranks = request.ranks
+        self._connection.send({"ranks": asdict(request)})
+
+    def start_program(self, request: StartProgram) -> None:
+        self._connection.send({"program": asdict(request)})
+
+    def events(self) -> list[Event]:
+        events = (Event(*message["event"]) for message in self._connection.receive())
+        return [event._replace(lines=tuple(event.lines)) for event in events]
+
+    @property
+    def lost(self) -> str | None:
+        return self._connection.lost
+
+    @property
+    def quiet(self) -> bool:
+        return self._connection.quiet
+
+    def end(self) -> None:
+        if self.lost is None:
+            self._connection.send({"end": True})
+
+    def wait(self) -> None:
+        patience = time.monotonic() + _SECONDS_TO_END
+        while self._connection.lost is None and time.monotonic() < patience:
+            self._connection.receive()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._connection.close()
+
+
+class AgentPool:
+    """Starts one agent for each of `names` and waits for them. What it has started ends with the block.
+
+    `agents` maps the numbers of those that have connected, which follow the order of the names. `problems` maps the
+    names of those that can't be started, or haven't connected in time, to the reason.
+    """
+
+    def __init__(self, names: list[str], address: str):
+        self.agents: dict[int, Agent] = {}
+        self.problems: dict[str, str] = {}
+        self._names = names
+        self._token = secrets.token_hex(16)
+        self._server = socket.create_server((address, 0), backlog=len(names) + 16)
+        self._server.setblocking(False)
+        self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
+        self._starters: list[tuple[Process, list[str]]] = []
+
+    def start(self, command: list[str], names: list[str], index: int | str, environment: dict[str, str]) -> None:
+        """Runs `command`, ssh or srun, which starts the agents `names`.
+
+        Each has the number `index`, or that of the variable of this name in its environment. No secret is on a command
+        line: stdin carries the token and the `environment`.
+        """
+        given = {
+            "head": self._server.getsockname()[:2],
+            "token": self._token,
+            "index": index,
+            "environment": environment,
+            "directory": os.getcwd(),  # noqa: PTH109
+        }
+        line = json.dumps(given).encode() + b"\n"
+        self._starters.append((self._group.start(command, output="file", stdin=line, signals_blocked=True), names))
+
+    def connect(self, give_up: Callable[[], object], seconds: float = _SECONDS_TO_CONNECT) -> None:
+        """Waits until each agent has connected or has a problem, or until `give_up`."""
+        deadline = time.monotonic() + seconds
+        unknown: list[Connection] = []
+        while (missing := self._missing()) and not give_up():
+            with contextlib.suppress(BlockingIOError):
+                unknown.append(Connection(self._server.accept()[0]))
+            unknown = [connection for connection in unknown if not self._admitted(connection)]
+            for agent in self.agents.values():
+                agent.events()  # so that none thinks it has lost its head
+            for process, names in self._starters:
+                if process.code is not None:
+                    said = "; ".join(process.last_lines(_LINES_OF_ERRORS)) or "it said nothing"
+                    reason = f"{process.program} ended with exit code {process.code}: {said}"
+                    self.problems |= dict.fromkeys(names, reason)
+            if time.monotonic() > deadline:
+                self.problems |= dict.fromkeys(missing, f"no agent has connected from it within {seconds:.0f} s")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _missing(self) -> list[str]:
+        without = (name for index, name in enumerate(self._names) if index not in self.agents)
+        return [name for name in without if name not in self.problems]
+
+    def _admitted(self, connection: Connection) -> bool:
+        """Admits a connection that shows the token; returns whether it needs no more attention."""
+        for message in connection.receive():
+            token, index = str(message.get("token", "")), message.get("index", -1)
+            if hmac.compare_digest(token, self._token) and 0 <= index < len(self._names):
+                self.agents[index] = Agent(connection, Handshake(**message), self._names[index])
+                return True
+            connection.close()
+        return connection.lost is not None
+
+    def __enter__(self) -> "AgentPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents.values():
+            agent.end()
+        self._group.end(number=None)
+        self._server.close()

@@ -1,0 +1,143 @@
+"""What a head and its agents say to each other: JSON messages over TCP, one a line.
+
+Each side notices when the other falls silent.
+"""
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+SECONDS_BETWEEN_BEATS = 2.0
+SECONDS_OF_SILENCE = 30.0  # after which the other side counts as lost
+_QUIET = 3 * SECONDS_BETWEEN_BEATS
+_LONGEST = 2**24  # bytes of a message
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """An agent's first message: its token and number, and the GPUs that it may use and a free port of its node."""
+
+    token: str
+    index: int
+    host: str
+    gpus: int
+    port: int
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """Asks an agent to start the `ranks` of its node, or its one rank of `local_ranks` on the node.
+
+    `logs` is the directory of the attempt's logs, `deepspeed` the options of DeepSpeed's launcher (None: this rank
+    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'.
+    """
+
+    ranks: int
+    local_ranks: int
+    logs: str
+    deepspeed: list[str] | None
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StartProgram:
+    """Asks an agent to run a Python module, whose environment is changed by `environment`."""
+
+    module: str
+    environment: dict[str, str]
+
+
+class Event(NamedTuple):
+    """What an agent reports of the processes that it has started.
+
+    - `rank failed`: rank `number` has met an error, and may take a while to end.
+    - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
+    - `signal`: stop signal `number` was sent to a process above the ranks.
+    - `report`: a program has printed the JSON in `lines`.
+    - `launcher ended`: the node's launcher, or the program, has ended with `code`; `lines` are its last.
+    - `all ended`: no process of the node's ranks is left.
+    - `refused`: the node can't start its ranks; `lines` says why.
+    """
+
+    kind: Literal["rank failed", "rank ended", "signal", "report", "launcher ended", "all ended", "refused"]
+    number: int = 0
+    code: int = 0
+    lines: tuple[str, ...] = ()
+
+
+class Connection:
+    """One end of a connection. No call blocks. All times are of this machine's own clock."""
+
+    def __init__(self, connected: socket.socket):
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+        self._received, self._unsent = b"", b""
+        self._last_received = self._last_sent = time.monotonic()
+        self.closed: str | None = None  # why, once nothing more can be sent or received
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages since the last call. Also sends what shows the other side that this one lives."""
+        if time.monotonic() - self._last_sent > SECONDS_BETWEEN_BEATS:
+            self._last_sent = time.monotonic()
+            self._unsent = self._unsent or b"\n"
+        self._flush()
+        while self.closed is None:
+            try:
+                received = self._socket.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self.closed = f"its connection broke ({error.strerror})"
+                break
+            if not received or len(self._received) > _LONGEST:
+                self.closed = "its connection was closed"
+            self._last_received = time.monotonic()
+            self._received += received
+        *lines, self._received = self._received.split(b"\n")
+        try:
+            return [json.loads(line) for line in lines if line]
+        except ValueError:
+            self.closed = "it sent no JSON"
+            return []
+
+    @property
+    def lost(self) -> str | None:
+        """Why the other side will answer no more; call `receive` before, since the last call may be long ago."""
+        if self.closed is None and time.monotonic() - self._last_received > SECONDS_OF_SILENCE:
+            return f"no word from it for {SECONDS_OF_SILENCE:.0f} s"
+        return self.closed
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the other side hasn't answered for a while, so that it may be lost."""
+        return time.monotonic() - self._last_received > _QUIET
+
+    @property
+    def address(self) -> str:
+        """The other side's."""
+        return str(self._socket.getpeername()[0])
+
+    @property
+    def own_address(self) -> str:
+        return str(self._socket.getsockname()[0])
+
+    def close(self) -> None:
+        self.closed = self.closed or "it has ended"
+        self._socket.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self.closed is None:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.closed = f"its connection broke ({error.strerror})"
