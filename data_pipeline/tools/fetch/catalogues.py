@@ -11,11 +11,10 @@ from typing import Any
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tools.fetch.client import Client, PermanentError
-from data_pipeline.tools.fetch.published import PublishedFile
-from data_pipeline.tools.fetch.publishers import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA
+from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
-_LARGEST_LIST = 1 << 28
-_GONE = {404, 410}
+_LARGEST_LIST = 1 << 28  # bytes
+_NOT_FOUND = {404, 410}
 
 
 def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
@@ -27,9 +26,8 @@ def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[
         raise UserError(f"{crawl!r}: expected the name of a crawl, such as CC-MAIN-2019-18")
     base_url = _folder(base_url)
     url = f"{base_url}crawl-data/{crawl}/wet.paths.gz"
-    content = _read(
-        client, url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/"
-    )
+    missing = f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/"
+    content, _ = _read(client, url, missing)
     try:
         paths = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_LARGEST_LIST).decode("ascii").split()
     except (EOFError, OSError, ValueError, zlib.error) as error:
@@ -81,7 +79,8 @@ def wikipedia_files(
         raise UserError(f"{date!r}: expected the date of a dump, such as 20240101")
     folder = f"{_folder(base_url)}{wiki}/{date}/"
     url = f"{folder}dumpstatus.json"
-    status = _json(_read(client, url, f"no dump of {wiki} of {date} there (old ones are deleted)"), url, dict)
+    content, _ = _read(client, url, f"no dump of {wiki} of {date} there (old ones are deleted)")
+    status = _json(content, url, dict)
     jobs = status.get("jobs", {})
     if job not in jobs:
         raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
@@ -99,25 +98,20 @@ def _pages(client: Client, url: str) -> Iterator[dict[str, Any]]:
     next_url, seen = url, set()
     while next_url and next_url not in seen:
         seen.add(next_url)
-        try:
-            content, headers = client.read(next_url)
-        except PermanentError as error:
-            raise _as_user_error(error, next_url, "allenai/c4 has no such revision there") from None
+        content, links = _read(client, next_url, "allenai/c4 has no such revision there")
         yield from _json(content, next_url, list)
-        link = re.search(r'<([^>]*)>\s*;\s*rel="?next"?', headers.get("Link") or "")
         # Only the query of the link is used: the pages of a mirror link to the original host.
-        next_url = urllib.parse.urljoin(url, "?" + urllib.parse.urlsplit(link[1]).query) if link else ""
+        query = urllib.parse.urlsplit(links.get("next", {}).get("url", "")).query
+        next_url = f"{url}?{query}" if query else ""
 
 
-def _read(client: Client, url: str, when_gone: str) -> bytes:
+def _read(client: Client, url: str, if_not_found: str) -> tuple[bytes, dict[str, dict[str, str]]]:
     try:
-        return client.read(url)[0]
+        return client.read(url)
     except PermanentError as error:
-        raise _as_user_error(error, url, when_gone) from None
-
-
-def _as_user_error(error: PermanentError, url: str, when_gone: str) -> UserError:
-    return UserError(f"{url}: {when_gone}") if error.status in _GONE else FailedError(f"{url}: {error}")
+        raise (
+            UserError(f"{url}: {if_not_found}") if error.status in _NOT_FOUND else FailedError(f"{url}: {error}")
+        ) from None
 
 
 def _json(content: bytes, url: str, kind: type) -> Any:

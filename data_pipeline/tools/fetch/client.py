@@ -1,33 +1,26 @@
 """Polite requests to public servers: a user agent, a limited rate, the pauses that servers ask for, bounded retries."""
 
 import contextlib
-import email.utils
-import http.client
 import random
-import re
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from email.message import Message
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
+import requests
+import urllib3
+
+from data_pipeline.foundation.code_version import package_version
 from data_pipeline.foundation.errors import FailedError
 
 Result = TypeVar("Result")
-NETWORK_ERRORS = (
-    OSError,
-    http.client.HTTPException,
-)  # raised by opening and reading: resets, timeouts, incomplete answers
+NETWORK_ERRORS = (OSError, urllib3.exceptions.HTTPError)  # raised by opening and reading; requests' are OSErrors
 
 _TIMEOUT = 60.0  # seconds without receiving a byte
 _LONGEST_WAIT = 60.0
 _LONGEST_RETRY_AFTER = 900.0
 _PROGRESS = 1 << 20  # new bytes after which failures are counted from zero again
-_LARGEST_LIST = 1 << 28
+_LARGEST_LIST = 1 << 28  # bytes
 _BUSY = {429, 503}
 _TRANSIENT = {408, 425, 500, 502, 504, *_BUSY}
 
@@ -72,49 +65,43 @@ class Client:
     ):
         self.tries, self.note, self.stop = tries, note, threading.Event()
         self._interval, self._first_wait = 1 / requests_per_second, first_wait
-        self._name = user_agent(contact)
+        about = f"data-pipeline fetch{'; ' + contact if contact else ''}"
+        self._headers = {
+            "User-Agent": f"encdec-pretrain/{package_version()} ({about})",
+            "Accept-Encoding": "identity",  # with another encoding, a .gz would not arrive with the published bytes
+        }
         self._lock, self._next_request = threading.Lock(), 0.0
-        self._opener = urllib.request.build_opener()
 
     @contextlib.contextmanager
-    def get(self, url: str, headers: dict[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """Waits as the rate limit requires, sends one request and yields the response, whose bytes aren't decoded.
+    def get(self, url: str, headers: dict[str, str] | None = None) -> Iterator[requests.Response]:
+        """Waits as the rate limit requires, sends one request and yields the response, whose body isn't read yet.
 
         Raises TransientError or PermanentError if the request fails. Reading the response may raise NETWORK_ERRORS.
         """
-        self._take_turn()
-        # With another encoding, a .gz would not arrive with the published bytes.
-        every = {"User-Agent": self._name, "Accept-Encoding": "identity"}
-        request = urllib.request.Request(url, headers={**every, **(headers or {})})
+        self._wait_for_rate()
         try:
-            response = self._opener.open(request, timeout=_TIMEOUT)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _as_problem(error) from None
-        except (ValueError, http.client.InvalidURL) as error:
-            raise PermanentError(f"not an address: {error}") from None
-        except NETWORK_ERRORS as error:
+            response = requests.get(url, headers={**self._headers, **(headers or {})}, stream=True, timeout=_TIMEOUT)
+        except requests.RequestException as error:
+            if isinstance(error, ValueError):  # among requests' errors, those of addresses
+                raise PermanentError(f"not an address: {error}") from None
             raise TransientError(f"no answer: {describe(error)}") from None
         with response:
-            if response.status not in (200, 206):
-                raise PermanentError(f"HTTP status {response.status}, expected 200 or 206", response.status)
+            if response.status_code not in (200, 206):
+                raise _refusal(response)
             yield response
 
-    def read(self, url: str) -> tuple[bytes, http.client.HTTPMessage]:
-        """Reads a small file, such as a list, with retries. Returns its content and headers; raises PermanentError."""
+    def read(self, url: str) -> tuple[bytes, dict[str, dict[str, str]]]:
+        """Reads a small file, such as a list, with retries. Returns its content and links; raises PermanentError."""
 
-        def attempt() -> tuple[bytes, http.client.HTTPMessage]:
+        def attempt() -> tuple[bytes, dict[str, dict[str, str]]]:
             with self.get(url) as response:
-                expected = response.length
                 try:
-                    content = response.read(_LARGEST_LIST + 1)
+                    content = response.raw.read(_LARGEST_LIST + 1)
                 except NETWORK_ERRORS as error:
                     raise TransientError(f"connection lost: {describe(error)}") from None
                 if len(content) > _LARGEST_LIST:
                     raise PermanentError(f"expected a list, got more than {_LARGEST_LIST:,} bytes")
-                if expected is not None and len(content) != expected:
-                    raise TransientError(f"connection lost after {len(content):,} of {expected:,} bytes")
-                return content, response.headers
+                return content, response.links
 
         return self.keep_trying(attempt, url)
 
@@ -138,7 +125,8 @@ class Client:
                 wait = self._wait_before_next(problem, failures)
                 self.note(f"{what}: {problem}; again in {wait:.1f} s")
                 if problem.pause:
-                    self._pause_all(wait)
+                    with self._lock:
+                        self._next_request = max(self._next_request, time.monotonic() + wait)
                 elif self.stop.wait(wait):
                     raise StoppedError from None
 
@@ -152,11 +140,7 @@ class Client:
             )
         return problem.wait
 
-    def _pause_all(self, seconds: float) -> None:
-        with self._lock:
-            self._next_request = max(self._next_request, time.monotonic() + seconds)
-
-    def _take_turn(self) -> None:
+    def _wait_for_rate(self) -> None:
         while not self.stop.is_set():
             with self._lock:
                 wait = self._next_request - time.monotonic()
@@ -167,36 +151,24 @@ class Client:
         raise StoppedError
 
 
-def user_agent(contact: str = "") -> str:
-    """The User-Agent header. Public servers (Wikimedia's among them) refuse programs without one."""
-    try:
-        release = version("encdec-pretrain")
-    except PackageNotFoundError:
-        release = "0"
-    return f"encdec-pretrain/{release} (data-pipeline fetch{'; ' + contact if contact else ''})"
-
-
 def describe(error: BaseException) -> str:
-    """The reason of a network error in a few words."""
-    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
-        error = error.reason
+    """The reason of an error of the network or the disk in a few words: that of the error which it follows from."""
+    while (origin := error.__cause__ or error.__context__) is not None:
+        error = origin
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
-def _as_problem(error: urllib.error.HTTPError) -> Exception:
-    reason = f"HTTP status {error.code} ({http.client.responses.get(error.code, 'unknown')})"
-    if error.code in _TRANSIENT:
-        return TransientError(reason, pause=error.code in _BUSY, wait=_retry_after(error.headers))
-    return PermanentError(reason, error.code)
-
-
-def _retry_after(headers: Message) -> float | None:
-    """The seconds to wait by the header Retry-After, which has seconds or a date (RFC 9110, section 10.2.3)."""
-    value = (headers.get("Retry-After") or "").strip()
-    if re.fullmatch(r"\d{1,9}", value):
-        return float(value)
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
+def _refusal(response: requests.Response) -> Exception:
+    code = response.status_code
+    reason = f"HTTP status {code} ({response.reason or 'unknown'})"
+    if code not in _TRANSIENT:
+        return PermanentError(reason, code)
+    try:
+        wait = urllib3.Retry(retry_after_max=10**9).get_retry_after(
+            response.raw
+        )  # the header Retry-After has seconds or a date
+    except urllib3.exceptions.InvalidHeader:
+        wait = None
+    return TransientError(reason, pause=code in _BUSY, wait=wait)

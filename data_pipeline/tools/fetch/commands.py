@@ -11,11 +11,10 @@ import typer
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import counted
-from data_pipeline.tools.fetch import publishers
+from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
 if TYPE_CHECKING:
     from data_pipeline.tools.fetch.client import Client
-    from data_pipeline.tools.fetch.published import PublishedFile
 
 fetch_app = typer.Typer(
     no_args_is_help=True,
@@ -48,7 +47,7 @@ def wet(
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = publishers.COMMON_CRAWL,
+    base_url: BaseUrl = COMMON_CRAWL,
     connections: Connections = 4,
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -69,13 +68,13 @@ def wet(
 @fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
 def c4(
     output: Output,
-    config: Annotated[str, typer.Option(help=f"One of {', '.join(publishers.C4_CONFIGS)}.")] = "en",
+    config: Annotated[str, typer.Option(help=f"One of {', '.join(C4_CONFIGS)}.")] = "en",
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
     revision: Annotated[str, typer.Option(help="A branch or commit of allenai/c4.")] = "main",
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = publishers.HUGGING_FACE,
+    base_url: BaseUrl = HUGGING_FACE,
     connections: Connections = 4,
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -101,7 +100,7 @@ def wikipedia(
     files: Number = None,
     first: First = None,
     last: Last = None,
-    base_url: BaseUrl = publishers.WIKIMEDIA,
+    base_url: BaseUrl = WIKIMEDIA,
     connections: Connections = 2,  # Wikimedia limits connections per address
     rate: Rate = 2.0,
     tries: Tries = 12,
@@ -125,8 +124,8 @@ def _client(rate: float, tries: int, contact: str) -> "Client":
 
 
 def _select(
-    listed: Callable[[], "list[PublishedFile]"], number: int | None, first: int | None, last: int | None
-) -> "list[PublishedFile]":
+    listed: Callable[[], list[PublishedFile]], number: int | None, first: int | None, last: int | None
+) -> list[PublishedFile]:
     if number is not None and (first is not None or last is not None):
         raise UserError("--files: expected either --files, or --first and --last")
     if first is not None and last is not None and last < first:
@@ -142,7 +141,7 @@ def _select(
 
 
 def _fetch(
-    what: str, files: "list[PublishedFile]", output: Path, glob: str, client: "Client", connections: int, recheck: bool
+    what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", connections: int, recheck: bool
 ) -> None:
     """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
     from data_pipeline.foundation.progress import in_time

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import zlib
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+
+import requests
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.tools.fetch.client import (
@@ -97,10 +98,10 @@ class Download:
             headers["If-Range"] = version["validator"]
         try:
             with self._client.get(self._file.url, headers) as response:
-                if response.status == 206 and not self._continues(response, have, version):
+                if response.status_code == 206 and not self._continues(response, have, version):
                     self._discard()
                     raise TransientError("the server continued with another range or version")
-                if response.status != 206:
+                if response.status_code != 206:
                     have = 0
                 size = self._total(response, have)
                 if have == 0:
@@ -116,7 +117,7 @@ class Download:
             raise TransientError("the server no longer has the bytes that are missing") from None
 
     @staticmethod
-    def _continues(response: HTTPResponse, have: int, version: dict[str, Any]) -> bool:
+    def _continues(response: requests.Response, have: int, version: dict[str, Any]) -> bool:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         return (
             have > 0
@@ -126,15 +127,16 @@ class Download:
             and _validator(response) in (None, version.get("validator"))  # a server may ignore If-Range
         )
 
-    def _total(self, response: HTTPResponse, have: int) -> int | None:
+    def _total(self, response: requests.Response, have: int) -> int | None:
         """The size of the file, by the publisher's list or the server's answer. They must agree if both give one."""
-        offered = None if response.length is None else have + response.length
+        length = response.headers.get("Content-Length", "")
+        offered = have + int(length) if length.isdecimal() else None
         if None not in (self._file.size, offered) and offered != self._file.size:
             self._discard()
             raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self._file.size:,}")
         return self._file.size if offered is None else offered
 
-    def _append(self, response: HTTPResponse, size: int | None) -> None:
+    def _append(self, response: requests.Response, size: int | None) -> None:
         with self._part.open("ab") as part:
             have = part.tell()
             while block := _read(response, have, size):
@@ -191,16 +193,16 @@ class Download:
         self._version.unlink(missing_ok=True)
 
 
-def _read(response: HTTPResponse, have: int, size: int | None) -> bytes:
-    """The next bytes, at most one more than expected: enough to see that the server sends too many."""
+def _read(response: requests.Response, have: int, size: int | None) -> bytes:
+    """The next bytes, at most one more than expected, which shows that the server sends too many."""
     try:
-        return response.read1(_BLOCK if size is None else min(_BLOCK, size - have + 1))
+        return response.raw.read1(_BLOCK if size is None else min(_BLOCK, size - have + 1))
     except NETWORK_ERRORS as error:
         of = "" if size is None else f" of {size:,}"
         raise TransientError(f"connection lost after {have:,}{of} bytes: {describe(error)}") from None
 
 
-def _validator(response: HTTPResponse) -> str | None:
+def _validator(response: requests.Response) -> str | None:
     """The identifier of this version for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
     tag = response.headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")

@@ -85,13 +85,13 @@ class _Fetch:
             except queue.Empty:
                 return
             try:
-                self._bring(file)
+                self._fetch(file)
             except StoppedError:
                 return
             except Exception as error:
                 self._end(error)
 
-    def _bring(self, file: PublishedFile) -> None:
+    def _fetch(self, file: PublishedFile) -> None:
         download = Download(file, self._folder, self._client, self._meter)
         try:
             present = download.is_complete(self._recheck)

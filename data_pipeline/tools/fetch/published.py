@@ -1,10 +1,14 @@
-"""A published file: its address, its place on disk, and its expected size and checksum."""
+"""Published files and their publishers."""
 
 import re
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import FailedError
 
+COMMON_CRAWL = "https://data.commoncrawl.org/"
+HUGGING_FACE = "https://huggingface.co/"
+WIKIMEDIA = "https://dumps.wikimedia.org/"
+C4_CONFIGS = ("en", "en.noblocklist", "en.noclean", "realnewslike")
 # No name may start with a dot: downloads keep their state in `.fetch` beside the files.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|sha1:[0-9a-f]{40}|md5:[0-9a-f]{32}")
@@ -12,7 +16,7 @@ _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|sha1:[0-9a-f]{40}|md5:[0-9a-f]{32}"
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file in a publisher's list.
+    """A file in a publisher's list: its address, its place on disk, and its expected size and checksum.
 
     `path` is its place below the output directory, `size` its bytes, and `checksum` is "sha256:…", "sha1:…" or "md5:…".
     Size and checksum are None if the publisher gives none. Lists come from the network, so their values are checked:
