@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.json_file import read_sound_json
 from pretrain.evaluation.hook import Findings
-from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY
+from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

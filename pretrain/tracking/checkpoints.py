@@ -12,125 +12,103 @@ whose tag `checkpoint` then says `deleted`.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.atomic import sha256
 from pretrain.checkpoint.directory import all_steps, directory_of
 from pretrain.checkpoint.index import INDEX
-from pretrain.run import metrics_file as metric_log
-from pretrain.tracking.names import in_mlflow
-from pretrain.tracking.replays import Replays
-from pretrain.tracking.state import FeedState, LoggedCheckpoint
+from pretrain.run import metrics_file
+from pretrain.tracking.metric_points import RepeatedSteps, in_mlflow
+from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, version_of
 from pretrain.tracking.store import DIGEST_LENGTH, METRICS_PER_BATCH
-from pretrain.tracking.tracked_run import TrackedRun
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"
 _NOT_ABOUT_THE_MODEL = ("train/", "checkpoint/", "evaluation/")  # but train/loss is
 
 
-def log_checkpoints(client: Any, run_dir: Path, run: TrackedRun, state: FeedState) -> None:
+def log_checkpoints(run: MlflowRun) -> None:
     """Logs new checkpoints, and marks those that were deleted since the last call."""
-    if not (run_dir / "checkpoints").is_dir():  # the run directory was copied without them
+    if not (run.directory / "checkpoints").is_dir():  # the run directory was copied without them
         return
     present = set()
-    for step in all_steps(run_dir):
-        directory = directory_of(run_dir, step)
+    for step in all_steps(run.directory):
+        name, index = directory_of(run.directory, step).name, directory_of(run.directory, step) / INDEX
         try:
-            stat = (directory / INDEX).stat()
-            version = [stat.st_mtime_ns, stat.st_size]
-            known = state.checkpoints.get(directory.name)
+            version = version_of(index)
+            known = run.state.checkpoints.get(name)
             if known is None or known.version != version:
-                key = f"{run.key}/{sha256(directory / INDEX)}"  # the index holds the checksum of every other file
-                _log(client, run_dir, run, state, step, key, version)
+                # the index holds the checksum of every other file
+                _log(run, step, f"{run.description.key}/{sha256(index)}", version)
         except FileNotFoundError:  # just deleted
             continue
-        present.add(directory.name)
-    for name, known in state.checkpoints.items():
+        present.add(name)
+    for name, known in run.state.checkpoints.items():
         if name not in present and known.version is not None:
-            client.set_logged_model_tags(known.model_id, {_STATE: "deleted"})
+            run.client.set_logged_model_tags(known.model_id, {_STATE: "deleted"})
             known.version = None
-            state.save(run_dir)
+            run.save()
 
 
-def _log(
-    client: Any, run_dir: Path, run: TrackedRun, state: FeedState, step: int, key: str, version: list[int]
-) -> None:
-    directory = directory_of(run_dir, step)
-    model_id = _model(client, run, state, step, key)
+def _log(run: MlflowRun, step: int, key: str, version: list[int]) -> None:
+    directory, state = directory_of(run.directory, step), run.state
+    found = run.client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
+    name = f"{run.description.run_name}-step-{step:08d}"
+    model_id = found[0].model_id if found else create_model(run, name, step, "checkpoint", {_KEY: key})
+    run.add_output(model_id, step)
     before = state.checkpoints.get(directory.name)
     if before and before.model_id != model_id:  # another attempt has overwritten it
-        client.set_logged_model_tags(before.model_id, {_STATE: "deleted"})
-    client.set_logged_model_tags(model_id, {_STATE: "kept", "directory": str(directory.resolve())})
-    log_metrics(client, run_dir, run, state, model_id, step)
-    client.finalize_logged_model(model_id, "READY")
+        run.client.set_logged_model_tags(before.model_id, {_STATE: "deleted"})
+    run.client.set_logged_model_tags(model_id, {_STATE: "kept", "directory": str(directory.resolve())})
+    log_metrics(run, model_id, step)
+    run.client.finalize_logged_model(model_id, "READY")
     state.checkpoints[directory.name] = LoggedCheckpoint(model_id, version)
-    state.save(run_dir)
+    run.save()
 
 
-def _model(client: Any, run: TrackedRun, state: FeedState, step: int, key: str) -> str:
-    """The id of the checkpoint's model: found by its key, or new."""
-    found = client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
-    if found:
-        model_id = found[0].model_id
-    else:
-        name = f"{model_name(run.run_name)}-step-{step:08d}"
-        parameters = {"step": str(step), "family": str(run.parameters.get("model", {}).get("family", ""))}
-        model_id = client.create_logged_model(
-            state.experiment_id, name, state.run_id, tags={_KEY: key}, params=parameters, model_type="checkpoint"
-        ).model_id
-    link(client, state, model_id, step)
-    return model_id
+def create_model(run: MlflowRun, name: str, step: int, kind: str, tags: dict[str, str] | None = None) -> str:
+    """The id of a new logged model of the run."""
+    name = "".join("_" if character in "/:.%\"'" else character for character in name)  # which MLflow refuses
+    parameters = {"step": str(step), "family": run.description.family}
+    return run.client.create_logged_model(
+        run.state.experiment_id, name, run.state.run_id, tags=tags, params=parameters, model_type=kind
+    ).model_id
 
 
-def link(client: Any, state: FeedState, model_id: str, step: int) -> None:
-    """Makes the model an output of the run, once."""
-    from mlflow.entities import LoggedModelOutput
-
-    outputs = client.get_run(state.run_id).outputs
-    if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
-        client.log_outputs(state.run_id, [LoggedModelOutput(model_id, step)])
-
-
-def log_metrics(client: Any, run_dir: Path, run: TrackedRun, state: FeedState, model_id: str, step: int) -> None:
+def log_metrics(run: MlflowRun, model_id: str, step: int) -> None:
     """Gives a model the metrics of `step`, each with the corpus that it was measured on.
 
-    They are the points that the run has in MLflow, so it takes none of them for a new one.
+    They are the points that the run has in MLflow, which therefore keeps them once.
     """
-    metrics = list(_metrics(run_dir / metric_log.FILE_NAME, run, model_id, step))
+    metrics = list(_metrics(run, model_id, step))
     for start in range(0, len(metrics), METRICS_PER_BATCH):
-        client.log_batch(state.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        run.client.log_batch(run.state.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
 
-def _metrics(path: Path, run: TrackedRun, model_id: str, step: int) -> Iterator[Any]:
-    from mlflow.entities import Metric
+def _metrics(run: MlflowRun, model_id: str, step: int) -> Iterator[Any]:
+    from mlflow.entities import Metric  # mlflow takes a second to import
 
-    replays = Replays(lambda: ((row, 0) for row in metric_log.rows_of_step(path, step)))
+    rows = list(metrics_file.rows_of_step(run.directory / metrics_file.FILE_NAME, step))
+    repeated = RepeatedSteps(lambda: iter(rows))
     sent: dict[str, tuple[float, float]] = {}
-    for row in metric_log.rows_of_step(path, step):
-        sent |= {name: (value, row.time) for name, value in replays.unsent(row).items()}
+    for row in rows:
+        sent |= {name: (value, row.time) for name, value in repeated.new_metrics(row).items()}
     for name, (value, time) in sent.items():
         about_the_model = name == "train/loss" or not name.startswith(_NOT_ABOUT_THE_MODEL)
         if about_the_model and math.isfinite(value):  # MLflow would turn NaN into 0, the best of losses
-            dataset = _dataset(run, name)
+            dataset = dataset_of(run.description, name)
             yield Metric(in_mlflow(name), value, int(time * 1000), step, model_id=model_id, **dataset)
 
 
-def _dataset(run: TrackedRun, metric: str) -> dict[str, str]:
+def dataset_of(run: TrackedRun, metric: str) -> dict[str, str]:
     """The corpus that a metric was measured on; nothing for a mixture, or if it isn't known."""
-    datasets = list(run.named_datasets())
-    if metric == "train/loss":
-        on = [(name, info) for name, info in datasets if info.context == "train"]
-    else:
-        of_corpus = [(name, info) for name, info in datasets if metric.startswith(f"validation/{info.name}/")]
-        on = [(name, info) for name, info in of_corpus if info.context == "validation"]
-    if len(on) != 1:
+    context = "train" if metric == "train/loss" else "validation"
+    measured_on = [
+        (name, info)
+        for name, info in run.named_datasets()
+        if info.context == context and (context == "train" or metric.startswith(f"validation/{info.name}/"))
+    ]
+    if len(measured_on) != 1:
         return {}
-    (name, info), *_ = on
+    ((name, info),) = measured_on
     return {"dataset_name": name, "dataset_digest": info.digest[:DIGEST_LENGTH]}
-
-
-def model_name(name: str) -> str:
-    """`name` without the characters that MLflow refuses in the name of a model."""
-    return "".join("_" if character in "/:.%\"'" else character for character in name)

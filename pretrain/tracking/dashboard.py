@@ -15,9 +15,8 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.processes import Process, ProcessGroup
 from data_pipeline.foundation.secrets import MASK, masked, without_login
 from data_pipeline.foundation.signals import caught
-from pretrain.tracking.moved import follow
-from pretrain.tracking.state import STATE_FILE, FeedState
-from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, creating_alone, sqlite_file
+from pretrain.tracking.mlflow_run import STATE_FILE, FeedState
+from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, sqlite_file, store_lock
 
 _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
@@ -52,9 +51,8 @@ def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bo
         print(f"port {port} is in use, taking {free}", flush=True)
     address = f"http://{_HOST}:{free}"
     # a run that has just begun may still be creating the tables, and the server would create them too
-    with suppress(OSError, sqlite3.Error), creating_alone(uri):
-        if database:
-            follow(database)
+    with suppress(OSError, sqlite3.Error), store_lock(uri):
+        pass
     with caught() as received, ProcessGroup(_SECONDS_TO_STOP) as group:
         server = _start(group, uri, free)
         print("starting the MLflow UI ", end="", flush=True)

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.secrets import masked
-from pretrain.run import metrics_file as metric_log
+from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
-from pretrain.tracking import names
+from pretrain.run.metrics_file import Row
 from pretrain.tracking.checkpoints import log_checkpoints
-from pretrain.tracking.moved import follow
-from pretrain.tracking.parents import parent_run, settle_parent
-from pretrain.tracking.replays import Replays
-from pretrain.tracking.state import FeedState
+from pretrain.tracking.metric_points import RepeatedSteps, in_mlflow
+from pretrain.tracking.mlflow_run import NOTE, FeedState, MlflowRun, TrackedRun
+from pretrain.tracking.parent_runs import parent_run, settle_parent
 from pretrain.tracking.store import (
     ARTIFACTS,
     DIGEST_LENGTH,
@@ -37,11 +36,10 @@ from pretrain.tracking.store import (
     TAG_LENGTH,
     absolute_uri,
     client,
-    creating_alone,
     safe_key,
     sqlite_file,
+    store_lock,
 )
-from pretrain.tracking.tracked_run import NOTE, TrackedRun
 from pretrain.tracking.uploads import Uploads
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
@@ -56,43 +54,42 @@ class MlflowFeeder:
         self.run_dir, self.run, self.uri = run_dir, run, absolute_uri(uri)
         self._client: Any = None
         self._parent: str | None = None
-        self._state: FeedState | None = None
-        self._replays = Replays(lambda: metric_log.rows_from(run_dir / metric_log.FILE_NAME))
+        self._connection: tuple[MlflowRun, Uploads] | None = None
+        path = run_dir / metrics_file.FILE_NAME
+        self._repeated = RepeatedSteps(lambda: (row for row, _ in metrics_file.rows_from(path)))
 
     def feed(self) -> int:
         """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
-        state = self._connected()
-        sent = self._feed_rows(state, metric_log.FILE_NAME, self._replays.unsent)
+        run, uploads = self._connected()
+        sent = self._feed_rows(run, metrics_file.FILE_NAME, self._repeated.new_metrics)
         for file in system.files(self.run_dir):
-            sent += self._feed_rows(state, str(file.relative_to(self.run_dir)), lambda row: row.metrics)
-        self._uploads.send()
-        log_checkpoints(self._client, self.run_dir, self.run, state)
+            sent += self._feed_rows(run, str(file.relative_to(self.run_dir)), lambda row: row.metrics)
+        uploads.send()
+        log_checkpoints(run)
         return sent
 
     def finish(self) -> None:
         """Tells MLflow how the run ended, if it has."""
         if self.run.status != "RUNNING":
-            state = self._connected()
+            run, _ = self._connected()
             ended = int((self.run.ended or time.time()) * 1000)
-            self._client.set_terminated(state.run_id, self.run.status, end_time=ended)
+            self._client.set_terminated(run.state.run_id, self.run.status, end_time=ended)
             if self._parent:
-                settle_parent(self._client, state.experiment_id, self._parent)
+                settle_parent(self._client, run.state.experiment_id, self._parent)
 
-    def _connected(self) -> FeedState:
-        """The state of the MLflow run; the first call creates or reopens the run and describes it."""
-        if self._state is None:
-            with creating_alone(self.uri):
-                if database := sqlite_file(self.uri):
-                    follow(database)
+    def _connected(self) -> tuple[MlflowRun, Uploads]:
+        """The MLflow run and its uploads; the first call creates or reopens the run and describes it."""
+        if self._connection is None:
+            with store_lock(self.uri):
                 self._client = client(self.uri)
                 experiment_id = self._experiment()
                 self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
             state = self._existing_run() or self._new_run(experiment_id)
             state.save(self.run_dir)
             self._describe(state.run_id)
-            self._uploads = Uploads(self._client, self.run_dir, self.run, state)
-            self._state = state
-        return self._state
+            run = MlflowRun(self._client, self.run_dir, self.run, state)
+            self._connection = run, Uploads(run)
+        return self._connection
 
     def _experiment(self) -> str:
         name, (kind, value) = self.run.experiment, _EXPERIMENT_KIND
@@ -109,13 +106,11 @@ class MlflowFeeder:
         return experiment.experiment_id
 
     def _existing_run(self) -> FeedState | None:
-        from mlflow.exceptions import MlflowException
+        from mlflow.exceptions import MlflowException  # mlflow takes a second to import
 
         state = FeedState.load(self.run_dir)
         if state is None or state.tracking_uri != masked(self.uri):
             return None
-        if state.names != names.VERSION:
-            state.offsets, state.names = {}, names.VERSION
         try:
             self._client.get_run(state.run_id)
         except MlflowException as error:
@@ -129,11 +124,11 @@ class MlflowFeeder:
         started = int(self.run.started * 1000)
         tags = {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        return FeedState(masked(self.uri), experiment_id, run.info.run_id, names=names.VERSION)
+        return FeedState(masked(self.uri), experiment_id, run.info.run_id)
 
     def _describe(self, run_id: str) -> None:
         """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag  # see above
 
         self._client.update_run(run_id, status="RUNNING", name=self.run.run_name)
         data = self._client.get_run(run_id).data
@@ -163,36 +158,34 @@ class MlflowFeeder:
         if inputs:
             self._client.log_inputs(run_id, inputs)
 
-    def _feed_rows(self, state: FeedState, name: str, unsent: Callable[[metric_log.Row], Mapping[str, float]]) -> int:
-        """Sends the new rows of a file of metrics; `unsent` selects the metrics of a row that MLflow lacks."""
-        path, offset = self.run_dir / name, state.offsets.get(name, 0)
+    def _feed_rows(self, run: MlflowRun, name: str, new_metrics: Callable[[Row], Mapping[str, float]]) -> int:
+        """Sends the new rows of a file of metrics; `new_metrics` selects the metrics of a row that MLflow lacks."""
+        path, offset = self.run_dir / name, run.state.offsets.get(name, 0)
         size = path.stat().st_size if path.exists() else 0
         if size < offset:  # the file system lost the end of the file; some of the rest may be sent again
             offset = 0
         sent = 0
-        for metrics, reached in _batches(path, offset, unsent) if size > offset else ():
-            self._client.log_batch(state.run_id, metrics=metrics)
-            state.offsets[name] = reached
-            state.save(self.run_dir)
+        for metrics, end in _batches(path, offset, new_metrics) if size > offset else ():
+            self._client.log_batch(run.state.run_id, metrics=metrics)
+            run.state.offsets[name] = end
+            run.save()
             sent += len(metrics)
         return sent
 
 
 def _batches(
-    path: Path, offset: int, unsent: Callable[[metric_log.Row], Mapping[str, float]]
+    path: Path, offset: int, new_metrics: Callable[[Row], Mapping[str, float]]
 ) -> Iterator[tuple[list[Any], int]]:
-    """Batches of MLflow metrics, each with the offset that is reached once the batch is sent."""
-    from mlflow.entities import Metric
+    """Batches of MLflow metrics, each with the offset behind its last row."""
+    from mlflow.entities import Metric  # mlflow takes a second to import
 
     batch: list[Any] = []
-    for row, end in metric_log.rows_from(path, offset):
-        values = unsent(row)
+    for row, end in metrics_file.rows_from(path, offset):
+        values = new_metrics(row)
         if batch and len(batch) + len(values) > METRICS_PER_BATCH:
             yield batch, offset
             batch = []
-        batch += [
-            Metric(names.in_mlflow(name), value, int(row.time * 1000), row.step) for name, value in values.items()
-        ]
+        batch += [Metric(in_mlflow(name), value, int(row.time * 1000), row.step) for name, value in values.items()]
         offset = end
     yield batch, offset
 

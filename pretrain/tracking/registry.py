@@ -7,15 +7,13 @@ import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked
 from pretrain.checkpoint.directory import step_of
-from pretrain.tracking.checkpoints import link, log_metrics, model_name
-from pretrain.tracking.state import STATE_FILE, FeedState
+from pretrain.tracking.checkpoints import create_model, log_metrics
+from pretrain.tracking.mlflow_run import STATE_FILE, FeedState, MlflowRun, TrackedRun
 from pretrain.tracking.store import NO_TELEMETRY, absolute_uri, one_line
-from pretrain.tracking.tracked_run import TrackedRun
 
 _CODE = Path(__file__).with_name("served_model.py")
 _REQUIREMENTS = ("torch", "transformers", "sentencepiece", "tokenizers", "safetensors", "protobuf")
@@ -66,13 +64,13 @@ class Registration:
         return f"models:/{self.name}/{number}"
 
     def _version(self, exported: Path) -> str:
-        import mlflow
+        import mlflow  # mlflow takes a second to import
         from mlflow.exceptions import MlflowException
 
         mlflow.set_tracking_uri(self.uri)
         mlflow.set_registry_uri(self.uri)
         client = mlflow.MlflowClient()
-        model_id = self._logged(client, exported)
+        model_id = self._logged(MlflowRun(client, self.run_dir, self.run, self.state), exported)
         try:
             client.create_registered_model(self.name)
         except MlflowException as error:
@@ -81,26 +79,21 @@ class Registration:
         source = f"models:/{model_id}"
         return str(client.create_model_version(self.name, source, self.state.run_id, model_id=model_id).version)
 
-    def _logged(self, client: Any, exported: Path) -> str:
+    def _logged(self, run: MlflowRun, exported: Path) -> str:
         """The id of a logged model with the files of `exported` and the metrics of the checkpoint."""
-        state = self.state
-        parameters = {"step": str(self.step), "family": str(self.run.parameters.get("model", {}).get("family", ""))}
-        name = model_name(self.name)
-        model_id: str = client.create_logged_model(
-            state.experiment_id, name, state.run_id, params=parameters, model_type="export"
-        ).model_id
+        model_id = create_model(run, self.name, self.step, "export")
         with tempfile.TemporaryDirectory(dir=exported.parent, prefix=".") as folder:
-            save(exported, Path(folder) / "model", run_id=state.run_id, model_id=model_id)
-            client.log_model_artifacts(model_id, str(Path(folder) / "model"))
-        link(client, state, model_id, self.step)
-        log_metrics(client, self.run_dir, self.run, state, model_id, self.step)
-        client.finalize_logged_model(model_id, "READY")
+            save(exported, Path(folder) / "model", run_id=self.state.run_id, model_id=model_id)
+            run.client.log_model_artifacts(model_id, str(Path(folder) / "model"))
+        run.add_output(model_id, self.step)
+        log_metrics(run, model_id, self.step)
+        run.client.finalize_logged_model(model_id, "READY")
         return model_id
 
 
 def save(exported: Path, out: Path, **identity: str) -> None:
     """Writes an MLflow model that answers texts with the transformers model in `exported`. Nothing is pickled."""
-    import mlflow.pyfunc
+    import mlflow.pyfunc  # mlflow takes a second to import
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 

@@ -1,10 +1,11 @@
-"""MLflow's client and its store: a server, or a sqlite file."""
+"""MLflow's client and its store: a server, or a sqlite file, which may have been moved."""
 
 import contextlib
 import http.client
 import logging
 import os
 import re
+import sqlite3
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +28,15 @@ PARAMETER_LENGTH, TAG_LENGTH, DIGEST_LENGTH = 6000, 8000, 36
 _KEY_LENGTH = 250
 ARTIFACTS = "mlartifacts"  # the folder beside a sqlite file
 
+_LOCATIONS = [
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+]
+_SECONDS_LOCKED = 30.0  # that another process may keep the database locked
+
 
 def client(uri: str) -> Any:
     """An MLflow client. Importing MLflow takes a second, so it isn't imported with this module."""
@@ -41,8 +51,9 @@ def client(uri: str) -> Any:
 
 
 @contextlib.contextmanager
-def creating_alone(uri: str) -> Iterator[None]:
-    """Before the block, creates the tables of a new sqlite file; within it, no other process does.
+def store_lock(uri: str) -> Iterator[None]:
+    """Before the block, creates the tables of a new sqlite file, and sets right those of a file that was moved; within
+    it, no other process does.
 
     If runs that start together did so at the same time, or if one was killed meanwhile, MLflow would find half of the
     tables, which it never completes. So they are made in another file, which then gets the name.
@@ -58,7 +69,9 @@ def creating_alone(uri: str) -> Iterator[None]:
             f"{database}: runs that start together may fail to create its tables; MLflow is then tried again",
             wait=True,
         )
-        if not database.exists():
+        if database.exists():
+            relocate_artifacts(database)
+        else:
             _create_tables(database)
         yield
 
@@ -82,6 +95,36 @@ def sqlite_file(uri: str) -> Path | None:
     """The file of `sqlite:///relative` or `sqlite:////absolute`; None for any other uri."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
+
+
+def uri_now(uri: str, run_dir: Path) -> str:
+    """`uri`; if its sqlite file is gone, that of the nearest file of this name in a folder above `run_dir`."""
+    file = sqlite_file(uri)
+    if file is None or file.exists():
+        return uri
+    above = (parent / file.name for parent in run_dir.absolute().parents)
+    return next((f"sqlite:///{found}" for found in above if found.is_file()), uri)
+
+
+def relocate_artifacts(database: Path) -> None:
+    """Makes the artifacts' locations in `database` those beside it, if its artifacts are there.
+
+    MLflow keeps absolute URIs, even where it is given relative ones, so a folder of runs that was moved or copied with
+    its sqlite file has the old ones.
+    """
+    folder = database.parent / ARTIFACTS
+    if not folder.is_dir():
+        return
+    now = f"{folder.as_uri()}/"
+    with contextlib.closing(sqlite3.connect(database, timeout=_SECONDS_LOCKED)) as connection, connection:
+        found = connection.execute("SELECT artifact_location FROM experiments").fetchall()
+        for (location,) in found:
+            before, beside, _ = (location or "").rpartition(f"/{ARTIFACTS}/")
+            old = before + beside
+            if beside and old != now and old.startswith("file://"):
+                for table, column in _LOCATIONS:
+                    moved = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
+                    connection.execute(moved, (now, len(old) + 1, len(old), old))
 
 
 def safe_key(name: str) -> str:

@@ -17,15 +17,15 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.feeder import MlflowFeeder
+from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
 from pretrain.tracking.store import absolute_uri, answers, one_line
-from pretrain.tracking.tracked_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-_SECONDS_BETWEEN_FEEDS = 2.0
-_SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
-_SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
-_LONGEST_PAUSE = 120.0
+SECONDS_BETWEEN_FEEDS = 2.0
+SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
+SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
+LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
 
@@ -96,7 +96,7 @@ class Tracker:
         except OSError as error:
             logger.warning("%s: %s", self.run_dir, error)
         self._log.close()
-        if self._feeding and not self._feeding.close(_SECONDS_FOR_THE_REST if timeout is None else timeout):
+        if self._feeding and not self._feeding.close(SECONDS_FOR_THE_REST if timeout is None else timeout):
             logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
 
     def __enter__(self) -> "Tracker":
@@ -149,18 +149,18 @@ class _FeedingThread:
         began = time.monotonic()
         self._closing.set()
         if self._failing:
-            self._thread.join(min(timeout, _SECONDS_FOR_A_RETURN))
+            self._thread.join(min(timeout, SECONDS_FOR_A_RETURN))
         if not self._failing or answers(self._address):
             self._thread.join(max(timeout - (time.monotonic() - began), 0.0))
         self._closed.set()
         return self._complete
 
     def _work(self) -> None:
-        pause, last_try = _SECONDS_BETWEEN_FEEDS, math.inf
+        pause, last_try = SECONDS_BETWEEN_FEEDS, math.inf
         while not self._complete and not self._closed.is_set():
             closing = self._closing.is_set()
             if closing:
-                last_try = min(last_try, time.monotonic() + _SECONDS_FOR_A_RETURN)
+                last_try = min(last_try, time.monotonic() + SECONDS_FOR_A_RETURN)
             try:
                 self._feeder.feed()
                 if closing:
@@ -168,12 +168,12 @@ class _FeedingThread:
                     self._complete = True
                 if self._failing:
                     logger.warning("MLflow at %s accepts metrics again", self._uri)
-                self._failing, pause = False, _SECONDS_BETWEEN_FEEDS
+                self._failing, pause = False, SECONDS_BETWEEN_FEEDS
             except Exception as error:
                 if not self._failing:
                     logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
                 self._failing = True
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_PAUSE)
             if not closing:
                 self._closing.wait(pause)
             elif not self._complete:

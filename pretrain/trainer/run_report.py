@@ -30,7 +30,7 @@ from pretrain.evaluation.hook import Findings
 from pretrain.run import environment, lock, rank_logs, status, watchdog
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.tracking.tracked_run import NOTE, DatasetInfo
+from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.teacher_checks import checkpoint_of
 from pretrain.trainer.validate import ValidatedRun

@@ -14,7 +14,7 @@ from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.locks import lock
 from data_pipeline.tools.fetch.many import _sole_user
 from pretrain.run import lock as run_lock
-from pretrain.tracking.store import creating_alone
+from pretrain.tracking.store import store_lock
 
 
 def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):
@@ -45,7 +45,7 @@ def fetched(folder: Path) -> None:
 
 
 def tracked(folder: Path) -> None:
-    with creating_alone(f"sqlite:///{folder}/mlflow.db"):
+    with store_lock(f"sqlite:///{folder}/mlflow.db"):
         pass
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from pretrain.tracking.store import creating_alone
+from pretrain.tracking.store import store_lock
 from tests.conftest import made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
 
@@ -48,7 +48,7 @@ def empty_mlflow(tmp_path_factory) -> Callable[[Path], str]:
     """Puts MLflow's database without runs into a folder, and returns its URI: creating the tables takes seconds."""
 
     def make(folder: Path) -> None:
-        with creating_alone(f"sqlite:///{folder}/mlflow.db"):
+        with store_lock(f"sqlite:///{folder}/mlflow.db"):
             pass
 
     database = made_once(tmp_path_factory, "mlflow", make) / "mlflow.db"

@@ -18,8 +18,7 @@ from pretrain.checkpoint.choose import checkpoint_in, newest_verified
 from pretrain.run import rank_logs, status
 from pretrain.run.metrics_file import FILE_NAME
 from pretrain.run.train_state import rewinds
-from pretrain.tracking.state import FeedState
-from pretrain.tracking.tracked_run import TrackedRun
+from pretrain.tracking.mlflow_run import FeedState, TrackedRun
 
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30

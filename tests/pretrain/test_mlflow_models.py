@@ -23,8 +23,7 @@ from pretrain.evaluation.hook import Findings
 from pretrain.run import system_metrics as system
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.tracking.state import FeedState
-from pretrain.tracking.tracked_run import DatasetInfo, TrackedRun
+from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 TEXTS = ["The <extra_id_0> is on the table.", "Melt the margarine", "A"]
@@ -317,11 +316,11 @@ def test_what_cannot_be_registered_is_one_line(registered, whole, tmp_path):
 
 
 def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
-    from pretrain.tracking.checkpoints import _dataset
+    from pretrain.tracking.checkpoints import dataset_of
 
     corpora = [("c4", "train"), ("wiki", "train"), ("c4", "validation")]
     datasets = [DatasetInfo(name, "f" * 64, "", context) for name, context in corpora]
     run = TrackedRun(None, "e", "r", 1, {}, {}, datasets, [])
-    assert _dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
-    assert _dataset(run, "validation/c40/loss") == {}
-    assert _dataset(run, "train/loss") == {}  # of a mixture
+    assert dataset_of(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
+    assert dataset_of(run, "validation/c40/loss") == {}
+    assert dataset_of(run, "train/loss") == {}  # of a mixture

@@ -16,8 +16,8 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
 from pretrain.run.hardware import free_port
+from pretrain.tracking.mlflow_run import TrackedRun
 from pretrain.tracking.registry import Registration
-from pretrain.tracking.tracked_run import TrackedRun
 from pretrain.tracking.tracker import sync
 from tests.pretrain.mlflow_server import Server
 

@@ -10,7 +10,7 @@ import pytest
 from pretrain.run.hardware import free_port
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tracking import tracker as tracking
-from pretrain.tracking.state import FeedState
+from pretrain.tracking.mlflow_run import FeedState
 from pretrain.tracking.store import answers
 from pretrain.tracking.tracker import Tracker, sync
 from tests.pretrain.mlflow_server import Server
@@ -21,8 +21,15 @@ MATRIX = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def feed_often(monkeypatch):
-    monkeypatch.setattr(tracking, "_SECONDS_BETWEEN_FEEDS", 0.05)
-    monkeypatch.setattr(tracking, "_LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "LONGEST_PAUSE", 1.0)
+
+
+def wait_for_failure(caplog, meanwhile=lambda: None):
+    """Until the log says that MLflow can't be reached."""
+    while not any("training goes on, will try again" in message for message in caplog.messages):
+        meanwhile()
+        time.sleep(0.05)
 
 
 def start(run_dir, uri):
@@ -58,9 +65,7 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
         while not (state := FeedState.load(tmp_path / "run")) or not state.offsets:
             time.sleep(0.05)
         server.kill()
-        while not tracker._feeding._failing:
-            waits += take_steps(tracker, 1 + len(waits), 1)[0]
-            time.sleep(0.05)
+        wait_for_failure(caplog, lambda: waits.extend(take_steps(tracker, 1 + len(waits), 1)[0]))
         without, work = take_steps(tracker, 1 + len(waits))
         server = Server(tmp_path, port)
         waits += without
@@ -84,25 +89,22 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
     assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
 
 
-def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlflow, monkeypatch):
-    """What the server lacks takes it longer than a run waits for one that is away."""
-    monkeypatch.setattr(tracking, "_SECONDS_FOR_A_RETURN", 0.2)
+def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlflow, monkeypatch, caplog):
+    """The first feed takes longer than a run waits for a server that is away, and no other was tried meanwhile."""
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 3600.0)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_A_RETURN", 0.01)
     empty_mlflow(tmp_path)
     port = free_port()
     tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
     tracker.log(1, {"train/loss": 1.0})
-    while not tracker._feeding._failing:
-        time.sleep(0.05)
+    wait_for_failure(caplog)
     began = time.monotonic()
     assert not answers(f"http://127.0.0.1:{port}")
     assert time.monotonic() - began < 2
-    feeder, feed = tracker._feeding._feeder, tracker._feeding._feeder.feed
     server = Server(tmp_path, port)
     try:
-        monkeypatch.setattr(feeder, "feed", lambda: (time.sleep(2), feed())[1])
         assert answers(server.uri)
         tracker.log(2, {"train/loss": 0.5})
-        tracker._feeding._failing = True  # as it is if the server has returned since the last try
         tracker.close("FINISHED", timeout=120)
         from mlflow.tracking import MlflowClient
 
@@ -114,15 +116,25 @@ def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlf
         server.kill()
 
 
-def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(tmp_path, monkeypatch):
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(
+    tmp_path, empty_mlflow, monkeypatch, caplog, was_there
+):
     """Also if it was there at the last feed: it gets as long as one that has been away."""
-    monkeypatch.setattr(tracking, "_SECONDS_FOR_A_RETURN", 0.5)
-    tracker = start(tmp_path / "run", f"http://127.0.0.1:{free_port()}")
-    tracker._feeding._failing = False
+    monkeypatch.setattr(tracking, "SECONDS_FOR_A_RETURN", 0.5)
+    empty_mlflow(tmp_path)
+    port = free_port()
+    server = Server(tmp_path, port) if was_there else None
+    tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
+    tracker.log(1, {"train/loss": 1.0})
+    if server:
+        while not (state := FeedState.load(tmp_path / "run")) or not state.offsets:
+            time.sleep(0.05)
+        server.kill()
     began = time.monotonic()
     tracker.close("FINISHED")
-    assert not tracker._feeding._complete
     assert time.monotonic() - began < 10
+    assert "MLflow lacks the end of this run" in caplog.messages[-1]
 
 
 def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path, empty_mlflow):

@@ -10,26 +10,25 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
-from pretrain.tracking import names, store
+from pretrain.tracking import store
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.dashboard import dashboard
 from pretrain.tracking.feeder import MlflowFeeder, flatten
-from pretrain.tracking.state import FeedState
-from pretrain.tracking.tracked_run import NOTE, DatasetInfo, TrackedRun
+from pretrain.tracking.metric_points import in_mlflow
+from pretrain.tracking.mlflow_run import NOTE, DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 
 @pytest.fixture(autouse=True)
 def feed_often(monkeypatch):
-    monkeypatch.setattr(tracking, "_SECONDS_BETWEEN_FEEDS", 0.05)
-    monkeypatch.setattr(tracking, "_SECONDS_FOR_THE_REST", 3600.0)
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +249,7 @@ TRAIN_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
 from pretrain.tracking import tracker as tracking
-tracking._SECONDS_BETWEEN_FEEDS = 0.0
+tracking.SECONDS_BETWEEN_FEEDS = 0.0
 tracker = tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="killed")
 for step in range(1, 1000000):
     tracker.log(step, {"train/loss": 1 / step, "train/gradient_norm": step})
@@ -283,7 +282,7 @@ from pathlib import Path
 connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
 from pretrain.tracking import tracker as tracking
-tracking._SECONDS_FOR_THE_REST = 3600.0
+tracking.SECONDS_FOR_THE_REST = 3600.0
 with tracking.Tracker(Path(sys.argv[1]), attempt=1, run_name="r", uri=sys.argv[2], experiment="together") as tracker:
     for step in range(1, 301):
         tracker.log(step, {"loss": step})
@@ -307,8 +306,8 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 CREATES = """
 import sys
-from pretrain.tracking.store import creating_alone
-with creating_alone(sys.argv[1]):
+from pretrain.tracking.store import store_lock
+with store_lock(sys.argv[1]):
     pass
 """
 
@@ -323,7 +322,7 @@ def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_create
     time.sleep(0.3)  # some of the tables are there
     process.kill()
     process.wait()
-    with store.creating_alone(f"sqlite:///{database}"):
+    with store.store_lock(f"sqlite:///{database}"):
         assert MlflowClient(f"sqlite:///{database}").search_experiments()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
 
@@ -377,16 +376,6 @@ def test_flatten():
     assert flatten(nested) == {"a.b": "1", "a.c": "{}", "d.0.e": "None", "d.1.e": "True", "f": "[1, 2]", "g": "[]"}
 
 
-def test_a_run_whose_metrics_had_other_names_is_sent_again(tmp_path, uri, client):
-    with start(tmp_path, uri) as tracker:
-        tracker.log(1, {"train/loss": 2.0})
-    state = FeedState.load(tmp_path)
-    replace(state, names=1).save(tmp_path)
-    assert sync(tmp_path, uri) == 1
-    assert FeedState.load(tmp_path) == state
-    assert points(client, tmp_path, "loss/train") == [(1, 2.0)]
-
-
 def test_a_note_that_someone_wrote_stays(tmp_path, uri, client):
     with start(tmp_path, uri, tags={NOTE: "of the run"}):
         pass
@@ -409,7 +398,7 @@ def test_the_sections_of_a_page_begin_with_evaluations_and_losses_and_end_with_s
         *("norms/gradient/encoder.layers.0", "text_to_text/sums/bleu", "of_my_own_hook/score"),
     ]
     sections = {}
-    for name in sorted(map(names.in_mlflow, logged)):
+    for name in sorted(map(in_mlflow, logged)):
         section, _, last = name.rpartition("/")
         sections.setdefault(section, []).append(last)
     assert sections == {
@@ -429,7 +418,7 @@ def test_the_sections_of_a_page_begin_with_evaluations_and_losses_and_end_with_s
         ],
     }
     assert list(sections) == sorted(sections)
-    assert names.in_mlflow("system/cpu_utilization_percentage") == "system/cpu_utilization_percentage"
+    assert in_mlflow("system/cpu_utilization_percentage") == "system/cpu_utilization_percentage"
 
 
 @pytest.mark.parametrize("how", [shutil.move, shutil.copytree])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.secrets import masked
 from pretrain.tools.experiment.planned_runs import PlannedRun
-from pretrain.tracking.parents import parent_run, settle_parent
+from pretrain.tracking.parent_runs import parent_run, settle_parent
 from pretrain.tracking.store import client, one_line
 from pretrain.tracking.tracker import sync
 

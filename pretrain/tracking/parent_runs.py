@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_NAME = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
+_TAG = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
 
 
 def parent_run(client: Any, experiment_id: str, name: str) -> str:
@@ -12,10 +12,10 @@ def parent_run(client: Any, experiment_id: str, name: str) -> str:
     """
     found = _search(client, experiment_id, name)
     if not found:
-        own = client.create_run(experiment_id, tags={_NAME: _value(name)}, run_name=name).info.run_id
+        created = client.create_run(experiment_id, tags={_TAG: _value(name)}, run_name=name).info.run_id
         found = _search(client, experiment_id, name)
-        if found[0].info.run_id != own:
-            client.delete_run(own)
+        if found[0].info.run_id != created:
+            client.delete_run(created)
     return found[0].info.run_id
 
 
@@ -30,7 +30,7 @@ def settle_parent(client: Any, experiment_id: str, parent_id: str) -> None:
 
 def _search(client: Any, experiment_id: str, name: str) -> list[Any]:
     """The parent runs `name`, the oldest first."""
-    runs = client.search_runs([experiment_id], f"tags.{_NAME} = '{_value(name)}'")
+    runs = client.search_runs([experiment_id], f"tags.{_TAG} = '{_value(name)}'")
     return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
 
 

@@ -1,0 +1,138 @@
+"""A run as MLflow has it, and the two files in its directory that say so.
+
+RUN/tracking.json   the description of the run from which MLflow is fed (TrackedRun)
+RUN/mlflow.json     how far MLflow has been fed (FeedState)
+"""
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.json_file import read_sound_json
+from pretrain.tracking.store import uri_now
+
+TRACKING_FILE, STATE_FILE = "tracking.json", "mlflow.json"
+ARTIFACTS_DIRECTORY = "artifacts"
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A corpus as MLflow shows it.
+
+    `digest` is the manifest's fingerprint, `context` is train or validation, and `profile` has further facts (rows,
+    tokens).
+    """
+
+    name: str
+    digest: str
+    source: str
+    context: str
+    profile: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TrackedRun:
+    """The description of a run for MLflow. `key` finds the run in MLflow again if mlflow.json is lost.
+
+    `parent` is the name of the run that MLflow shows it under.
+    """
+
+    uri: str | None
+    experiment: str
+    run_name: str
+    attempt: int
+    parameters: dict[str, Any]
+    tags: dict[str, str]
+    datasets: list[DatasetInfo]
+    artifacts: list[str]
+    parent: str | None = None
+    status: str = "RUNNING"
+    started: float = field(default_factory=time.time)
+    ended: float | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def save(self, run_dir: Path) -> None:
+        write_json(run_dir / TRACKING_FILE, asdict(self))
+
+    @classmethod
+    def load(cls, run_dir: Path) -> "TrackedRun | None":
+        run = read_sound_json(run_dir / TRACKING_FILE, cls)
+        return replace(run, uri=uri_now(run.uri, run_dir)) if run and run.uri else run
+
+    @property
+    def family(self) -> str:
+        return str(self.parameters.get("model", {}).get("family", ""))
+
+    def named_datasets(self) -> Iterator[tuple[str, DatasetInfo]]:
+        """The datasets under names that differ: MLflow keeps one input for a name and digest."""
+        names: set[str] = set()
+        for info in self.datasets:
+            name = info.name if info.name not in names else f"{info.name} ({info.context})"
+            names.add(name)
+            yield name, info
+
+
+@dataclass
+class LoggedCheckpoint:
+    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index; None once the checkpoint is deleted."""
+
+    model_id: str
+    version: list[int] | None
+
+
+@dataclass
+class FeedState:
+    """What MLflow has of a run.
+
+    `offsets`: bytes of each file of metrics, by its path in the run directory. `files`: [mtime_ns, bytes] of each
+    upload. `checkpoints`: by the name of the checkpoint's directory.
+    """
+
+    tracking_uri: str
+    experiment_id: str
+    run_id: str
+    offsets: dict[str, NonNegativeInt] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
+    checkpoints: dict[str, LoggedCheckpoint] = field(default_factory=dict)
+
+    def save(self, run_dir: Path) -> None:
+        write_json(run_dir / STATE_FILE, asdict(self))
+
+    @classmethod
+    def load(cls, run_dir: Path) -> "FeedState | None":
+        state = read_sound_json(run_dir / STATE_FILE, cls)
+        return replace(state, tracking_uri=uri_now(state.tracking_uri, run_dir)) if state else None
+
+
+@dataclass(frozen=True)
+class MlflowRun:
+    """A run with MLflow's client and what MLflow has of it."""
+
+    client: Any
+    directory: Path
+    description: TrackedRun
+    state: FeedState
+
+    def save(self) -> None:
+        self.state.save(self.directory)
+
+    def add_output(self, model_id: str, step: int) -> None:
+        """Makes a logged model an output of the run, once."""
+        from mlflow.entities import LoggedModelOutput  # mlflow takes a second to import
+
+        outputs = self.client.get_run(self.state.run_id).outputs
+        if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
+            self.client.log_outputs(self.state.run_id, [LoggedModelOutput(model_id, step)])
+
+
+def version_of(file: Path) -> list[int]:
+    """[mtime_ns, bytes], by which a changed file is recognised. Raises FileNotFoundError."""
+    stat = file.stat()
+    return [stat.st_mtime_ns, stat.st_size]
