@@ -1,7 +1,8 @@
-"""docs/reference/settings.md: every key of corpus, run, experiment and ladder files, from their settings."""
+"""The page docs/reference/settings.md: every key of corpus, run, experiment and ladder files, from their classes."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -39,43 +40,54 @@ Kinds = dict[str, type[Section]]
 
 
 class Row(NamedTuple):
-    """A key's line in a table; all cells are Markdown."""
+    """A key and what a table says of it, in Markdown. `values` is "" for a key that is passed on to DeepSpeed."""
 
     key: str
     values: str
     default: str
     meaning: str
 
+    def words(self, where: str) -> str:
+        """The row as lines for a terminal."""
+        plain = [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).replace("`", "").replace("**", "") for cell in self[1:]]
+        lines = [f"{self.key} ({where})", f"  {plain[2]}"]
+        lines += [f"  {name}: {cell}" for name, cell in zip(("values", "default"), plain, strict=False) if cell]
+        return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class Part:
+    """A heading of the page with its text and its table."""
+
+    level: int
+    heading: str
+    text: str
+    rows: list[Row]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            [f"{'#' * self.level} {self.heading}", self.text, *([_table(self.rows)] if self.rows else [])]
+        )
+
 
 def page() -> str:
     """The whole page, in Markdown."""
-    corpus, run = list(_file("Corpus files", CorpusConfig)), list(_file("Run files", RunConfig))
-    objectives = [
-        "## Objectives",
-        "What a model learns from a row: `rows.objective` of a corpus file, or `data.objective` of a run file. "
-        "[How they compare](../explanation/objectives.md).",
-        *_kinds("objective", AnyObjective, "###"),
-    ]
-    experiment = list(_file("Experiment files", ExperimentFile))
-    ladder = list(_file("Ladder files", LadderFile))
-    blocks = [*corpus, *objectives, *run, *experiment, *ladder]
-    return "\n\n".join([_INTRODUCTION + "\n" + _contents(blocks), *blocks]) + "\n"
+    parts = list(_parts())
+    return "\n\n".join([_INTRODUCTION + "\n" + _contents(parts), *map(str, parts)]) + "\n"
 
 
 def of_key(key: str) -> str:
-    """The part of the page about `key` and the keys below it, for a terminal; places in lists may be left out.
+    """The part of the page about `key` and the keys below it, for a terminal; indices of lists may be left out.
 
     Raises UserError for a key that no file has, with the nearest ones.
     """
-    wanted, headings, found, known = _plain(key), [""] * 3, [], []
-    for line in page().splitlines():
-        if heading := re.match(r"(##+) (.*)", line):
-            level = len(heading[1]) - 2
-            headings[level:] = [heading[2].replace("`", ""), *[""] * (2 - level)]
-        elif (cells := line.strip("| ").split(" | ")) and (name := re.fullmatch(r"`([^` ]+)` *", cells[0])):
-            known.append(name[1])
-            if f"{_plain(name[1])}.".startswith(f"{wanted}."):
-                found.append(_shown(name[1], ", ".join(filter(None, headings)), [cell.strip() for cell in cells[1:]]))
+    asked, headings, found, known = _plain(key), list[str](), [], []
+    for part in _parts():
+        headings = [*headings[: part.level - 2], part.heading]
+        for row in part.rows:
+            known.append(row.key)
+            if f"{_plain(row.key)}.".startswith(f"{asked}."):
+                found.append(row.words(", ".join(headings)))
     if not found:
         near = get_close_matches(key, dict.fromkeys(known), 3, 0.5)
         advice = f"the nearest are {', '.join(near)}" if near else "pretrain reference shows all"
@@ -84,15 +96,8 @@ def of_key(key: str) -> str:
 
 
 def _plain(key: str) -> str:
-    """`key` without the places in lists: "sources.0.path" -> "sources.path"."""
+    """`key` without the indices of lists: "sources.0.path" -> "sources.path"."""
     return ".".join(part for part in key.split(".") if not part.isdigit())
-
-
-def _shown(key: str, where: str, cells: list[str]) -> str:
-    """A row of a table as lines; DeepSpeed's tables have no column of values."""
-    *values, default, meaning = (re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).replace("`", "") for cell in cells)
-    lines = [f"{key} ({where})", f"  {meaning}", *(f"  values: {one}" for one in values)]
-    return "\n".join([*lines, *([f"  default: {default.replace('**', '')}"] if default else []), ""])
 
 
 def anchor(heading: str) -> str:
@@ -100,89 +105,90 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def _contents(blocks: list[str]) -> str:
-    lines: list[str] = []
-    for block in blocks:
-        if block.startswith("## "):
-            lines.append(f"- {_link(block[3:], block[3:])}: ")
-        elif block.startswith("### "):
-            lines[-1] += ("" if lines[-1].endswith(": ") else ", ") + _link(block[4:], block[4:].split(": ")[-1])
-    return "\n".join(lines)
-
-
 def _link(heading: str, text: str) -> str:
     return f"[{text}](#{anchor(heading)})"
 
 
-def _file(title: str, schema: type[Section]) -> Iterator[str]:
-    """The blocks of one kind of file: its top level, then each of its sections."""
-    yield f"## {title}"
-    yield _summary(schema)
-    sections = _sections(schema)
-    yield _table(_rows(schema, "", frozenset(sections)))
-    for name, classes in sections.items():
-        field = schema.model_fields[name]
-        yield f"### {name}"
-        if name == "deepspeed":
-            yield from _deepspeed()
-        elif _tagged(field):
-            yield key_meanings.meaning(schema, name)
-            yield from _kinds(f"{name}.{_item(field)}".rstrip("."), _annotation_of_one(field), "####")
-        else:
-            yield _summary(classes[0])
-            yield _table(_rows(classes[0], f"{name}.{_item(field)}", frozenset(sections) | {"options"}))
-        if name == "sources":
-            yield from _options()
+def _contents(parts: list[Part]) -> str:
+    lines: list[str] = []
+    for part in parts:
+        if part.level == 2:
+            lines.append(f"- {_link(part.heading, part.heading)}: ")
+        elif part.level == 3:
+            comma = "" if lines[-1].endswith(": ") else ", "
+            lines[-1] += comma + _link(part.heading, part.heading.split(": ")[-1])
+    return "\n".join(lines)
 
 
-def _sections(schema: type[Section]) -> dict[str, list[type[Section]]]:
-    """The sections of a file by their keys, with their classes."""
-    found = {name: _classes(field.annotation) for name, field in schema.model_fields.items()}
-    return {name: classes for name, classes in found.items() if classes or name == "deepspeed"}
-
-
-def _kinds(key: str, annotation: Any, level: str) -> Iterator[str]:
-    """A section of which there are several kinds: the keys that all of them have, then each kind's own."""
-    by_name, tag = _tags(annotation)
-    tables = {name: _rows(section, f"{key}.", frozenset()) for name, section in by_name.items()}
-    links = ", ".join(_link(heading, f"`{name}`") for heading, names in _alike(tag, tables).items() for name in names)
-    yield f"`{key}.{tag}` ({_default_kind(annotation)}) is one of {links}."
-    if common := _common(tables):
-        yield _table(common)
-    for heading, names in _alike(tag, tables).items():
-        yield f"{level} {heading}"
-        yield "\n".join(
-            f"{f'`{name}`: ' if len(names) > 1 else ''}{_summary(by_name[name])}  " for name in names
-        ).rstrip()
-        if own := [row for row in tables[names[0]] if row not in common]:
-            yield _table(own)
-
-
-def _options() -> Iterator[str]:
-    """`sources.0.options`, for each format."""
-    yield "### options"
-    yield "By the format of the source."
-    tables = {name: _rows(section, "sources.0.options.", frozenset()) for name, section in OPTIONS.items()}
-    for heading, names in _alike("format", tables).items():
-        yield f"#### {heading}"
-        yield _table(tables[names[0]]) if tables[names[0]] else "No options."
-
-
-def _deepspeed() -> Iterator[str]:
-    yield (
-        "Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says "
-        "more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores "
-        "them or gets them wrong."
+def _parts() -> Iterator[Part]:
+    yield from _file("Corpus files", CorpusConfig)
+    yield from _kinds(
+        2,
+        "Objectives",
+        "What a model learns from a row: `rows.objective` of a corpus file, or `data.objective` of a run file. "
+        "[How they compare](../explanation/objectives.md).",
+        "objective",
+        AnyObjective,
     )
+    yield from _file("Run files", RunConfig)
+    yield from _file("Experiment files", ExperimentFile)
+    yield from _file("Ladder files", LadderFile)
+
+
+def _file(title: str, schema: type[Section]) -> Iterator[Part]:
+    """The parts of one kind of file: its top level, then each of its sections."""
+    classes = {name: _classes(field.annotation) for name, field in schema.model_fields.items()}
+    sections = [name for name, found in classes.items() if found or name == "deepspeed"]
+    yield Part(2, title, _summary(schema), _rows(schema, "", frozenset(sections)))
+    for name in sections:
+        field = schema.model_fields[name]
+        if name == "deepspeed":
+            yield _deepspeed()
+        elif _tagged(field):
+            key = f"{name}.{_item(field)}".rstrip(".")
+            yield from _kinds(3, name, key_meanings.meaning(schema, name), key, _annotation_of_one(field))
+        else:
+            (section,) = classes[name]
+            rows = _rows(section, f"{name}.{_item(field)}", frozenset(sections) | {"options"})
+            yield Part(3, name, _summary(section), rows)
+        if name == "sources":
+            yield Part(3, "options", "By the format of the source.", [])
+            for format_, options in OPTIONS.items():
+                rows = _rows(options, "sources.0.options.", frozenset())
+                yield Part(4, f"format: {format_}", _summary(options) if rows else "No options.", rows)
+
+
+def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> Iterator[Part]:
+    """A section of which there are several kinds: the keys that all of them have, then each kind's own."""
+    kinds, tag = _tags(annotation)
+    tables = {name: _rows(section, f"{key}.", frozenset()) for name, section in kinds.items()}
+    links = ", ".join(_link(f"{tag}: {name}", f"`{name}`") for name in kinds)
+    first, *others = tables.values()
+    common = [row for row in first if all(row in other for other in others)]
+    yield Part(level, heading, f"{text}\n\n`{key}.{tag}` ({_default_kind(annotation)}) is one of {links}.", common)
+    for name, section in kinds.items():
+        rows = [row for row in tables[name] if row not in common]
+        yield Part(level + 1, f"{tag}: {name}", _summary(section), rows)
+
+
+def _deepspeed() -> Part:
     zero = "deepspeed.zero_optimization"
     sections = {
         "deepspeed": deepspeed_keys.PASSED_ON | deepspeed_keys.NEEDS_LOG,
         zero: deepspeed_keys.ZERO_PASSED_ON,
         **{f"{zero}.{name}": known for name, known in deepspeed_keys.OFFLOAD.items()},
     }
-    for section, known in sections.items():
-        lines = [[f"`{section}.{key}`", _written(default), meaning] for key, (default, meaning) in known.items()]
-        yield _markdown(["key", "default", "meaning"], lines)
+    rows = [
+        Row(f"{section}.{key}", "", _written(default), meaning)
+        for section, known in sections.items()
+        for key, (default, meaning) in known.items()
+    ]
+    text = (
+        "Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says "
+        "more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores "
+        "them or gets them wrong."
+    )
+    return Part(3, "deepspeed", text, rows)
 
 
 def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[Row]:
@@ -198,7 +204,7 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
             word = "sections" if _item(field) else "section"
             table = _link(key if key in linked else "objectives", word) if elsewhere else word
             values = values.replace("keys and values", table)
-        found.append(Row(f"`{prefix}{key}`", values, _default(section, key), key_meanings.meaning(section, key)))
+        found.append(Row(f"{prefix}{key}", values, _default(section, key), key_meanings.meaning(section, key)))
         if classes and not elsewhere:
             found += _rows(classes[0], f"{prefix}{key}.{_item(field)}", linked)
     return found
@@ -288,33 +294,16 @@ def _classes(annotation: Any) -> list[type[Section]]:
     return list(dict.fromkeys(found for argument in get_args(annotation) for found in _classes(argument)))
 
 
-def _common(tables: dict[str, list[Row]]) -> list[Row]:
-    first, *others = tables.values()
-    return [row for row in first if all(row in other for other in others)]
-
-
-def _alike(tag: str, tables: dict[str, list[Row]]) -> dict[str, list[str]]:
-    """Kinds with equal keys, under the heading that they share."""
-    groups: list[list[str]] = []
-    for name in tables:
-        group = next((group for group in groups if tables[group[0]] == tables[name]), None)
-        groups.append([name]) if group is None else group.append(name)
-    return {f"{tag}: " + ", ".join(group): group for group in groups}
-
-
 def _summary(section: type[Section]) -> str:
     """The first paragraph of the class's docstring."""
     return " ".join((section.__doc__ or "").split("\n\n")[0].split())
 
 
 def _table(rows: list[Row]) -> str:
-    return _markdown(["key", "values", "default", "meaning"], [list(row) for row in rows])
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table whose columns are aligned in a terminal too, but for the last."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
-    texts = [[cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)] for line in lines]
-    texts.insert(1, ["-" * width for width in [*widths, 7]])
+    """A table whose columns are aligned in a terminal too, but for the last. Without values it has no such column."""
+    lines = [["key", "values", "default", "meaning"], *([f"`{row.key}`", *row[1:]] for row in rows)]
+    columns = [column for column in range(4) if column != 1 or any(row.values for row in rows)]
+    widths = {column: max(len(line[column]) for line in lines) for column in columns[:-1]}
+    texts = [[line[column].ljust(widths.get(column, 0)) for column in columns] for line in lines]
+    texts.insert(1, ["-" * widths.get(column, 7) for column in columns])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)

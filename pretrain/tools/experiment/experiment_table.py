@@ -3,12 +3,14 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from data_pipeline.foundation import tables
+from data_pipeline.foundation.tables import aligned
 from pretrain.tools.experiment.experiment_file import Experiment, Published
-from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.results import Result, losses_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare
 
 _NOTE = (
@@ -45,31 +47,25 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
 
 
 def _line(group: str, row: str, baseline: str, published: Published | None, results: Sequence[Result]) -> Line:
-    own = [result for result in results if result.row == row]
+    finished = [result for result in results if result.row == row]
+    losses, baseline_losses = losses_by_seed(results, row), losses_by_seed(results, baseline)
 
-    def spread(value: Callable[[Result], float | None]) -> Spread | None:
-        return Spread.of([found for result in own if (found := value(result)) is not None])
+    def spread(metric: str) -> Spread | None:
+        return Spread.of([value for result in finished if (value := getattr(result, metric)) is not None])
 
-    losses = {name: _losses(results, name) for name in (row, baseline)}
     return Line(
         group=group,
         row=row,
         is_baseline=row == baseline,
-        seeds=[result.seed for result in own],
-        parameters=own[0].parameters if own else None,
-        train_loss=spread(lambda result: result.train_loss),
-        validation_loss=spread(lambda result: result.validation_loss),
-        embedding_loss=spread(lambda result: result.embedding_loss),
-        effective_rank=spread(lambda result: result.effective_rank),
-        comparison=None if row == baseline else compare(losses[row], losses[baseline]),
+        seeds=[result.seed for result in finished],
+        parameters=finished[0].parameters if finished else None,
+        train_loss=spread("train_loss"),
+        validation_loss=spread("validation_loss"),
+        embedding_loss=spread("embedding_loss"),
+        effective_rank=spread("effective_rank"),
+        comparison=None if row == baseline else compare(losses, baseline_losses),
         published=published,
     )
-
-
-def _losses(results: Sequence[Result], row: str) -> dict[int, float]:
-    """Validation losses of a row by seed."""
-    found = ((result.seed, result.validation_loss) for result in results if result.row == row)
-    return {seed: loss for seed, loss in found if loss is not None}
 
 
 def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -115,31 +111,21 @@ def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
 def text(lines: Sequence[Line]) -> str:
     """The table for a terminal of 80 columns."""
     blocks = list(_blocks(lines))
-    every = [list(_HEADINGS), *(cells for _, block in blocks for cells in block)]
-    shown = [column for column in range(len(_HEADINGS)) if any(cells[column] for cells in every[1:])]
-    widths = {column: max(len(cells[column]) for cells in every) for column in shown}
-
-    def joined(cells: list[str]) -> str:
-        first, *rest = (
-            cells[column].ljust(widths[column]) if column == 0 else cells[column].rjust(widths[column])
-            for column in shown
-        )
-        return " ".join([first, *rest]).rstrip()
-
-    printed = [joined(list(_HEADINGS))]
+    head, *printed = aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
+    text = [head]
     for title, block in blocks:
-        printed += ["", title, *map(joined, block)]
-    return "\n".join([*printed, "", _NOTE])
+        text += ["", title, *printed[: len(block)]]
+        del printed[: len(block)]
+    return "\n".join([*text, "", _NOTE])
 
 
 def markdown(lines: Sequence[Line]) -> str:
     """The same as a Markdown table."""
-    head = [f"| {' | '.join(_HEADINGS)} |", "|---|" + "--:|" * (len(_HEADINGS) - 1)]
-    body = []
+    rows: list[list[str]] = []
     for title, block in _blocks(lines):
-        body.append(f"| **{title}** |" + " |" * (len(_HEADINGS) - 1))
-        body += [f"| {' | '.join(cell.strip() for cell in cells)} |" for cells in block]
-    return "\n".join([*head, *body, "", _NOTE.replace("\n", " "), ""])
+        rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
+        rows += [[cell.strip() for cell in cells] for cells in block]
+    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE.replace("\n", " "), ""])
 
 
 def as_csv(results: Sequence[Result]) -> str:

@@ -38,6 +38,12 @@ def results(runs: Iterable[PlannedRun]) -> list[Result]:
     return [_result(run) for run in runs if run.finished]
 
 
+def losses_by_seed(results: Iterable[Result], row: str) -> dict[int, float]:
+    """The validation losses of a row."""
+    found = ((result.seed, result.validation_loss) for result in results if result.row == row)
+    return {seed: loss for seed, loss in found if loss is not None}
+
+
 def _result(run: PlannedRun) -> Result:
     checkpoint = newest(run.directory)
     assert checkpoint is not None, "a finished run has saved"

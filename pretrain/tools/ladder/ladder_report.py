@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pretrain.tools.experiment.results import Result
+from data_pipeline.foundation import tables
+from pretrain.tools.experiment.results import Result, losses_by_seed
 from pretrain.tools.experiment.statistics import Spread
 from pretrain.tools.ladder.rungs import Ladder, SizedRung
 from pretrain.tools.ladder.scaling_law import Law, fit
@@ -44,10 +45,7 @@ class Report:
     @classmethod
     def of(cls, ladder: Ladder, results: Sequence[Result]) -> "Report":
         """The law is fitted to the mean over seeds of each rung, so that its scatter is that of rungs."""
-        losses: dict[str, dict[int, float]] = {rung.name: {} for rung in ladder.all}
-        for result in results:
-            if result.validation_loss is not None:
-                losses[result.row][result.seed] = result.validation_loss
+        losses = {rung.name: losses_by_seed(results, rung.name) for rung in ladder.all}
         spreads = [Spread.of(list(losses[rung.name].values())) for rung in ladder.rungs]
         means = [spread.mean for spread in spreads if spread]
         if len(means) < len(ladder.rungs):
@@ -96,16 +94,12 @@ class Report:
 
     def text(self) -> str:
         """The table for a terminal, and what it means."""
-        rows = [list(_HEADINGS), *(self._cells(rung) for rung in self.ladder.all)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-        lines = [" ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-        return "\n".join([*lines, "", *self.words()])
+        return "\n".join([*tables.aligned([_HEADINGS, *map(self._cells, self.ladder.all)]), "", *self.words()])
 
     def markdown(self) -> str:
         """The same as a Markdown table."""
-        rows = [f"| {' | '.join(self._cells(rung))} |" for rung in self.ladder.all]
-        head = [f"| {' | '.join(_HEADINGS)} |", "|---|" + "--:|" * (len(_HEADINGS) - 1)]
-        return "\n".join([*head, *rows, "", *(f"{line}  " for line in self.words()), ""])
+        rows = [self._cells(rung) for rung in self.ladder.all]
+        return "\n".join([*tables.markdown(_HEADINGS, rows), "", *(f"{line}  " for line in self.words()), ""])
 
     def words(self) -> list[str]:
         """The law and the prediction, a sentence a line."""

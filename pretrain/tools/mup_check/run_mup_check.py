@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.tables import aligned
 from pretrain.config import RunConfig
 from pretrain.evaluation.record import png
 from pretrain.tools.mup_check.coordinates_and_transfer import (
@@ -69,44 +70,39 @@ def coordinate_table(
 ) -> str:
     """Root mean squares by width, and the largest over the smallest with muP and without."""
     rows = [["", *map(str, widths), "max/min", "", "without"]]
+    by_name = {verdict.what: verdict for verdict in verdicts}
     when = (("start", with_mup.start, without.start), (f"after {STEPS} steps", with_mup.after, without.after))
-    of = {verdict.what: verdict for verdict in verdicts}
     for name, values, others in when:
-        for kind, of_widths in values.items():
-            verdict = of.get(f"{kind}, {name}")
-            verdict_word = verdict.verdict if verdict else "falls by design"
-            cells = [f"{of_widths[width]:.3g}" for width in widths]
+        for kind, by_width in values.items():
+            verdict = by_name.get(f"{kind}, {name}")
             title = f"targets' logits, rise {name}" if kind == LOGITS and name != "start" else f"{kind}, {name}"
-            rows.append([title, *cells, f"{_ratio(of_widths):.2f}", verdict_word, f"{_ratio(others[kind]):.2f}"])
-    for verdict in verdicts:
-        kind = verdict.what.removeprefix("first change of ").split(",")[0]
-        if verdict.what.startswith("first change"):
-            cells = [f"{with_mup.change[kind][width]:.2e}" for width in widths]
-            rows.append([verdict.what, *cells, f"off {verdict.ratio:.0%}", verdict.verdict, ""])
-    return _aligned(rows)
+            cells = [f"{by_width[width]:.3g}" for width in widths]
+            word = verdict.verdict if verdict else "falls by design"
+            rows.append([title, *cells, f"{_ratio(by_width):.2f}", word, f"{_ratio(others[kind]):.2f}"])
+    for kind, by_width in with_mup.change.items():
+        verdict = next(one for one in verdicts if one.what.startswith(f"first change of {kind},"))
+        cells = [f"{by_width[width]:.2e}" for width in widths]
+        rows.append([verdict.what, *cells, f"off {verdict.ratio:.0%}", verdict.verdict, ""])
+    return "\n".join(aligned(rows))
 
 
-def _ratio(of_widths: Mapping[int, float]) -> float:
-    return max(of_widths.values()) / max(min(of_widths.values()), 1e-300)
+def _ratio(by_width: Mapping[int, float]) -> float:
+    return max(by_width.values()) / max(min(by_width.values()), 1e-300)
 
 
-def transfer_table(moved: Transfer, rate: float) -> str:
+def transfer_table(found: Transfer, rate: float) -> str:
     """Losses by width and rate, and the best rate of each width."""
-    powers = sorted({power for of_width in moved.losses.values() for power in of_width})
+    powers = sorted({power for losses in found.losses.values() for power in losses})
     rows = [["rate", *(f"{rate * 2.0**power:.2g}" for power in powers), "best"]]
-    for width, losses in moved.losses.items():
+    for width, losses in found.losses.items():
         cells = [f"{losses[power]:.3f}" if power in losses else "" for power in powers]
-        rows.append([f"width {width}", *cells, f"{rate * moved.best(width):.2g}"])
-    verdict = moved.verdict()
-    return (
-        f"{_aligned(rows)}\nBest rates differ by {verdict.ratio:.2f}×: {verdict.verdict} "
+        rows.append([f"width {width}", *cells, f"{rate * found.best(width):.2g}"])
+    verdict = found.verdict()
+    summary = (
+        f"Best rates differ by {verdict.ratio:.2f}×: {verdict.verdict} "
         f"({STEPS_OF_TRANSFER} steps, {len(SEEDS)} seeds, mean of the last losses)"
     )
-
-
-def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(" ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
+    return "\n".join([*aligned(rows), summary])
 
 
 def as_json(

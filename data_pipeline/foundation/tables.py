@@ -1,0 +1,21 @@
+"""Tables of text: aligned for a terminal, or in Markdown."""
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, the first column to the left and the others to the right. A column that is empty in all rows
+    but the first, the headings, is left out."""
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    widths = [max(len(row[column]) for row in rows) for column in columns]
+    lines = []
+    for row in rows:
+        first, *others = (row[column] for column in columns)
+        lines.append(" ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip())
+    return lines
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, the first column to the left and the others to the right."""
+    lines = [headings, ["---", *["--:"] * (len(headings) - 1)], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
