@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -72,8 +73,8 @@ def verify_command(
 ) -> None:
     """Check every checksum and count; name the damaged files."""
     from data_pipeline.corpus import open_corpus
-    from data_pipeline.corpus.manifest import has_documents, verify
-    from data_pipeline.foundation.progress import counted
+    from data_pipeline.corpus.verify import has_documents, verify
+    from data_pipeline.foundation.formatting import counted
 
     corpus = open_corpus(location)
     if problems := verify(corpus):
@@ -81,10 +82,10 @@ def verify_command(
         if corpus.remote:
             way_out = f"to send damaged files again: data-pipeline publish DIR {location}"
         raise FailedError("\n".join([*problems, way_out]))
-    shards = counted(sum(len(split["shards"]) for split in corpus.manifest["splits"].values()), "shard")
+    shards = counted(len(corpus.manifest.shards), "shard")
     documents = ""
     if has_documents(corpus):
-        documents = f" and {counted(len(corpus.manifest['documents']), 'file')} of documents"
+        documents = f" and {counted(len(corpus.manifest.documents), 'file')} of documents"
     following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
 
@@ -100,7 +101,7 @@ def publish_command(
 ) -> None:
     """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
     from data_pipeline.corpus import open_corpus
-    from data_pipeline.foundation.progress import counted
+    from data_pipeline.foundation.formatting import counted
     from data_pipeline.tools.publish import publish
 
     done = publish(open_corpus(directory), url, documents, connections)
@@ -116,12 +117,13 @@ def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", 
     from rich.markdown import Markdown
 
     from data_pipeline import report
+    from data_pipeline.tools.report import render
 
     found = report.read(directory)
     if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        Console().print(Markdown(report.as_markdown(found).replace("<br>", " · ")))
+        Console().print(Markdown(render(found)[report.MARKDOWN].replace("<br>", " · ")))
 
 
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
@@ -135,8 +137,8 @@ def show(
     from data_pipeline.loading.reader import Reader
 
     corpus = open_corpus(location)
-    if split not in corpus.manifest["splits"]:
-        raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest['splits'])}, not {split!r}")
+    if split not in corpus.manifest.splits:
+        raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest.splits)}, not {split!r}")
     reader = Reader(corpus, split)
     for row in range(min(number, corpus.rows(split))):
         examples = reader.examples([row], 0)
@@ -213,26 +215,27 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
     from data_pipeline.foundation.config_file import load
-    from data_pipeline.foundation.progress import counted
+    from data_pipeline.foundation.formatting import counted
     from data_pipeline.pipeline import build
+    from data_pipeline.tools.report import render
 
     started = time.monotonic()
     config = load(path, overrides or [], CorpusConfig)
     print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)
-    directory = build(config, until, strict, repair)
+    directory = build(config, until, strict, repair, render)
     found = report.read(directory)
     print(report.summary(found))
     if until == "tokenizer":
-        print(f"tokenizer: {counted(found['pieces'], 'piece')}")
+        print(f"tokenizer: {counted(found.pieces, 'piece')}")
     if until == "shards":
-        for split, counts in found["splits"].items():
-            shards = counted(counts["shards"], "shard")
-            print(f"{split}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {shards}")
-        if told := report.coverage(found):
-            print(told)
+        for split, counts in found.splits.items():
+            shards = counted(counts.shards, "shard")
+            print(f"{split}: {counts.rows:,} rows, {counts.tokens:,} tokens, {shards}")
+        if coverage := report.coverage(found):
+            print(coverage)
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
-    print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.FOR_PEOPLE}")
+    print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.MARKDOWN}")
     return directory
 
 

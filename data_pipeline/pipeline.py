@@ -4,9 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from data_pipeline import manifest, report
+from data_pipeline import report, write_manifest
 from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.manifest import FILE
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.merging import merge
@@ -14,35 +15,42 @@ from data_pipeline.execution.parts import keep_only, parts_of
 from data_pipeline.execution.work_units import Finished, forget_damaged, has_begun, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.paths import opening
-from data_pipeline.foundation.progress import counted
 from data_pipeline.stages import deduplication as dedup
 from data_pipeline.stages import documents, evaluation_sets, sampling, shards, tokenizer, tokens
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.write_manifest import BLOCKS
 
 _ERRORS_SHOWN = 10
 _KEPT = "; its undamaged records were kept"
 
 
-def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> Path:
+def build(
+    config: CorpusConfig,
+    until: str = "shards",
+    strict: bool = False,
+    repair: bool = False,
+    render: report.Render = lambda _: {},
+) -> Path:
     """Brings the corpus up to date, stopping after the stage `until`, and writes the report; returns its directory.
 
     Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
 
     Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
-    `repair` also reads the files, and rebuilds those whose checksum differs.
+    `repair` also reads the files, and rebuilds those whose checksum differs. `render` makes the pages of the report.
     """
     try:
-        corpus = _build(config, until, strict, repair)
+        corpus = _build(config, until, strict, repair, render)
         remove_leftovers(corpus)  # of workers that were lost while they wrote
         return corpus
     finally:
         ownership.release(Path(config.output))
 
 
-def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path:
+def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render: report.Render) -> Path:
     corpus = Path(config.output)
     inputs = []
     for source in config.sources:  # report a missing input before writing anything
@@ -55,15 +63,19 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool) -> Path
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     with workers.for_inputs(sum(file.bytes for file in inputs), config.ray):
-        return _run_stages(config, corpus, inputs, until, strict, repair)
+        _prepare(corpus)
+        if repair:
+            _forget_damaged(corpus)
+        built = _run_stages(config, corpus, inputs, until, strict)
+        found = _record(config, corpus, built, render)
+        if (not built.tokenizer and until != "documents") or not documents.total(built.left):
+            reason = report.why_nothing_is_left(found.documents, found.lines)
+            raise FailedError(f"{config.name}: {reason} (more in {corpus / report.MARKDOWN})")
+    return corpus
 
 
-def _run_stages(
-    config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool, repair: bool
-) -> Path:
-    _prepare(corpus)
-    if repair:
-        _forget_damaged(corpus)
+def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool) -> Built:
+    """Runs the stages up to `until`, or as long as there are documents to train on."""
     dedup.forget(corpus, config)
     if not has_begun(documents.STAGE, corpus):  # planning many inputs takes as long as Ray does to start
         workers.expect(len(inputs), config.ray)
@@ -75,14 +87,8 @@ def _run_stages(
         built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
         parts = parts_of(built.deduplicated)
     keep_only(corpus, "documents", parts)
-    for_training = documents.total(built.left, "train")
-    nothing_left = for_training == 0 and (until != "documents" or documents.total(built.left, "validation") == 0)
-    if nothing_left or until == "documents":
-        found = _record(config, corpus, built)
-        if nothing_left:
-            reason = report.why_nothing_is_left(found)
-            raise FailedError(f"{config.name}: {reason} (more in {corpus / report.FOR_PEOPLE})")
-        return corpus
+    if until == "documents" or not documents.total(built.left, "train"):
+        return built
 
     to_sample = sampling.plan(config.tokenizer, config.seed, parts)
     built.sampled = run(sampling.STAGE, to_sample, corpus, config.ray)
@@ -91,8 +97,7 @@ def _run_stages(
     if sampled := tokenizer.describe_sample(trained, built.left):
         print(sampled)
     if until == "tokenizer":
-        _record(config, corpus, built)
-        return corpus
+        return built
 
     built.tokens = run(tokens.STAGE, tokens.plan(config, parts, trained), corpus, config.ray)
 
@@ -104,8 +109,7 @@ def _run_stages(
     to_write = shards.plan(config, corpus, built.tokens, files, trained, built.rows)
     built.shards = run(shards.STAGE, to_write, corpus, config.ray)
 
-    _record(config, corpus, built)
-    return corpus
+    return built
 
 
 def _prepare(corpus: Path) -> None:
@@ -154,26 +158,26 @@ def _forget_damaged(corpus: Path) -> None:
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Path, built: Built) -> report.Json:
+def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Render) -> report.Report:
     """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
 
     Returns the report.
     """
-    manifest.write_settings(config, corpus)
-    lineage = manifest.lineage(config)
+    write_manifest.write_settings(config, corpus)
+    lineage = write_manifest.lineage(config)
     stages = {
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
         for stage, units in built.by_stage.items()
     }
-    names = [report.FILE, report.FOR_PEOPLE, report.PAGE]
-    if built.shards:
-        names += ["manifest.json", "blocks.parquet"]
     recorded = read_sound_json(_mark(corpus), dict[str, str]) or {}
-    if stages.items() <= recorded.items() and all((corpus / name).exists() for name in names):
-        return report.read(corpus)  # perhaps of more stages than this command asks for
+    files = [corpus / report.FILE, *([corpus / FILE, corpus / BLOCKS] if built.shards else [])]
+    if stages.items() <= recorded.items() and all(file.exists() for file in files):
+        found = report.read(corpus)  # perhaps of more stages than this command asks for
+        if all((corpus / page).exists() for page in found.files):
+            return found
     if built.shards:
-        manifest.write(config, corpus, built)
-    written = report.write(corpus, config.name, built)
+        write_manifest.write(config, corpus, built)
+    written = report.write(corpus, config.name, built, render)
     write_json(_mark(corpus), stages)
     return written
 

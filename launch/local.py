@@ -2,7 +2,7 @@
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import counted, in_time
+from data_pipeline.foundation.formatting import counted, duration
 from launch import rank_commands
 from launch.head import supervise
 from launch.multi_node import Run
@@ -28,7 +28,7 @@ def launch_local(run: Run, ranks: int | None) -> int:
     if not gpus:
         left = seconds_left(config, setup.model, setup.lengths, setup.train_state.step, ranks)
         if left > _LONG:
-            print(f"without a GPU, about {in_time(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
+            print(f"without a GPU, about {duration(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
     if run.fresh:
         move_aside(setup)
     options = rank_commands.node_options({"localhost": ranks}, 0, "127.0.0.1", free_port())

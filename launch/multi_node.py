@@ -9,7 +9,7 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from launch.agent_pool import Agent, AgentPool
 from launch.head import Attempt, Part, StopRequests, result, stop_requests, watch
 from launch.protocol import StartRanks

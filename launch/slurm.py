@@ -13,7 +13,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from launch.config import ClusterConfig
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig

@@ -4,28 +4,24 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import NonNegativeInt, TypeAdapter
 
+from data_pipeline.corpus.manifest import FILE, Manifest, read_manifest
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.paths import opening
-from data_pipeline.objectives import AnyObjective, Objective
+from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer, load
 
-FORMAT_VERSION = 1
 DOCUMENTS = "documents/"
 CACHE_BYTES = 100 * 10**9
-_OBJECTIVES: TypeAdapter[Objective] = TypeAdapter(AnyObjective)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Corpus:
     """A finished corpus in `directory`. If it is `remote`, that has copies of its small files, but no shards."""
 
     directory: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     remote: Remote | None = None
 
     @property
@@ -90,30 +86,30 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        return self.manifest["name"]
+        return self.manifest.name
 
     @property
     def fingerprint(self) -> str:
-        return self.manifest["fingerprint"]
+        return self.manifest.fingerprint
 
     @property
     def seed(self) -> int:
-        return self.manifest["seed"]
+        return self.manifest.seed
 
     @property
     def applied_at_build(self) -> bool:
-        return self.manifest["rows"]["apply_at"] == "build"
+        return self.manifest.rows.apply_at == "build"
 
-    @cached_property
+    @property
     def objective(self) -> Objective:
-        return _OBJECTIVES.validate_python(self.manifest["rows"]["objective"])
+        return self.manifest.rows.objective
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return load(self.directory, self.manifest["tokenizer"])
+        return load(self.directory, vars(self.manifest.tokenizer))
 
     def rows(self, split: str) -> int:
-        return self.manifest["splits"][split]["rows"]
+        return self.manifest.splits[split].rows
 
     def blocks(self, split: str) -> Blocks:
         """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
@@ -140,7 +136,7 @@ def open_corpus(
     if "://" in str(location):
         url = str(location).rstrip("/")
         return _open_remote(Remote(url, cache or default_directory(), cache_bytes, wait_seconds))
-    return _read(Path(location))
+    return _local(Path(location))
 
 
 def _open_remote(remote: Remote) -> Corpus:
@@ -152,12 +148,12 @@ def _open_remote(remote: Remote) -> Corpus:
             path = f"{root.rstrip('/')}/{name}"
             return stores.patiently(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
 
-    content = fetch("manifest.json")
+    content = fetch(FILE)
     directory = remote.cache / "corpora" / hashlib.sha256(content).hexdigest()
-    write_bytes(directory / "manifest.json", content)
-    corpus = _read(directory)
-    blocks = corpus.manifest["blocks"]
-    for name, expected in {**corpus.manifest["tokenizer"]["files"], blocks["file"]: blocks["sha256"]}.items():
+    write_bytes(directory / FILE, content)
+    corpus = _local(directory)
+    blocks = corpus.manifest.blocks
+    for name, expected in {**corpus.manifest.tokenizer.files, blocks.file: blocks.sha256}.items():
         path = directory / name
         if not path.exists() or sha256(path) != expected:
             write_bytes(path, fetch(name))
@@ -166,68 +162,5 @@ def _open_remote(remote: Remote) -> Corpus:
     return replace(corpus, remote=remote)
 
 
-def _read(directory: Path) -> Corpus:
-    path = directory / "manifest.json"
-    try:
-        manifest = read_json(path, dict[str, Any])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
-    version = manifest.get("format_version")
-    if isinstance(version, int) and version != FORMAT_VERSION:
-        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
-    if seal_holds(path.read_bytes()) is False:
-        reason = "damaged: its sha256 isn't that of its content"
-        raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
-    read_json(path, _Manifest)
-    return Corpus(directory, manifest)
-
-
-@dataclass(frozen=True)
-class _Shard:
-    name: PathBelow
-    bytes: NonNegativeInt
-    rows: NonNegativeInt
-    sha256: str
-
-
-@dataclass(frozen=True)
-class _Split:
-    rows: NonNegativeInt
-    tokens: NonNegativeInt
-    documents: NonNegativeInt
-    shards: list[_Shard]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    apply_at: Literal["load", "build"]
-    raw_length: NonNegativeInt
-    objective: AnyObjective
-
-
-@dataclass(frozen=True)
-class _Tokenizer:
-    kind: str
-    sha256: str
-    sentinels: NonNegativeInt
-    files: dict[PathBelow, str]
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    file: PathBelow
-    sha256: str
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """The keys that reading a corpus needs; the rest of a manifest is lineage."""
-
-    format_version: int
-    name: str
-    fingerprint: str
-    seed: int
-    tokenizer: _Tokenizer
-    rows: _Rows
-    splits: dict[str, _Split]
-    blocks: _Blocks
+def _local(directory: Path) -> Corpus:
+    return Corpus(directory, read_manifest(directory))

@@ -1,140 +1,129 @@
-"""Checks a finished corpus against its manifest."""
+"""manifest.json: the files of a finished corpus with their checksums, its counts, and how it was made."""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from data_pipeline.corpus.blocks import count_rows, decode_block
-from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.json_file import seal_holds
-from data_pipeline.foundation.progress import track
+from pydantic import NonNegativeInt
 
-SHARDS, REPORT = "shards/", "report.json"
-_CHUNK = 1 << 20
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
+from data_pipeline.objectives import AnyObjective
+
+FORMAT_VERSION = 1
+FILE = "manifest.json"
 
 
-def verify(corpus: Corpus) -> list[str]:
-    """One line for each damaged file; none if every checksum and count matches.
-
-    A copy of a corpus may lack `documents/`, which training doesn't need, and the report. Files of a remote corpus are
-    read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
-    if its store refuses or doesn't answer.
-    """
-    manifest = corpus.manifest
-    blocks_file = manifest["blocks"]
-    problems = list(_verify_file(corpus, blocks_file["file"], blocks_file["sha256"]))
-    blocks = {} if problems else {split: corpus.blocks(split) for split in manifest["splits"]}
-    checks: list[Callable[[], Iterator[str]]] = [
-        partial(_verify_file, corpus, name, expected) for name, expected in manifest["tokenizer"]["files"].items()
-    ]
-    if has_documents(corpus):
-        checks += [partial(_verify_file, corpus, file["name"], file["sha256"]) for file in manifest["documents"]]
-    for split, described in manifest["splits"].items():
-        for shard in described["shards"]:
-            checks.append(partial(_verify_shard, corpus, shard, blocks.get(split)))
-    with ThreadPoolExecutor() as pool:
-        try:
-            for found in track(pool.map(lambda check: list(check()), checks), len(checks), "verify"):
-                problems += found
-        finally:
-            pool.shutdown(cancel_futures=True)
-    problems += _verify_report(corpus)
-    known = {shard["name"] for described in manifest["splits"].values() for shard in described["shards"]}
-    known |= {file["name"] for file in manifest.get("documents", [])}
-    folders = [SHARDS, *([DOCUMENTS] if has_documents(corpus) else [])]
-    strangers = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
-    problems += [f"{corpus.location}/{name}: not in the manifest; remove it" for name in strangers]
-    for split, of_split in blocks.items():
-        rows = manifest["splits"][split]["rows"]
-        if rows != int(of_split.rows.sum()):
-            problems.append(f"{split}: {rows} rows in the manifest, {of_split.rows.sum()} in blocks")
-    return problems
+@dataclass(frozen=True)
+class ShardEntry:
+    name: PathBelow
+    rows: NonNegativeInt
+    bytes: NonNegativeInt
+    sha256: str
 
 
-def has_documents(corpus: Corpus) -> bool:
-    """Whether this copy of the corpus has its documents and its manifest lists them; old manifests don't."""
-    return "documents" in corpus.manifest and stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}")
+@dataclass(frozen=True)
+class SplitEntry:
+    rows: NonNegativeInt
+    tokens: NonNegativeInt
+    documents: NonNegativeInt
+    shards: list[ShardEntry]
 
 
-def _verify_report(corpus: Corpus) -> Iterator[str]:
+@dataclass(frozen=True)
+class RowsEntry:
+    """The section `rows` of the corpus file, and the tokens of a row before the objective is applied."""
+
+    packing: str
+    end_of_document: bool
+    objective: AnyObjective
+    apply_at: Literal["load", "build"]
+    raw_length: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class TokenizerEntry:
+    """`Tokenizer.describe`: its files with their checksums, and its special ids."""
+
+    kind: str
+    file: str
+    files: dict[PathBelow, str]
+    sha256: str
+    size: NonNegativeInt
+    pieces: NonNegativeInt
+    special_tokens: list[str]
+    sentinels: NonNegativeInt
+    pad: int
+    eos: int
+    unk: int | None
+    bos: int | None
+    mask: int | None
+    special: dict[str, int]
+    first_sentinel: int | None
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """A file that was read. `file` is its path within the source."""
+
+    source: str
+    file: str
+    bytes: int
+    sha256: str
+    status: str
+
+
+@dataclass(frozen=True)
+class DocumentsEntry:
+    name: PathBelow
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BlocksEntry:
+    file: PathBelow
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`inputs`, `config` (the settings, without paths), `documents` and `code_version` say how the corpus was made."""
+
+    format_version: int
+    name: str
+    fingerprint: str
+    seed: int
+    tokenizer: TokenizerEntry
+    rows: RowsEntry
+    splits: dict[str, SplitEntry]
+    inputs: list[InputEntry] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    documents: list[DocumentsEntry] = field(default_factory=list)
+    blocks: BlocksEntry = field(kw_only=True)
+    code_version: str = ""
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """The shards of all splits."""
+        return [shard for split in self.splits.values() for shard in split.shards]
+
+
+@dataclass(frozen=True)
+class _Version:
+    format_version: int
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest in `directory`. Raises UserError if there is none, FailedError if it is damaged."""
+    path = directory / FILE
     try:
-        with _open(corpus, REPORT) as file:
-            content = file.read()
+        version = read_json(path, _Version).format_version
     except FileNotFoundError:
-        return
-    holds = seal_holds(content)
-    if holds is False:
-        yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
-    elif holds:
-        for name, expected in json.loads(content)["files"].items():
-            yield from _verify_file(corpus, name, expected)
-
-
-def _files_below(corpus: Corpus, folder: str) -> list[str]:
-    """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
-    filesystem, root = stores.filesystem(corpus.location)
-    found = stores.patiently(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
-    names = [PurePosixPath(path).relative_to(root.rstrip("/")) for path in found]
-    return [str(name) for name in names if not name.name.startswith(".")]
-
-
-def _verify_file(corpus: Corpus, name: str, expected: str) -> Iterator[str]:
-    digest = hashlib.sha256()
-    try:
-        with _open(corpus, name) as file:
-            _hash_rest(file, digest)
-    except FileNotFoundError:
-        yield f"{corpus.location}/{name}: missing"
-        return
-    if digest.hexdigest() != expected:
-        yield f"{corpus.location}/{name}: sha256 differs from the manifest's"
-
-
-def _verify_shard(corpus: Corpus, shard: dict[str, Any], blocks: Blocks | None) -> Iterator[str]:
-    """Reads the shard once. `blocks` is None if blocks.parquet is damaged; then only its checksum can be checked."""
-    path = f"{corpus.location}/{shard['name']}"
-    if blocks is None:
-        yield from _verify_file(corpus, shard["name"], shard["sha256"])
-        return
-    digest, rows, damaged = hashlib.sha256(), 0, []
-    try:
-        with _open(corpus, shard["name"]) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            if size != shard["bytes"]:
-                yield f"{path}: {size} bytes, expected {shard['bytes']}"
-                return
-            at = 0
-            for place in sorted(blocks.of_shard(shard["name"]).tolist(), key=lambda place: blocks.offset[place]):
-                start, length = int(blocks.offset[place]), int(blocks.length[place])
-                digest.update(file.read(start - at))
-                content = file.read(length)
-                digest.update(content)
-                at = start + length
-                if blocks.is_whole(place, content):
-                    rows += count_rows(decode_block(content))
-                else:
-                    damaged.append(str(blocks.first_row[place]))
-            _hash_rest(file, digest)
-    except FileNotFoundError:
-        yield f"{path}: missing"
-        return
-    if digest.hexdigest() != shard["sha256"]:
-        where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
-        yield f"{path}: sha256 differs from the manifest's; {where}"
-    elif rows != shard["rows"]:
-        yield f"{path}: {rows} rows, expected {shard['rows']}"
-
-
-def _open(corpus: Corpus, name: str) -> BinaryIO:
-    return stores.open_file(f"{corpus.remote.url}/{name}") if corpus.remote else (corpus.directory / name).open("rb")
-
-
-def _hash_rest(file: BinaryIO, digest: Any) -> None:
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
+        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
+    if seal_holds(path.read_bytes()) is False:
+        reason = "damaged: its sha256 isn't that of its content"
+        raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
+    return read_json(path, Manifest)

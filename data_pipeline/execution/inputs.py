@@ -16,8 +16,8 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_sound_json
-from data_pipeline.foundation.progress import counted
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 

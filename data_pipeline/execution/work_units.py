@@ -26,8 +26,9 @@ from data_pipeline.execution.attempts import Lost
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.foundation.progress import counted, track
+from data_pipeline.foundation.progress import track
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,6 @@ _SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 5.0, 60.0,
 _SECONDS_BETWEEN_NOTES = 1.0
 
 
-def in_time(seconds: float) -> str:
-    """90.0 -> "90 s", 5400.0 -> "1 h 30 min", 777600.0 -> "9.0 days"."""
-    minutes = round(max(seconds, 0) / 60)
-    if minutes < 2:
-        return f"{max(seconds, 0):.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 1440:,.1f} days"
-
-
-def counted(number: int, noun: str) -> str:
-    """1, "unit" -> "1 unit"; 2000, "unit" -> "2,000 units"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 @dataclass
 class Progress:
     """How far some work is: in bytes if `size`, its total, is known, else in items.

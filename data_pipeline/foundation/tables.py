@@ -15,7 +15,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, the first column to the left and the others to the right."""
-    lines = [headings, ["---", *["--:"] * (len(headings) - 1)], *rows]
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
+    """The lines of a Markdown table. With `numbers`, all columns but the first are aligned to the right."""
+    lines = [headings, ["---", *["--:" if numbers else "---"] * (len(headings) - 1)], *rows]
     return [f"| {' | '.join(line)} |" for line in lines]

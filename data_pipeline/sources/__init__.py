@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.sources import arrow, c4, csv, json_array, jsonl, pairs, parquet, plain_text, wet, wikiextractor
 from data_pipeline.sources.columns import Columns
 from data_pipeline.sources.compression.decompress import CorruptMember

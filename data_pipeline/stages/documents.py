@@ -228,8 +228,10 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
 STAGE = Stage("documents", 8, write_documents, "lower characters_per_part")
 
 
-def total(finished: Sequence[Finished[PartsResult]], split: str) -> int:
-    return sum(unit.result.documents.get(split, 0) for unit in finished)
+def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
+    """The documents of `splits` that units wrote; of all splits if none is named."""
+    counts = (unit.result.documents for unit in finished)
+    return sum(n for count in counts for split, n in count.items() if not splits or split in splits)
 
 
 def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:

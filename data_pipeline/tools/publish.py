@@ -12,7 +12,7 @@ from typing import Any
 from fsspec.callbacks import Callback
 
 from data_pipeline.corpus.corpus import Corpus
-from data_pipeline.corpus.manifest import has_documents
+from data_pipeline.corpus.verify import has_documents
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
@@ -91,11 +91,10 @@ class _Publication:
     def _files(self, documents: bool) -> Iterator[_File]:
         """The files of the corpus, without its manifest."""
         manifest, directory = self._corpus.manifest, self._corpus.directory
-        shards = [shard for split in manifest["splits"].values() for shard in split["shards"]]
-        checksums = {shard["name"]: shard["sha256"] for shard in shards}
-        checksums |= {manifest["blocks"]["file"]: manifest["blocks"]["sha256"], **manifest["tokenizer"]["files"]}
+        checksums = {shard.name: shard.sha256 for shard in manifest.shards}
+        checksums |= {manifest.blocks.file: manifest.blocks.sha256, **manifest.tokenizer.files}
         if documents and has_documents(self._corpus):
-            checksums |= {file["name"]: file["sha256"] for file in manifest["documents"]}
+            checksums |= {file.name: file.sha256 for file in manifest.documents}
         checksums |= {path.name: "" for path in sorted(directory.glob("report.*"))}
         for name, sha256 in checksums.items():
             yield _File(name, directory / name, sha256)

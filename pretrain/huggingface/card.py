@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from data_pipeline.foundation.tables import markdown
 from pretrain.huggingface.conversion import Conversion
 from pretrain.huggingface.lineage import CorpusFacts, Lineage
 from pretrain.huggingface.rewriting import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
@@ -159,5 +160,4 @@ def _corpus(corpus: CorpusFacts) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(markdown(header, [[cell.replace("|", "\\|") for cell in row] for row in rows], numbers=False))

@@ -120,16 +120,16 @@ def _corpus(location: str, rows: int, index: checkpoint_index.Index, objective: 
     trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
     if corpus is None or corpus.fingerprint not in trained_on:
         return None
-    split = corpus.manifest["splits"]["train"]
+    split = corpus.manifest.splits["train"]
     inputs, targets = (objective or corpus.objective).shape
     return CorpusFacts(
         name=corpus.name,
         manifest_sha256=sha256(corpus.directory / "manifest.json"),
         rows=rows,
-        tokens=rows * split["tokens"] / split["rows"],
+        tokens=rows * split.tokens / split.rows,
         flops=rows * models.outline(index.model).flops(Sizes.of_example(inputs, targets)),
-        sources=corpus.manifest["config"]["sources"],
-        inputs=corpus.manifest["inputs"],
+        sources=corpus.manifest.config["sources"],
+        inputs=[vars(entry) for entry in corpus.manifest.inputs],
         report=_report(corpus),
     )
 

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import duration
 from data_pipeline.foundation.json_file import read_sound_json
 from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
@@ -116,7 +117,7 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
         return
     ago = max(0.0, time.time() - curves.last.time)
     attempt = f", attempt {curves.last.attempt}" if curves.last.attempt > 1 else ""
-    yield Text(f"{run_dir}  step {curves.last.step:,}{attempt}, logged {_duration(ago)} ago", style="bold")
+    yield Text(f"{run_dir}  step {curves.last.step:,}{attempt}, logged {duration(ago)} ago", style="bold")
 
 
 def _curve(name: str, points: Sequence[Point], width: int, height: int) -> Iterator[Text]:
@@ -157,11 +158,3 @@ def _samples(path: Path, width: int) -> Iterator[Text]:
             text = " ".join(str(row.get(key, "")).split())
             room = width - len(label) - 2
             yield Text(f"{label}  {text if len(text) <= room else text[: room - 1] + '…'}", style=style, no_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    """90.0 -> "1 min"."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import counted, in_time
+from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.foundation.secrets import masked, masked_values
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import changes
@@ -90,7 +90,7 @@ class RunReport:
             self._print(
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
                 f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
-                f"{_skipped(metrics)}{in_time(left)} left"
+                f"{_skipped(metrics)}{duration(left)} left"
             )
 
     def forecast(self, step: int, seconds: float) -> None:
@@ -98,7 +98,7 @@ class RunReport:
         left = (self.setup.config.run.max_steps - step) * seconds
         if left >= _LONG:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
-            self._print(f"a step takes {seconds:.3g} s: {in_time(left)} left, until about {end}")
+            self._print(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
 
     def found(self, step: int, findings: Findings) -> None:
         """Records the metrics that a hook has found after a step and prints its lines."""
@@ -239,7 +239,7 @@ def _tracker(setup: ValidatedRun, attempt: int) -> Tracker:
                 digest=corpus.fingerprint,
                 source=str(corpus.directory / "manifest.json"),
                 context=split,
-                profile={key: corpus.manifest["splits"][split][key] for key in ("rows", "tokens", "documents")},
+                profile={key: getattr(corpus.manifest.splits[split], key) for key in ("rows", "tokens", "documents")},
             )
             for split, name, corpus in uses
         ],

@@ -90,7 +90,7 @@ def _too_long(settings: DistillationSection, teacher: DecoderOnlyConfig, longest
 
 def _of_tokenizer(settings: DistillationSection, tokenizer: dict[str, Any], corpus: Corpus) -> list[str]:
     """Ids must mean the same to both. Sentinels come after all others, and text has none: the teacher may lack them."""
-    here = corpus.manifest["tokenizer"]
+    here = vars(corpus.manifest.tokenizer)
     keys = _IDS if tokenizer["sentinels"] == 0 else (*_IDS, "sentinels")
     found = differences(*({f"tokenizer.{key}": one.get(key) for key in keys} for one in (tokenizer, here)))
     return [f"distillation.teacher: {settings.teacher}: {line}" for line in found]

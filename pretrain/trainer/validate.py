@@ -104,8 +104,8 @@ class ValidatedRun:
     def tokens(self, position: int) -> float:
         """Tokens of the corpora in the run's first `position` rows: a corpus's rows count with their mean length."""
         rows = self.stream.mixture.consumed(position)
-        splits = [corpus.manifest["splits"]["train"] for corpus in self.training]
-        return sum(taken * split["tokens"] / split["rows"] for taken, split in zip(rows, splits, strict=True))
+        splits = [corpus.manifest.splits["train"] for corpus in self.training]
+        return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
 
     def accumulation(self, step: int) -> int:
         """Micro-batches of each rank in step `step`."""
@@ -194,7 +194,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
         "distillation": distillation.identity(config.distillation),
-        "tokenizer_sha256": training[0].manifest["tokenizer"]["sha256"],
+        "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": _stream(config, training).identity,
     }
 
@@ -227,7 +227,7 @@ def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
     data = config.data
     weights = [entry.weight for entry in data.train]
     rows, tokens = (
-        [max(1, corpus.manifest["splits"]["train"][unit]) for corpus in training] for unit in ("rows", "tokens")
+        [max(1, getattr(corpus.manifest.splits["train"], unit)) for corpus in training] for unit in ("rows", "tokens")
     )
     of_tokens = data.weights_of == "tokens"
     if data.mixing is not None:
@@ -286,7 +286,7 @@ def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weights(saved), _weights(model))
-    ids = corpus.manifest["tokenizer"]
+    ids = vars(corpus.manifest.tokenizer)
     found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
     return [f"checkpoint.init_from: {path}: {line}" for line in found]
 
@@ -352,13 +352,13 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
         return []
     problems = []
     for corpus in training:
-        rows = corpus.manifest["rows"]
+        raw_length = corpus.manifest.rows.raw_length
         if corpus.applied_at_build:
             problems.append(
                 f"data.objective: {corpus.directory} was built with apply_at: build; its objective can't change"
             )
-        elif objective.raw_length != rows["raw_length"]:
-            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows['raw_length']}"
+        elif objective.raw_length != raw_length:
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {raw_length}"
             problems.append(f"data.objective: needs {needs}")
         elif objective.columns and objective != corpus.objective:
             problems.append(f"data.objective: {objective.name} needs rows cut for it with the same settings")

@@ -24,6 +24,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.tools.planning import forecast
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.report import render
 from tests.conftest import C4_SAMPLE, SAMPLES, write_corpus_file
 from tests.data_pipeline.test_dedup import OFF, page, write_pages
 from tests.in_process import run_here
@@ -89,7 +90,7 @@ def corpus_file(folder: Path, name: str, **changes: object) -> Path:
 
 def built(config: Path, *overrides: str, until: str = "documents") -> Path:
     with without_ray():
-        return build(load(config, overrides, CorpusConfig), until)
+        return build(load(config, overrides, CorpusConfig), until, render=render)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +110,10 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     """30 planted items in documents of their own; a part of a passage that three questions share, in another."""
     found = report.read(corpora[0])
     kept, before = texts_of(corpora[0]), texts_of(corpora[1])
-    assert len(before) - len(kept) == QUESTIONS + 1 == found["documents"]["dropped"]["contaminated"]
+    assert len(before) - len(kept) == QUESTIONS + 1 == found.documents.dropped["contaminated"]
     assert {url: before[url] for url in kept} == kept
-    sets = found["evaluation_sets"]
-    assert {name: {key: n for key, n in own.items() if key != "bytes"} for name, own in sets.items()} == {
+    sets = found.evaluation_sets
+    assert {name: {key: n for key, n in vars(own).items() if key != "bytes"} for name, own in sets.items()} == {
         "boolq": {"items": 30, "too_short": 0, "found": 17, "share": 0.566667, "documents_dropped": 16},
         "pairs": {"items": 30, "too_short": 0, "found": 15, "share": 0.5, "documents_dropped": 15},
         "short": {"items": 2, "too_short": 1, "found": 0, "share": 0.0, "documents_dropped": 0},
@@ -120,7 +121,7 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     told = (corpora[0] / "report.md").read_text()
     assert "| boolq | 30 | 0 | 17 | 56.67% | 16 |" in told
     assert "<td>56.67%</td>" in (corpora[0] / "report.html").read_text()
-    assert report.read(corpora[1])["evaluation_sets"] == {}
+    assert report.read(corpora[1]).evaluation_sets == {}
 
 
 def test_nothing_is_found_in_text_that_has_no_item(folder):
@@ -206,7 +207,7 @@ def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
 def test_a_plan_has_the_stages_of_the_build(folder, corpora):
     found = report.read(corpora[0])
     planned = forecast.forecast_build(load(folder / "clean.yaml", [], CorpusConfig), found, "of it", workers=2)
-    assert [stage.name for stage in planned.stages] == [stage["name"] for stage in found["stages"]]
+    assert [stage.name for stage in planned.stages] == [stage.name for stage in found.stages]
 
 
 def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder, capsys):

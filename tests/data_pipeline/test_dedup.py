@@ -538,13 +538,13 @@ def test_stats_tell_what_deduplication_dropped(tmp_path, real_pages):
     write_pages(tmp_path / "a.json.gz", real_pages)
     path = write_corpus_file(tmp_path / "corpus.yaml", dedup={"spans": True, "minhash": True})
     stats = report.read(build(load(path, [], CorpusConfig), "documents"))
-    documents = stats["documents"]
-    assert documents["read"] == len(real_pages) == documents["kept"] + sum(documents["dropped"].values())
-    assert documents["dropped"]["duplicate_url"] == 9
-    assert stats["lines"]["read"] == sum(
+    documents = stats.documents
+    assert documents.read == len(real_pages) == documents.kept + sum(documents.dropped.values())
+    assert documents.dropped["duplicate_url"] == 9
+    assert stats.lines.read == sum(
         bool(line.strip()) for one in newest_in_memory(real_pages) for line in one["text"].split("\n")
     )
-    assert stats["lines"]["dropped"]["duplicate_line"] > 60
-    assert stats["spans"]["dropped"]["duplicate_span"] > 0
-    assert len(stats["examples"]["line_duplicate_line"]) == 3
-    assert {"lines-keys", "lines-losers", "minhash-clusters", "deduplicated"} <= {s["name"] for s in stats["stages"]}
+    assert stats.lines.dropped["duplicate_line"] > 60
+    assert stats.spans.dropped["duplicate_span"] > 0
+    assert len(stats.examples["line_duplicate_line"]) == 3
+    assert {"lines-keys", "lines-losers", "minhash-clusters", "deduplicated"} <= {stage.name for stage in stats.stages}

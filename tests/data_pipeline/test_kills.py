@@ -71,6 +71,6 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
         assert f"{stage} unit" in done.stdout  # up to date: what was finished stays
     assert checksums(killed) == checksums(whole)
     found = report.read(killed)
-    assert found["spans"]["dropped"]["duplicate_substring"] == found["evaluation_sets"]["test"]["found"] == 1
+    assert found.spans.dropped["duplicate_substring"] == found.evaluation_sets["test"].found == 1
     assert not list(killed.rglob("*.tmp"))
     psutil.wait_procs(started)  # otherwise the test takes too long: no process outlives its build

@@ -232,7 +232,7 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     """Every held-out token is in a row, and the padding of the last row doesn't count."""
     corpus = open_corpus(small_corpus)
     rows, length = corpus.rows("validation"), corpus.objective.raw_length
-    left = corpus.manifest["splits"]["validation"]["tokens"] - (rows - 1) * length
+    left = corpus.manifest.splits["validation"].tokens - (rows - 1) * length
     assert 2 <= left < length  # the sample's tail
     batch = next(validation_batches(corpus, BatchLayout(0, 1, rows, 1)))
     masked = (batch["labels"][-1] != IGNORE_INDEX).sum() + batch["encoder_attention_mask"][-1].sum()

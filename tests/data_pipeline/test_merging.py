@@ -186,9 +186,9 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
     changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
     corpus = build(changed)
     assert checksums(corpus) == unmerged
-    told = {stage["name"]: stage for stage in report.read(corpus)["stages"]}
-    assert told["tokens-merged"]["units"] == -(-told["tokens"]["units"] // 2)
-    assert told["tokens-merged"]["written_megabytes"] == pytest.approx(told["tokens"]["written_megabytes"], rel=0.1)
+    told = {stage.name: stage for stage in report.read(corpus).stages}
+    assert told["tokens-merged"].units == -(-told["tokens"].units // 2)
+    assert told["tokens-merged"].written_megabytes == pytest.approx(told["tokens"].written_megabytes, rel=0.1)
     planned = forecast.forecast_build(changed, report.read(corpus), "of it", workers=2)
     assert [stage.name for stage in planned.stages] == list(told)
 

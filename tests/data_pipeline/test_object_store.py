@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.manifest import verify
+from data_pipeline.corpus.verify import verify
 from data_pipeline.execution.inputs import list_files
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError

@@ -9,7 +9,7 @@ import webdataset
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.manifest import verify
+from data_pipeline.corpus.verify import verify
 from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, as_batch, validation_batches
@@ -128,8 +128,8 @@ def test_a_row_without_targets_has_no_next_sentence_either():
 
 def test_what_a_row_was_cut_for_is_stored_with_it(make):
     corpus = make(*OBJECTIVES["ul2"], "load")
-    (shard, *_) = corpus.manifest["splits"]["train"]["shards"]
-    samples = list(webdataset.WebDataset(str(corpus.directory / shard["name"]), shardshuffle=False).decode())
+    (shard, *_) = corpus.manifest.splits["train"].shards
+    samples = list(webdataset.WebDataset(str(corpus.directory / shard.name), shardshuffle=False).decode())
     for sample in samples:
         lengths = np.diff(sample["row_offsets.npy"])
         assert sample["denoiser.npy"].shape == lengths.shape

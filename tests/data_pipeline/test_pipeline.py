@@ -18,7 +18,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
-from data_pipeline.corpus.manifest import verify
+from data_pipeline.corpus.verify import verify
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -104,17 +104,17 @@ def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
             if row["split"] == "train":
                 documents[tuple(corpus.tokenizer.encode([row["text"]])[0])] = row["id"]
     found = []
-    for shard in corpus.manifest["splits"]["train"]["shards"]:
+    for shard in corpus.manifest.splits["train"].shards:
         tokens, starts = [], []
-        for sample in webdataset.WebDataset(str(small_corpus / shard["name"]), shardshuffle=False).decode():
+        for sample in webdataset.WebDataset(str(small_corpus / shard.name), shardshuffle=False).decode():
             starts += [len(tokens) + int(start) for start in sample["document_offsets.npy"]]
             tokens += sample["tokens.npy"].tolist()
         ends = [*starts[1:], len(tokens)]
         found += [tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=True)]
     whole = [tokens for tokens in found if tokens in documents]
-    assert len(found) - len(whole) <= len(corpus.manifest["splits"]["train"]["shards"])  # only the last may be cut
+    assert len(found) - len(whole) <= len(corpus.manifest.splits["train"].shards)  # only the last may be cut
     assert len(set(whole)) == len(whole)
-    assert len(found) == corpus.manifest["splits"]["train"]["documents"]
+    assert len(found) == corpus.manifest.splits["train"].documents
 
 
 def test_the_split_is_tfds_rule():
@@ -170,7 +170,7 @@ def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
     trained = f"tokenizer: trained on {len(texts)} of {len(texts)} training documents, "
     assert trained in done.stdout
     sample = {"documents": len(texts), "bytes": len("".join(texts).encode())}
-    assert report.read(tmp_path / "corpus")["tokenizer_sample"] == sample
+    assert vars(report.read(tmp_path / "corpus").tokenizer_sample) == sample
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()} == documents
     assert json.loads((tmp_path / "corpus/manifest.json").read_text())["fingerprint"] != first["fingerprint"]
 
@@ -190,8 +190,8 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path):
     phrases = dict.fromkeys(("s1/2", "s16", "s36/37/39", "s45", "s61"), 1)  # S-Phrases: {{S1/2}}, {{S16}}, …
     assert stats["template_holes"] | phrases == stats["template_holes"]
     for name in phrases:
-        assert f"\n| {name} | 1 |\n" in (tmp_path / "corpus/report.md").read_text()
-        assert f">{name}</span>" in (tmp_path / "corpus/report.html").read_text()
+        assert f"\n| {name} | 1 | █" in (tmp_path / "corpus/report.md").read_text()
+        assert f"<td>{name}</td>" in (tmp_path / "corpus/report.html").read_text()
     assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
     assert stats["inputs"][1]["documents"] == 1000
     assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()
@@ -434,8 +434,8 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     assert "1 of 4 documents kept." in shown.stdout
     counted = report.read(tmp_path / "corpus")
     rules = {"curly_bracket": 1, "language_other": 1, "too_few_sentences": 1}
-    assert counted["documents"] == {"read": 4, "kept": 1, "dropped": rules}
-    assert counted["lines"] == {"read": 5, "dropped": {"no_endmark": 1, "too_short": 1}}
+    assert counted.documents == report.DocumentCounts(4, 1, rules)
+    assert counted.lines == report.LineCounts(5, {"no_endmark": 1, "too_short": 1})
     (kept,) = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()
     assert kept["text"] == pages[0].splitlines()[0]
     assert (kept["language"], kept["timestamp"]) == ("en", "2019-04-25T12:57:54Z")
@@ -490,15 +490,15 @@ def test_stages_run_by_themselves(tmp_path):
         lock(file, None)  # raises if the finished builds still claimed the corpus: other processes may build it
 
 
-def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int]) -> dict:
-    return {"documents": {"read": read, "kept": kept, "dropped": dropped}, "lines": {"read": 9, "dropped": lines}}
+def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int]) -> tuple:
+    return report.DocumentCounts(read, kept, dropped), report.LineCounts(9, lines)
 
 
 def test_what_is_said_where_no_document_is_left():
-    assert report.why_nothing_is_left(counts(0, 0, {}, {})) == "no document was read from the sources"
-    held_out = report.why_nothing_is_left(counts(5, 1, {"empty": 4}, {}))
+    assert report.why_nothing_is_left(*counts(0, 0, {}, {})) == "no document was read from the sources"
+    held_out = report.why_nothing_is_left(*counts(5, 1, {"empty": 4}, {}))
     assert held_out.startswith("no document for training: 1 document left, all held out")
-    assert report.why_nothing_is_left(counts(1200, 0, {"a": 1, "b": 1199}, {"c": 7})) == (
+    assert report.why_nothing_is_left(*counts(1200, 0, {"a": 1, "b": 1199}, {"c": 7})) == (
         "no document is left of 1,200 read; dropped: b 1,199, a 1; lines dropped: c 7"
     )
 
@@ -507,7 +507,7 @@ def test_what_is_said_where_no_document_is_left():
 def test_a_damaged_report_is_one_line(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(
-        UserError, match=r"report.json: damaged; rewrite it with data-pipeline build CORPUS.yaml --repair"
+        UserError, match=r"report.json: damaged: .*; rewrite it with data-pipeline build CORPUS.yaml --repair"
     ) as error:
         report.read(tmp_path)
     assert "\n" not in str(error.value)
@@ -597,14 +597,14 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
         assert {file["file"]: file["sha256"] for file in manifest["inputs"] if file["source"] == "a"} == {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "a").iterdir()
         }
-    units = [found[share]["stages"][0]["units"] for share in found]
+    units = [found[share].stages[0].units for share in found]
     assert (units[0], units[2]) == (14, 2)
     assert 2 < units[1] < 14
     for share in (40_000, 10**7):
         assert written[share] == written[0]
         for key in ("inputs", "documents", "lines", "examples", "lengths", "splits", "sources"):
-            assert found[share][key] == found[0][key], key
-    statuses = {entry["path"]: entry["status"] for entry in found[10**7]["inputs"]}
+            assert getattr(found[share], key) == getattr(found[0], key), key
+    statuses = {entry.path: entry.status for entry in found[10**7].inputs}
     assert {path: status for path, status in statuses.items() if status != "ok"} == {
         "a/3-x.json.gz": "damaged",
         "a/4.json.gz": "unreadable",
@@ -612,7 +612,7 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
     }
     assert len(statuses) == 14
     same = run_here("data-pipeline", "diff", *(tmp_path / f"shared-{share}" for share in (0, 10**7)))
-    assert same.stdout.splitlines()[2:] == [f"{found[0]['documents']['kept']} documents the same in both"]
+    assert same.stdout.splitlines()[2:] == [f"{found[0].documents.kept} documents the same in both"]
     for share in (0, 10**7):
         traced = run_here("data-pipeline", "trace", tmp_path / f"shared-{share}", f"b/6.json.gz/{3:09d}", "--json")
         (found,) = json.loads(traced.stdout)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,14 @@ def settings(small_corpus: Path, *changes: str) -> CorpusConfig:
 def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
     found = report.read(small_corpus)
     planned = forecast.forecast_build(settings(small_corpus), found, "of it", workers=2)
-    built = {stage["name"]: stage for stage in found["stages"]}
+    built = {stage.name: stage for stage in found.stages}
     assert [stage.name for stage in planned.stages] == list(built)
     for stage in planned.stages:
         # How many documents are held out, and so how full the last shards are, is left to chance.
-        assert abs(stage.units - built[stage.name]["units"]) <= (1 if stage.name == "shards" else 0)
-        assert stage.core_seconds == pytest.approx(built[stage.name]["core_seconds"], rel=0.1, abs=0.1)
-        assert stage.disk == pytest.approx(1e6 * built[stage.name]["written_megabytes"], rel=0.5, abs=1e6)
-    tokens = {split: counts["tokens"] + counts["dropped_tokens"] for split, counts in found["splits"].items()}
+        assert abs(stage.units - built[stage.name].units) <= (1 if stage.name == "shards" else 0)
+        assert stage.core_seconds == pytest.approx(built[stage.name].core_seconds, rel=0.1, abs=0.1)
+        assert stage.disk == pytest.approx(1e6 * built[stage.name].written_megabytes, rel=0.5, abs=1e6)
+    tokens = {split: counts.tokens + counts.dropped_tokens for split, counts in found.splits.items()}
     assert sum(planned.tokens.values()) == pytest.approx(sum(tokens.values()), rel=0.01)
 
 
@@ -40,7 +41,7 @@ def test_the_units_follow_from_sizes(small_corpus):
     found = report.read(small_corpus)
     changes = ("characters_per_part=20000", "dedup.documents=true", "dedup.keys_per_bucket=16")
     stages = {one.name: one for one in forecast.forecast_build(settings(small_corpus, *changes), found, "").stages}
-    text = found["sources"]["c4"]["text_read_bytes"]
+    text = found.sources["c4"].text_read_bytes
     assert stages["documents"].units == 3
     assert text / 20_000 <= stages["documents-keys"].units <= text / 20_000 + 3
     assert stages["documents-losers"].units == 16  # 180 keys
@@ -67,8 +68,8 @@ def test_the_calibration_builds_the_first_bytes_of_each_source_and_leaves_nothin
     changes = {"output": str(tmp_path / "corpus"), "sources": sources}
     config = CorpusConfig.model_validate({**settings(small_corpus).model_dump(exclude_unset=True), **changes})
     found = calibrate(config, sample_bytes=300_000)
-    assert found["sources"]["wiki"]["bytes"] == 300_000
-    assert found["sources"]["c4"]["read"] == 180  # all three files, since the largest is smaller
+    assert found.sources["wiki"].bytes == 300_000
+    assert found.sources["c4"].read == 180  # all three files, since the largest is smaller
     assert list(tmp_path.iterdir()) == []
     names = [stage.name for stage in forecast.forecast_build(config, found, "").stages]
     assert names == ["documents", "tokenizer", "tokens", "shards"]
@@ -95,6 +96,6 @@ def test_rays_start_counts_as_the_report_has_it(small_corpus):
 
 def test_speeds_of_other_sources_are_refused(small_corpus):
     found = report.read(small_corpus)
-    found["sources"] = {"other": found["sources"]["c4"]}
+    found = replace(found, sources={"other": found.sources["c4"]})
     with pytest.raises(UserError, match="--speeds: the report lacks source c4"):
         forecast.forecast_build(settings(small_corpus), found, "")

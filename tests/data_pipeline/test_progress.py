@@ -5,7 +5,8 @@ import gzip
 import pytest
 
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.progress import Lines, Progress, advance, counted, doing, noted, noted_in, said, track
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.progress import Lines, Progress, advance, doing, noted, noted_in, said, track
 from data_pipeline.sources.compression.decompress import open_stream
 
 

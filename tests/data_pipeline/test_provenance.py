@@ -20,10 +20,10 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules, rows_of_document
 from data_pipeline.pipeline import build
-from data_pipeline.report_page import as_html
 from data_pipeline.text.tally import Tally, smallest
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY
 from tests.in_process import run_here
@@ -124,7 +124,7 @@ def test_the_traces_of_all_documents_add_up_to_the_report_and_the_documents(pair
             assert found.steps[-1].text == written["text"]
             assert (found.language, found.split) == (written["language"], written["split"])
         assert (page_id(number) in kept) is not bool(rule)
-    dropped = report.read(corpus)["documents"]["dropped"]
+    dropped = report.read(corpus).documents.dropped
     assert rules == {rule: n for rule, n in dropped.items() if n}
 
 
@@ -205,7 +205,7 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
         "text_differs": text,
         "split_differs": {},
     }
-    in_a = report.read(pair[0])["documents"]["kept"]
+    in_a = report.read(pair[0]).documents.kept
     assert found["same"] + sum(by_rule["text_differs"].values()) == in_a
     assert found["only_in_b"] == [{"rule": "language_other in A", "documents": 1, "examples": [page_id(3)]}]
 
@@ -214,7 +214,7 @@ def test_diff_of_a_corpus_with_itself_is_empty(pair):
     done = run_here("data-pipeline", "diff", pair[0], pair[0].with_suffix(".yaml"), "--json")
     found = json.loads(done.stdout)
     assert (found["same"], found["only_in_a"], found["text_differs"]) == (
-        report.read(pair[0])["documents"]["kept"],
+        report.read(pair[0]).documents.kept,
         [],
         [],
     )
@@ -294,10 +294,10 @@ def test_examples_are_chosen_by_hash_whatever_the_order():
 def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):
     page = (pair[0] / "report.html").read_text()
     found = report.read(pair[0])
-    assert page == as_html(found)
+    assert page == render(found)[report.HTML]
     assert not re.search(r"<script|<link|<img|src=|@import|url\(", page)
-    for rule in (*found["documents"]["dropped"], *found["lines"]["dropped"]):
-        assert f">{rule}</b>" in page
-    assert sum(found["token_lengths"].values()) == found["documents"]["kept"]
-    found["examples"]["empty"] = ["<script>alert(1)</script>"]
-    assert "<blockquote>&lt;script&gt;alert(1)&lt;/script&gt;</blockquote>" in as_html(found)
+    for rule in (*found.documents.dropped, *found.lines.dropped):
+        assert f"<td>{rule}</td>" in page
+    assert sum(found.token_lengths.values()) == found.documents.kept
+    found.examples["empty"] = ["<script>alert(1)</script>"]
+    assert "<blockquote>&lt;script&gt;alert(1)&lt;/script&gt;</blockquote>" in render(found)[report.HTML]

@@ -16,7 +16,6 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
-from data_pipeline.report_page import as_html
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
@@ -131,14 +130,14 @@ def traced(corpus: Path, number: int) -> dict:
 def test_each_rule_is_counted_and_named_in_the_report(built):
     found = report.read(built[0])
     dropped = {"gopher_too_few_words": 1, "gopher_duplicate_lines": 1, "classifier": 1}
-    assert found["documents"] == {"read": len(PAGES), "kept": len(PAGES) - 3, "dropped": dropped}
-    assert found["masked"] == {"email": 2, "ip": 1, "phone": 1}
-    assert found["sources"]["jsonl"]["dropped"] == dropped
+    assert found.documents == report.DocumentCounts(len(PAGES), len(PAGES) - 3, dropped)
+    assert found.masked == {"email": 2, "ip": 1, "phone": 1}
+    assert found.sources["jsonl"].dropped == dropped
     text = (built[0] / "report.md").read_text()
     assert all(rule in text for rule in dropped)
     assert "## Masked personal data" in text
     assert "| email | 2 |" in text
-    assert "Masked personal data" in as_html(found)
+    assert "Masked personal data" in (built[0] / "report.html").read_text()
     assert not any(secret in text for secret in ("ann@", "93.184", "555-0123"))
 
 
@@ -173,7 +172,7 @@ def documents(corpus: Path) -> list[str]:
 def test_a_diff_names_the_rules(built):
     found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3)
     counts = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in ("only_in_b", "text_differs")}
-    shared = report.read(built[1])["documents"]["kept"]
+    shared = report.read(built[1]).documents.kept
     only = {"gopher_too_few_words in A": 1, "classifier in A": 1}
     if shared == len(PAGES):
         only["gopher_duplicate_lines in A"] = 1  # without the rule, line deduplication drops that page
@@ -193,7 +192,7 @@ def test_another_model_at_the_same_path_cleans_again(built):
     write_model(model, outputs=0 * OUTPUTS)  # 0.5 for every page, which is kept
     with without_ray():
         build(config, until="documents")
-    assert "classifier" not in report.read(corpus)["documents"]["dropped"]
+    assert "classifier" not in report.read(corpus).documents.dropped
     model.write_bytes(before)
     with without_ray():
         build(config, until="documents")
@@ -239,4 +238,4 @@ def test_both_sides_of_a_pair_are_masked(tmp_path):
     config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source], "rows": rows})
     with without_ray():
         build(config, until="documents")
-    assert report.read(Path(config.output))["masked"] == {"email": 40, "phone": 40}
+    assert report.read(Path(config.output)).masked == {"email": 40, "phone": 40}

@@ -19,6 +19,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.report import render
 from tests.conftest import C4_SAMPLE, write_corpus_file
 from tests.data_pipeline.test_dedup import OFF, dealt, page, write_pages
 
@@ -31,7 +32,7 @@ def cleaned(folder: Path, files: list[list[dict[str, str]]], **dedup: object) ->
         write_pages(folder / f"{number:03d}.json.gz", pages)
     path = write_corpus_file(folder / "corpus.yaml", dedup={**OFF, "substrings": True, **dedup})
     with without_ray():
-        return build(load(path, [], CorpusConfig), "documents")
+        return build(load(path, [], CorpusConfig), "documents", render=render)
 
 
 def texts_of(corpus: Path) -> dict[str, str]:
@@ -89,11 +90,11 @@ def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, f
     assert {url: " ".join(text.split()) for url, text in found.items()} == expected
     changed = [one for one in pages if expected.get(one["url"]) != " ".join(one["text"].split())]
     assert len(changed) > 25
-    spans = report.read(corpus)["spans"]
-    assert spans["dropped"]["duplicate_substring"] >= len(changed)
+    spans = report.read(corpus).spans
+    assert spans.dropped["duplicate_substring"] >= len(changed)
     dropped = sum(len(one["text"].split()) - len(expected.get(one["url"], "").split()) for one in pages)
-    assert spans["substring_words"] == dropped
-    assert f"{spans['dropped']['duplicate_substring']:,}" in (corpus / "report.md").read_text()
+    assert spans.substring_words == dropped
+    assert f"{spans.dropped['duplicate_substring']:,}" in (corpus / "report.md").read_text()
 
 
 def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
@@ -108,7 +109,7 @@ def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
     corpus = cleaned(tmp_path, [made[:1], made[1:]])
     found = texts_of(corpus)
     assert {url: " ".join(text.split()) for url, text in found.items()} == in_memory(made)
-    assert report.read(corpus)["spans"] == {"dropped": {"duplicate_substring": 1}, "substring_words": 80}
+    assert report.read(corpus).spans == report.SpanCounts({"duplicate_substring": 1}, 80)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
         assert same(again, tokenizer)
         assert again.encode(texts) == tokenizer.encode(texts)
         assert again.describe() == described
-    assert (described["special"]["[R]"], described["first_sentinel"]) == (tokenizer.pieces, tokenizer.size - 1)
+    assert (described.special["[R]"], described.first_sentinel) == (tokenizer.pieces, tokenizer.size - 1)
     with pytest.raises(FailedError, match="not the tokenizer"):
         load(tmp_path, {**described, "sha256": "0" * 64})
     (tmp_path / "tokenizer/description.json").unlink()
@@ -339,11 +339,11 @@ def test_a_build_tells_which_characters_have_no_token(small_corpus):
             pieces = [piece for piece in processor.encode(text, return_type="proto").pieces if piece.id == 2]
             unknown += len(pieces)
             behind.update("".join(piece.surface for piece in pieces))
-    found = report.read(small_corpus)["coverage"]
-    assert (found["unknown"], found["bytes"]) == (unknown, 0)
+    found = report.read(small_corpus).coverage
+    assert (found.unknown, found.bytes) == (unknown, 0)
     assert unknown > 10
     most = sorted(behind.items(), key=lambda item: (-item[1], item[0]))[:10]
-    assert list(found["characters"].items()) == most
+    assert list(found.characters.items()) == most
     assert f"{unknown:,} of them unknown" in report.coverage(report.read(small_corpus))
     assert "## Characters without a token" in (small_corpus / "report.md").read_text()
     assert f"{unknown:,} of" in (small_corpus / "report.html").read_text()
@@ -369,13 +369,13 @@ def test_the_full_stop_of_gpt2_ends_sentences(gpt2, bart):
 
 def test_a_corpus_in_barts_ids(bart_corpus, bart):
     corpus = open_corpus(bart_corpus)
-    described = corpus.manifest["tokenizer"]
-    assert (described["kind"], described["size"], described["mask"]) == ("byte_level_bpe", 50_286, 50_264)
-    assert (described["special"]["[R]"], described["first_sentinel"]) == (50_265, 50_285)
+    described = corpus.manifest.tokenizer
+    assert (described.kind, described.size, described.mask) == ("byte_level_bpe", 50_286, 50_264)
+    assert (described.special["[R]"], described.first_sentinel) == (50_265, 50_285)
     assert same(corpus.tokenizer, Tokenizer(bart.model, ["[R]"], 20))
     assert {path.name for path in (bart_corpus / "tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
     texts = [row["text"] for row in pq.read_table(bart_corpus / "documents/part-00000.parquet").to_pylist()]
-    assert sum(split["tokens"] for split in corpus.manifest["splits"].values()) <= sum(map(len, bart.encode(texts)))
+    assert sum(split.tokens for split in corpus.manifest.splits.values()) <= sum(map(len, bart.encode(texts)))
     shown = run_here("data-pipeline", "show", bart_corpus, "-n", "2")
     assert shown.returncode == 0, shown.stderr
     assert "<extra_id_0>" in shown.stdout

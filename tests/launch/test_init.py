@@ -208,7 +208,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     built = run_here("data-pipeline", "build", "first.corpus.yaml")
     assert built.returncode == 0, built.stderr
     finished = open_corpus("corpora/first")
-    assert sum(split["documents"] for split in finished.manifest["splits"].values()) >= 60
+    assert sum(split.documents for split in finished.manifest.splits.values()) >= 60
     setup = validate(load("first.run.yaml", [], RunConfig), 0, 1)
     assert setup.warnings == []
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps

@@ -58,7 +58,7 @@ def put(small_corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def objective(small_corpus):
-    return {"name": "prefix_lm", "length": open_corpus(small_corpus).manifest["rows"]["raw_length"]}
+    return {"name": "prefix_lm", "length": open_corpus(small_corpus).manifest.rows.raw_length}
 
 
 # What the teacher says of each target

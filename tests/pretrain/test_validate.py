@@ -40,7 +40,7 @@ def prepared(small_corpus, tmp_path):
 
 @pytest.fixture
 def raw_length(small_corpus):
-    return open_corpus(small_corpus).manifest["rows"]["raw_length"]
+    return open_corpus(small_corpus).manifest.rows.raw_length
 
 
 def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
@@ -161,8 +161,8 @@ def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, 
 
 def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_with_noise):
     train = [{"corpus": str(small_corpus), "weight": 3}, {"corpus": str(corpus_built_with_noise)}]
-    splits = [open_corpus(entry["corpus"]).manifest["splits"]["train"] for entry in train]
-    sizes = [(split["rows"], split["tokens"]) for split in splits]
+    splits = [open_corpus(entry["corpus"]).manifest.splits["train"] for entry in train]
+    sizes = [(split.rows, split.tokens) for split in splits]
     for mixing, wanted in (
         (None, [0.75, 0.25]),
         ({"temperature": 2.0}, [3 * sizes[0][1] ** 0.5, sizes[1][1] ** 0.5]),

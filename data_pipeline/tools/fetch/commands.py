@@ -10,7 +10,7 @@ import typer
 
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _fetch(
     what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", connections: int, recheck: bool
 ) -> None:
     """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
-    from data_pipeline.foundation.progress import in_time
+    from data_pipeline.foundation.formatting import duration
     from data_pipeline.tools.fetch.many import check_room, fetch_files
     from data_pipeline.tools.fetch.meter import in_bytes
 
@@ -155,7 +155,7 @@ def _fetch(
     check_room(files, output)
     started = time.monotonic()
     outcome = fetch_files(files, output, client, connections, recheck)
-    took = f"{in_bytes(outcome.received)} in {in_time(time.monotonic() - started)}"
+    took = f"{in_bytes(outcome.received)} in {duration(time.monotonic() - started)}"
     print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} already there")
     if outcome.failed:
         lines = [f"{path}: {reason}" for path, reason in sorted(outcome.failed.items())]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from data_pipeline.foundation.progress import in_time
+from data_pipeline.foundation.formatting import duration
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 30.0
@@ -59,7 +59,7 @@ class DownloadMeter:
         if total:
             line += f" of {'' if len(self._sizes) == self.files else 'about '}{in_bytes(total)}"
         line += f", {in_bytes(rate)}/s"
-        return line + (f", {in_time((total - self.bytes_done) / rate)} left" if total and rate > 0 else "")
+        return line + (f", {duration((total - self.bytes_done) / rate)} left" if total and rate > 0 else "")
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ PIECES = 1000  # a larger vocabulary needs more text than the sample has
 _WARMING_BYTES = 1_000_000  # the first pages pay for imports; bz2 yields nothing of less than a block
 
 
-def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.Json:
+def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.Report:
     """The report of a corpus built in this process from the first `sample_bytes` of each source's largest files."""
     with tempfile.TemporaryDirectory() as folder:
         for size in (min(_WARMING_BYTES, sample_bytes), sample_bytes):
@@ -29,7 +29,7 @@ def calibrate(config: CorpusConfig, sample_bytes: int = SAMPLE_BYTES) -> report.
     return found
 
 
-def _built(config: CorpusConfig, folder: Path, size: int) -> report.Json:
+def _built(config: CorpusConfig, folder: Path, size: int) -> report.Report:
     folder.mkdir(exist_ok=True)
     sources = [
         _sampled(source, folder / "sources" / source.name, size, Path(config.output)) for source in config.sources

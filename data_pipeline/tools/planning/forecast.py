@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich import filesize
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
@@ -25,8 +24,8 @@ from data_pipeline.execution.merging import level_name
 from data_pipeline.execution.workers import are_small
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import counted, in_time
-from data_pipeline.report import Json
+from data_pipeline.foundation.formatting import counted, duration, human_size
+from data_pipeline.report import Report
 from data_pipeline.stages import evaluation_sets, sampling
 from data_pipeline.stages.deduplication import step_of
 from data_pipeline.stages.tokens import token_dtype
@@ -82,48 +81,48 @@ class Forecast:
 class _Speeds:
     """What a report says of speeds and sizes."""
 
-    def __init__(self, report: Json, config: CorpusConfig):
-        self._stages = {stage["name"]: stage for stage in report["stages"]}
-        self._report, self._sources = report, report["sources"]
+    def __init__(self, report: Report, config: CorpusConfig):
+        self._stages = {stage.name: stage for stage in report.stages}
+        self._report, self._sources = report, report.sources
         missing = {source.name for source in config.sources} - set(self._sources)
         if missing or "tokens" not in self._stages:
             lacks = f"source {', '.join(sorted(missing))}" if missing else "the stages up to the shards"
             raise UserError(f"--speeds: the report lacks {lacks}; name a finished corpus with the same sources")
-        self.pieces: int = report["pieces"]
-        text = max(1, sum(source["text_read_bytes"] for source in self._sources.values()))
-        self.bytes_per_document = text / max(1, report["documents"]["read"])
-        kept = max(1, sum(source["text_bytes"] for source in self._sources.values()))
-        tokens = sum(split["tokens"] + split["dropped_tokens"] for split in report["splits"].values())
+        self.pieces: int = report.pieces
+        text = max(1, sum(source.text_read_bytes for source in self._sources.values()))
+        self.bytes_per_document = text / max(1, report.documents.read)
+        kept = max(1, sum(source.text_bytes for source in self._sources.values()))
+        tokens = sum(split.tokens + split.dropped_tokens for split in report.splits.values())
         self.tokens_per_byte = tokens / kept
-        self.ray_start = sum(stage.get("ray_start_seconds", 0.0) for stage in report["stages"])
+        self.ray_start = sum(stage.ray_start_seconds or 0.0 for stage in report.stages)
 
     def of(self, stage: str) -> float:
         """Bytes per core-second. A stage that wasn't measured counts as fast as reading and writing documents."""
         found = self._stages.get(stage) or self._stages.get("deduplicated") or self._stages["tokens"]
-        return 1e6 * (found["megabytes_per_core_second"] or 1000.0)
+        return 1e6 * (found.megabytes_per_core_second or 1000.0)
 
     def written(self, stage: str) -> float | None:
         """Bytes written for each byte of input; None for a stage that wasn't measured."""
         found = self._stages.get(stage)
-        return found["written_megabytes"] / found["megabytes"] if found and found["megabytes"] else None
+        return found.written_megabytes / found.megabytes if found and found.megabytes else None
 
     def text(self, source: str, key: str) -> float:
         """Bytes of text, before (`text_read_bytes`) or after deduplication, for each byte of a source."""
         found = self._sources[source]
-        return found[key] / max(1, found["bytes"])
+        return getattr(found, key) / max(1, found.bytes)
 
     def training(self, sample_bytes: float) -> float:
         """Core-seconds of the tokenizer's training.
 
         Much of it doesn't depend on the sample, so what a larger sample adds has a speed of its own.
         """
-        measured = self._report["tokenizer_sample"].get("bytes", 0)
-        seconds = self._stages["tokenizer"]["core_seconds"] if measured else 0.0
+        sample = self._report.tokenizer_sample
+        measured, seconds = (sample.bytes, self._stages["tokenizer"].core_seconds) if sample else (0, 0.0)
         more = max(0.0, sample_bytes - measured) / _ASSUMED["training"]
         return more + seconds * min(1.0, sample_bytes / max(1, measured))
 
 
-def forecast_build(config: CorpusConfig, report: Json, measured: str, workers: int | None = None) -> Forecast:
+def forecast_build(config: CorpusConfig, report: Report, measured: str, workers: int | None = None) -> Forecast:
     """The forecast of a build by `workers` (all of this machine's cores by default) at the speeds of `report`.
 
     A build that is too small for a cluster has one worker.
@@ -151,7 +150,7 @@ def as_text(found: Forecast) -> str:
     ]
     lines += [
         f"{stage.name:23}{stage.units:>7,}{stage.megabytes:>10,.{1 if stage.megabytes < 10_000 else 0}f}"
-        f"{stage.core_seconds:>9,.0f}{stage.seconds:>7,.0f}{_size(stage.memory):>9}{_size(stage.disk):>9}"
+        f"{stage.core_seconds:>9,.0f}{stage.seconds:>7,.0f}{human_size(stage.memory):>9}{human_size(stage.disk):>9}"
         f"{_thousands(stage.opens):>6}"
         for stage in found.stages
     ]
@@ -159,7 +158,7 @@ def as_text(found: Forecast) -> str:
     waiting = f", {found.ray_start:.0f} s of it for Ray to start" if found.ray_start else ""
     lines += [
         f"tokens: {tokens}",
-        f"time: {in_time(found.seconds)}{waiting}; disk: {_size(found.disk)}",
+        f"time: {duration(found.seconds)}{waiting}; disk: {human_size(found.disk)}",
     ]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 
@@ -316,23 +315,20 @@ def _warnings(config: CorpusConfig, stages: list[StageForecast], files: list[Inp
     )
     disk, needed = shutil.disk_usage(there).free, sum(stage.disk for stage in stages)
     if needed > disk:
-        yield f"output: the build writes {_size(needed)}, and {_size(disk)} are free in {there}"
+        yield f"output: the build writes {human_size(needed)}, and {human_size(disk)} are free in {there}"
     for stage in stages:
         at_once = min(workers, stage.units) * stage.memory
         if at_once > free:
             many = f"{min(workers, stage.units):,} workers take" if stage.units > 1 else "takes"
             way_out = "tokenizer.sample_bytes" if stage.name == "tokenizer" else "ray.num_cpus"
-            yield f"{stage.name}: {many} {_size(at_once)} of memory, and {_size(free)} are free here; lower {way_out}"
+            need = f"{many} {human_size(at_once)} of memory, and {human_size(free)} are free here"
+            yield f"{stage.name}: {need}; lower {way_out}"
         if stage.opens > _MANY_OPENS:
-            yield f"{stage.name}: opens {stage.opens:,} files: {in_time(stage.opens * 1e-3 / workers)} at 1 ms each"
+            yield f"{stage.name}: opens {stage.opens:,} files: {duration(stage.opens * 1e-3 / workers)} at 1 ms each"
     largest = max(files, key=lambda file: file.bytes)
     total = sum(file.bytes for file in files)
     if len(files) > 1 and largest.bytes > 2 * total / workers and _ranges(largest, config.bytes_per_unit) == 1:
-        yield f"{largest.name}: one worker reads its {_size(largest.bytes)} alone, while the others wait"
-
-
-def _size(size: float) -> str:
-    return filesize.decimal(round(size))
+        yield f"{largest.name}: one worker reads its {human_size(largest.bytes)} alone, while the others wait"
 
 
 def _thousands(count: int) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.progress import counted, track
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.progress import track
 from data_pipeline.tools.provenance.document_trace import (
     DocumentTrace,
     Drop,

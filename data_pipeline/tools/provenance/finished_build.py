@@ -5,8 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import manifest
+from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.manifest import FILE, read_manifest
 from data_pipeline.execution.parts import Part, parts_of
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
 from data_pipeline.foundation.config_file import check, load
@@ -91,7 +92,7 @@ def open_build(location: Path) -> FinishedBuild:
     Raises UserError if there is none, or if it was made with other settings than the corpus file has now.
     """
     if location.is_dir():
-        settings = location / manifest.SETTINGS
+        settings = location / write_manifest.SETTINGS
         try:
             config = check(read_json(settings, dict[str, Any]), CorpusConfig, str(settings))
         except FileNotFoundError:
@@ -103,7 +104,6 @@ def open_build(location: Path) -> FinishedBuild:
         build = FinishedBuild(location, Path(config.output), config)
     if not build.documents:
         raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
-    recorded = build.directory / "manifest.json"
-    if recorded.exists() and read_json(recorded, dict[str, Any]).get("config") != manifest.lineage(config):
+    if (build.directory / FILE).exists() and read_manifest(build.directory).config != write_manifest.lineage(config):
         raise UserError(f"{location}: {build.directory} was built with other settings; run data-pipeline build")
     return build

@@ -43,7 +43,7 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
         return None
     corpus, config = open_corpus(build.directory), build.config
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]
-    shards = corpus.manifest["splits"].get(split, {"shards": []})["shards"]
+    shards = corpus.manifest.splits[split].shards if split in corpus.manifest.splits else []
     (together,) = (source.together for source in config.sources if source.name == identity.partition("/")[0])
     hash_ = tokens.shuffle_hash(config.seed, identity, together)
     count = _tokens_of(build, files, split, hash_)
@@ -56,7 +56,7 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
     vocabulary = tokenizer.load(build.directory, config.tokenizer.layout).vocabulary
     rules = rules_of(RowsSpec(bucket, config.seed, config.rows, config.tokenizer, ""), vocabulary)
     rows = rows_of_document(documents, rules, config.rows.packing, before)
-    shard = shards[number]["name"]
+    shard = shards[number].name
     if not rows:
         return TokenLocation(count, shard, None if rows is None else (), [])
     blocks = corpus.blocks(split)

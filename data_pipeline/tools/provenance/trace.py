@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.tools.provenance.document_trace import DocumentTrace, Drop, StepTrace, trace_records
 from data_pipeline.tools.provenance.find_records import records_named
 from data_pipeline.tools.provenance.finished_build import FinishedBuild

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.foundation.processes import ProcessGroup
-from data_pipeline.foundation.progress import counted, in_time
 from launch.rank_processes import PROGRAM_REPORT
 from launch.tools.doctor.findings import Finding
 
@@ -120,7 +120,7 @@ def _time(setup: "ValidatedRun", settings: Settings) -> Finding:
     machines = max(1, settings.all_ranks // here)
     left = cpu.seconds_left(setup.config, setup.model, setup.lengths, setup.train_state.step, here) / machines
     share = f"{cpu.share(setup.model.width):.0%} of {cpu.product_flops() / 1e9:,.0f} GFLOP/s"
-    found = f"about {in_time(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
+    found = f"about {duration(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
     if left < _LONG:
         return Finding("time", "ok", found)
     remedy = "take a smaller model, as launch init chooses one, fewer steps, or GPUs"

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from launch.tools.doctor.findings import Finding
 from pretrain.run.cpu_speed import product_flops
 from pretrain.run.gpus import gpu_of_device

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import data_pipeline
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import counted, in_time
+from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.sources import OPTIONS
 from launch.tools.scaffold.machine import Course, Machine, an_hour, as_named, model_named
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
@@ -146,7 +146,7 @@ def write_first_files(
     for path, content in contents.items():
         with path.open("x") as file:
             file.write(content)
-    seconds = in_time(course.steps * course.seconds)
+    seconds = duration(course.steps * course.seconds)
     lines = [
         *found.lines,
         f"machine: {machine}",
@@ -224,7 +224,7 @@ def _run_file(name: str, corpus: str, course: Course, machine: Machine) -> str:
     rate = _RATES.get(course.model, "3.0e-4")
     return _RUN.format(
         model=course.model,
-        time=f": about {in_time(steps * course.seconds)} on {machine.name}",
+        time=f": about {duration(steps * course.seconds)} on {machine.name}",
         name=_quoted(name),
         directory=_quoted(f"runs/{name}"),
         corpus=_quoted(corpus),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.size import size_of
 from pretrain.models.families import AnyModelConfig

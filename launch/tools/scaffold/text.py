@@ -14,7 +14,7 @@ from typing import Any
 from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.recognition import look_of
 

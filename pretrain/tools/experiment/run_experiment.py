@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent
 from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.results import results

@@ -100,7 +100,7 @@ def _rows_per_step(config: RunConfig) -> float:
 
 def _tokens_per_row(setup: ValidatedRun) -> float:
     """Tokens of text, before any noise, in a training row: what the corpora's manifests count, by the run's mixture."""
-    means = [corpus.manifest["splits"]["train"]["tokens"] / corpus.rows("train") for corpus in setup.training]
+    means = [corpus.manifest.splits["train"].tokens / corpus.rows("train") for corpus in setup.training]
     return sum(share * mean for share, mean in zip(setup.shares.values(), means, strict=True))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from data_pipeline.foundation.progress import counted
+from data_pipeline.foundation.formatting import counted
 from pretrain.tools.plan.planner import GIB, HEAD, RESERVED, Option, Planner
 from pretrain.tools.plan.step_time import EFFICIENCY
 from pretrain.zero.memory import SAFE

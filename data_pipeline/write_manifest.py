@@ -1,6 +1,7 @@
-"""The manifest of a built corpus: shards, blocks, counts, checksums and lineage."""
+"""Writes what a build records of a corpus: blocks.parquet, manifest.json, and the settings it was made with."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,46 +10,52 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.corpus import DOCUMENTS, FORMAT_VERSION
+from data_pipeline.corpus.corpus import DOCUMENTS
+from data_pipeline.corpus.manifest import (
+    FILE,
+    FORMAT_VERSION,
+    BlocksEntry,
+    DocumentsEntry,
+    InputEntry,
+    Manifest,
+    RowsEntry,
+    ShardEntry,
+    SplitEntry,
+    TokenizerEntry,
+)
+from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.sources import OPTIONS
 from data_pipeline.stages.built import Built
+from data_pipeline.stages.shards import ShardResult
 from data_pipeline.tokenizer import load
 
 SETTINGS = ".stages/config.json"
+BLOCKS = "blocks.parquet"
 _BLOCK_SCHEMA = pa.schema(
-    [
-        ("split", pa.string()),
-        ("shard", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("first_row", pa.int64()),
-        ("rows", pa.int64()),
-        ("tokens", pa.int64()),
-        ("sha256", pa.string()),
-    ]
+    [(name, pa.string()) for name in ("split", "shard")]
+    + [(name, pa.int64()) for name in ("offset", "length", "first_row", "rows", "tokens")]
+    + [("sha256", pa.string())]
 )
 
 
 def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
     tokenizer = load(corpus, config.tokenizer.layout)
-    rows = {**config.rows.model_dump(), "raw_length": config.rows.objective.raw_length}
-    splits: dict[str, dict[str, Any]] = {}
-    blocks = []
+    rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
+    splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in built.shards:
-        shard = unit.result
-        split = splits.setdefault(shard.split, {"rows": 0, "tokens": 0, "documents": 0, "shards": []})
-        split["rows"] += shard.rows
-        split["tokens"] += shard.tokens
-        split["documents"] += shard.documents
-        ((name, output),) = unit.outputs.items()
-        split["shards"].append({"name": name, "rows": shard.rows, **asdict(output)})
-        blocks += [{"split": shard.split, "shard": name, **asdict(block)} for block in shard.blocks]
-    with atomic_path(corpus / "blocks.parquet") as path:
+        splits.setdefault(unit.result.split, []).append(unit)
+    blocks = [
+        {"split": unit.result.split, "shard": name, **asdict(block)}
+        for unit in built.shards
+        for name in unit.outputs
+        for block in unit.result.blocks
+    ]
+    with atomic_path(corpus / BLOCKS) as path:
         pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
     identity = {
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
@@ -56,40 +63,44 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         "seed": config.seed,
         "shards": [checksum for unit in built.shards for checksum in unit.checksums],
     }
-    write_json(
-        corpus / "manifest.json",
-        {
-            "format_version": FORMAT_VERSION,
-            "name": config.name,
-            "fingerprint": fingerprint(identity),
-            "seed": config.seed,
-            "tokenizer": tokenizer.describe(),
-            "rows": rows,
-            "splits": splits,
-            "inputs": [
-                {
-                    "source": unit.result.source,
-                    "file": of.file,
-                    "bytes": of.bytes,
-                    "sha256": of.sha256,
-                    "status": of.status,
-                }
-                for unit in built.documents
-                for of in unit.result.inputs
-                if of.range.start == 0
-            ],
-            "config": lineage(config),
-            "documents": [
-                {"name": name, **asdict(output)}
-                for unit in (*built.documents, *built.deduplicated)
-                for name, output in unit.outputs.items()
-                if name.startswith(DOCUMENTS)
-            ],
-            "blocks": {"file": "blocks.parquet", "sha256": sha256(corpus / "blocks.parquet")},
-            "code_version": code_version(),
-        },
-        sealed=True,
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name=config.name,
+        fingerprint=fingerprint(identity),
+        seed=config.seed,
+        tokenizer=TokenizerEntry(**tokenizer.describe()),
+        rows=rows,
+        splits={name: _split(units) for name, units in splits.items()},
+        inputs=[
+            InputEntry(unit.result.source, of.file, of.bytes, of.sha256, of.status)
+            for unit in built.documents
+            for of in unit.result.inputs
+            if of.range.start == 0
+        ],
+        config=lineage(config),
+        documents=[
+            DocumentsEntry(name, output.bytes, output.sha256)
+            for unit in (*built.documents, *built.deduplicated)
+            for name, output in unit.outputs.items()
+            if name.startswith(DOCUMENTS)
+        ],
+        blocks=BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
+        code_version=code_version(),
     )
+    write_json(corpus / FILE, manifest, sealed=True)
+
+
+def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
+    shards = [
+        ShardEntry(name, unit.result.rows, output.bytes, output.sha256)
+        for unit in units
+        for name, output in unit.outputs.items()
+    ]
+    results = [unit.result for unit in units]
+    rows, tokens, documents = (
+        sum(getattr(result, count) for result in results) for count in ("rows", "tokens", "documents")
+    )
+    return SplitEntry(rows, tokens, documents, shards)
 
 
 def write_settings(config: CorpusConfig, corpus: Path) -> None:
@@ -98,12 +109,12 @@ def write_settings(config: CorpusConfig, corpus: Path) -> None:
     The file is the build's own, below `.stages`: no copy of a corpus needs it. Passwords in URLs are left out.
     """
     settings = config.model_dump(mode="json", exclude_unset=True)
-    for source, given in zip(settings["sources"], config.sources, strict=True):
-        source["path"] = _absolute(given.path)
-    for given_set, of in zip(
+    for given, source in zip(settings["sources"], config.sources, strict=True):
+        given["path"] = _absolute(source.path)
+    for given, one in zip(
         settings.get("decontamination", {}).get("sets", []), config.decontamination.sets, strict=False
     ):
-        given_set["path"] = _absolute(of.path)
+        given["path"] = _absolute(one.path)
     settings = masked_values({**settings, "output": str(corpus.absolute())})
     if read_sound_json(corpus / SETTINGS, dict[str, Any]) != settings:
         write_json(corpus / SETTINGS, settings)

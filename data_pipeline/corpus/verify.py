@@ -1,0 +1,135 @@
+"""Checks a finished corpus against its manifest."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from data_pipeline.corpus.blocks import count_rows, decode_block
+from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
+from data_pipeline.corpus.manifest import ShardEntry
+from data_pipeline.foundation import stores
+from data_pipeline.foundation.json_file import seal_holds
+from data_pipeline.foundation.progress import track
+
+SHARDS, REPORT = "shards/", "report.json"
+_CHUNK = 1 << 20
+
+
+def verify(corpus: Corpus) -> list[str]:
+    """One line for each damaged file; none if every checksum and count matches.
+
+    A copy of a corpus may lack `documents/`, which training doesn't need, and the report. Files of a remote corpus are
+    read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
+    if its store refuses or doesn't answer.
+    """
+    manifest, with_documents = corpus.manifest, has_documents(corpus)
+    problems = list(_verify_file(corpus, manifest.blocks.file, manifest.blocks.sha256))
+    blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
+    files = manifest.tokenizer.files | ({one.name: one.sha256 for one in manifest.documents} if with_documents else {})
+    checks: list[Callable[[], Iterator[str]]] = [partial(_verify_file, corpus, *item) for item in files.items()]
+    for split, entry in manifest.splits.items():
+        checks += [partial(_verify_shard, corpus, shard, blocks.get(split)) for shard in entry.shards]
+    with ThreadPoolExecutor() as pool:
+        try:
+            for found in track(pool.map(lambda check: list(check()), checks), len(checks), "verify"):
+                problems += found
+        finally:
+            pool.shutdown(cancel_futures=True)
+    problems += _verify_report(corpus)
+    known = {shard.name for shard in manifest.shards} | {file.name for file in manifest.documents}
+    folders = [SHARDS, *([DOCUMENTS] if with_documents else [])]
+    unknown = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
+    problems += [f"{corpus.location}/{name}: not in the manifest; remove it" for name in unknown]
+    for split, in_blocks in blocks.items():
+        rows = manifest.splits[split].rows
+        if rows != int(in_blocks.rows.sum()):
+            problems.append(f"{split}: {rows} rows in the manifest, {in_blocks.rows.sum()} in blocks")
+    return problems
+
+
+def has_documents(corpus: Corpus) -> bool:
+    """Whether this copy of the corpus has its documents."""
+    return bool(corpus.manifest.documents) and stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}")
+
+
+def _verify_report(corpus: Corpus) -> Iterator[str]:
+    try:
+        with _open(corpus, REPORT) as file:
+            content = file.read()
+    except FileNotFoundError:
+        return
+    holds = seal_holds(content)
+    if holds is False:
+        yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
+    elif holds:
+        for name, expected in json.loads(content)["files"].items():
+            yield from _verify_file(corpus, name, expected)
+
+
+def _files_below(corpus: Corpus, folder: str) -> list[str]:
+    """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
+    filesystem, root = stores.filesystem(corpus.location)
+    found = stores.patiently(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
+    names = [PurePosixPath(path).relative_to(root.rstrip("/")) for path in found]
+    return [str(name) for name in names if not name.name.startswith(".")]
+
+
+def _verify_file(corpus: Corpus, name: str, expected: str) -> Iterator[str]:
+    digest = hashlib.sha256()
+    try:
+        with _open(corpus, name) as file:
+            _hash_rest(file, digest)
+    except FileNotFoundError:
+        yield f"{corpus.location}/{name}: missing"
+        return
+    if digest.hexdigest() != expected:
+        yield f"{corpus.location}/{name}: sha256 differs from the manifest's"
+
+
+def _verify_shard(corpus: Corpus, shard: ShardEntry, blocks: Blocks | None) -> Iterator[str]:
+    """Reads the shard once. `blocks` is None if blocks.parquet is damaged; then only its checksum can be checked."""
+    path = f"{corpus.location}/{shard.name}"
+    if blocks is None:
+        yield from _verify_file(corpus, shard.name, shard.sha256)
+        return
+    digest, rows, damaged = hashlib.sha256(), 0, []
+    try:
+        with _open(corpus, shard.name) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            if size != shard.bytes:
+                yield f"{path}: {size} bytes, expected {shard.bytes}"
+                return
+            at = 0
+            for place in sorted(blocks.of_shard(shard.name).tolist(), key=lambda place: blocks.offset[place]):
+                start, length = int(blocks.offset[place]), int(blocks.length[place])
+                digest.update(file.read(start - at))
+                content = file.read(length)
+                digest.update(content)
+                at = start + length
+                if blocks.is_whole(place, content):
+                    rows += count_rows(decode_block(content))
+                else:
+                    damaged.append(str(blocks.first_row[place]))
+            _hash_rest(file, digest)
+    except FileNotFoundError:
+        yield f"{path}: missing"
+        return
+    if digest.hexdigest() != shard.sha256:
+        where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
+        yield f"{path}: sha256 differs from the manifest's; {where}"
+    elif rows != shard.rows:
+        yield f"{path}: {rows} rows, expected {shard.rows}"
+
+
+def _open(corpus: Corpus, name: str) -> BinaryIO:
+    return stores.open_file(f"{corpus.remote.url}/{name}") if corpus.remote else (corpus.directory / name).open("rb")
+
+
+def _hash_rest(file: BinaryIO, digest: Any) -> None:
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)

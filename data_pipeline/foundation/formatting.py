@@ -1,0 +1,24 @@
+"""Numbers as people read them."""
+
+
+def counted(number: int, noun: str) -> str:
+    """1, "unit" -> "1 unit"; 2000, "unit" -> "2,000 units"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """90.0 -> "90 s", 5400.0 -> "1 h 30 min", 777600.0 -> "9.0 days"."""
+    minutes = round(max(seconds, 0) / 60)
+    if minutes < 2:
+        return f"{max(seconds, 0):.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 1440:,.1f} days"
+
+
+def human_size(count: float) -> str:
+    """Bytes: 4_100_000 -> "4.1 MB", 512 -> "1 kB"."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count / 1e3:,.0f} kB"

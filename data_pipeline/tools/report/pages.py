@@ -1,0 +1,149 @@
+"""What the pages of a report show, as a list of tables, whatever the page is written in."""
+
+from collections.abc import Iterator, Mapping
+
+from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputEntry, Report, coverage, cut_pairs, visible
+from data_pipeline.text.tally import most_common
+from data_pipeline.tools.report.tables import Bar, Cell, Table, as_html, as_markdown
+
+_BARS = 20  # the most rows of a chart
+_INPUTS = 100  # the most inputs in the table
+
+
+def render(report: Report) -> dict[str, str]:
+    """report.md and report.html by name."""
+    title = f"Corpus {report.name}"
+    lead = f"{report.documents.kept:,} of {report.documents.read:,} documents kept."
+    tables = list(_tables(report))
+    return {MARKDOWN: as_markdown(title, lead, tables), HTML: as_html(title, lead, tables)}
+
+
+def _tables(report: Report) -> Iterator[Table]:
+    rows: list[list[Cell]]
+    yield from _dropped("documents", report.documents.read, report.documents.dropped, report.examples, "")
+    yield from _dropped("lines", report.lines.read, report.lines.dropped, report.examples, LINE)
+    yield from _dropped("spans", 0, report.spans.dropped, report.examples, SPAN)
+    if report.evaluation_sets:
+        header = ["set", "items", "too short to look for", "found in the text", "share", "documents dropped for them"]
+        rows = [
+            [name, one.items, one.too_short, one.found, f"{one.share:.2%}", one.documents_dropped]
+            for name, one in report.evaluation_sets.items()
+        ]
+        yield Table("Evaluation sets", header, rows)
+    yield from _chart("Masked personal data", "kind", report.masked)
+    yield from _chart("Templates that left a hole in a sentence", "template", report.template_holes)
+    if report.splits:
+        header = ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"]
+        rows = [
+            [name, one.documents, one.rows, one.tokens, one.dropped_tokens, one.shards]
+            for name, one in report.splits.items()
+        ]
+        yield Table("Splits", header, rows, " ".join(cut_pairs(report)))
+    if report.coverage:
+        note = coverage(report)
+        rows = [
+            [visible(one), f"U+{ord(one):04X}", n, Bar(n, max(report.coverage.characters.values()))]
+            for one, n in report.coverage.characters.items()
+        ]
+        header = ["character", "code point", "times", ""]
+        yield Table("Characters without a token", header, rows, f"{note[:1].upper()}{note[1:]}.")
+    yield from _chart("Lengths of documents, in characters", "characters", _ranges(report.lengths))
+    yield from _chart("Lengths of documents, in tokens", "tokens", _ranges(report.token_lengths))
+    yield from _chart("Languages", "language", report.languages)
+    yield from _chart("Domains", "domain", report.domains)
+    yield from _sources(report)
+    yield _inputs(report.inputs)
+    yield from _speed(report)
+
+
+def _dropped(
+    what: str, read: int, dropped: Mapping[str, int], examples: Mapping[str, list[str]], prefix: str
+) -> Iterator[Table]:
+    """How many each rule dropped, and a few of the texts."""
+    if dropped:
+        most = max(dropped.values())
+        rows: list[list[Cell]] = [
+            [rule, n, _share(n, read), Bar(n, most), [text for text in examples.get(prefix + rule, []) if text]]
+            for rule, n in most_common(dropped, len(dropped)).items()
+        ]
+        yield Table(f"Dropped {what}", ["rule", what, "share", "", "examples"], rows)
+
+
+def _share(n: int, total: int) -> str:
+    return f"{n / total:.2%}" if total else ""
+
+
+def _ranges(powers: Mapping[str, int]) -> dict[str, int]:
+    """Counts by the range of lengths, without gaps."""
+    span = range(min(map(int, powers)), max(map(int, powers)) + 1) if powers else ()
+    return {f"{2**power:,}–{2 ** (power + 1) - 1:,}": powers.get(str(power), 0) for power in span}
+
+
+def _chart(title: str, what: str, counts: Mapping[str, int]) -> Iterator[Table]:
+    """A bar for each key."""
+    if counts:
+        rows: list[list[Cell]] = [[key, n, Bar(n, max(counts.values()))] for key, n in list(counts.items())[:_BARS]]
+        yield Table(title, [what, "count", ""], rows)
+
+
+def _sources(report: Report) -> Iterator[Table]:
+    """The sources and, if there are several, the distributions of each."""
+    header = ["source", "inputs", "MB read", "documents read", "kept", "share", "MB of text kept"]
+    rows: list[list[Cell]] = [
+        [
+            name,
+            one.inputs,
+            _megabytes(one.bytes),
+            one.read,
+            one.kept,
+            _share(one.kept, one.read),
+            _megabytes(one.text_bytes),
+        ]
+        for name, one in report.sources.items()
+    ]
+    yield Table("Sources", header, rows)
+    for name, one in report.sources.items() if len(report.sources) > 1 else ():
+        yield from _chart(f"{name}: lengths in characters", "characters", _ranges(one.lengths))
+        yield from _chart(f"{name}: languages", "language", one.languages)
+        yield from _chart(f"{name}: dropped documents", "rule", most_common(one.dropped, _BARS))
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
+
+
+def _inputs(inputs: list[InputEntry]) -> Table:
+    """The damaged inputs and the first others, as many as a page can show."""
+    shown = sorted(inputs, key=lambda entry: entry.status == "ok")[:_INPUTS]
+    rows: list[list[Cell]] = [[one.path, _megabytes(one.bytes), one.documents, _status(one)] for one in shown]
+    more = f"And {len(inputs) - _INPUTS:,} more." if len(inputs) > _INPUTS else ""
+    return Table("Inputs", ["input", "MB", "documents", "status"], rows, more)
+
+
+def _status(entry: InputEntry) -> str:
+    more = f" (and {len(entry.damage) - 1} more)" if len(entry.damage) > 1 else ""
+    return f"{entry.status} {entry.reason}{more}".strip()
+
+
+def _speed(report: Report) -> Iterator[Table]:
+    speeds = [stage.megabytes_per_core_second or 0.0 for stage in report.stages]
+    rows: list[list[Cell]] = [
+        [one.name, f"{one.megabytes:,.1f}", f"{one.core_seconds:,.1f}", f"{speed:,.3f}", Bar(speed, max(speeds))]
+        for one, speed in zip(report.stages, speeds, strict=True)
+    ]
+    yield Table("Speed", ["stage", "MB", "core-seconds", "MB per core-second", ""], rows)
+    if timed := [stage for stage in report.stages if stage.seconds is not None]:
+        names = ("seconds", "core_seconds", "idle_seconds", "ray_start_seconds", "driver_core_seconds")
+        times = [[float(getattr(stage, name) or 0) for name in names] for stage in timed]
+        rows = [[stage.name, stage.workers or 0, *map(_seconds, own)] for stage, own in zip(timed, times, strict=True)]
+        rows.append(["together", "", *(_seconds(sum(column)) for column in zip(*times, strict=True))])
+        header = ["stage", "workers", "seconds", "core-seconds of units", "idle", "Ray's start", "driver"]
+        note = (
+            "In seconds, of each stage's last run that had units to do. Idle: the time of all workers without a unit. "
+            "Driver: its processor time."
+        )
+        yield Table("Where the time went", header, rows, note)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f}"
