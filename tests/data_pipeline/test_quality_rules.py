@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import manifest, report
+from data_pipeline import report, write_manifest
 from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.workers import without_ray
@@ -186,7 +186,7 @@ def test_another_model_at_the_same_path_cleans_again(built):
     whole = documents(corpus)
     before = model.read_bytes()
     config = load(folder / "a.yaml", [], CorpusConfig)
-    recorded = manifest.lineage(config)
+    recorded = write_manifest.lineage(config)
     assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(before).hexdigest()
     assert "model.bin" not in json.dumps(recorded)
     write_model(model, outputs=0 * OUTPUTS)  # 0.5 for every page, which is kept
