@@ -32,11 +32,11 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.dedup.config import SubstringsConfig
-from data_pipeline.dedup.step import Row
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
@@ -100,8 +100,8 @@ def decontamination(texts: list[str]) -> Callable[[list[str]], object]:
     return lambda pages: list(ngrams.matches(enumerate(pages)))
 
 
-def rows(pages: list[str]) -> Iterable[tuple[int, Row]]:
-    return ((number, {"text": text, "url": "", "id": str(number), "target": ""}) for number, text in enumerate(pages))
+def rows(pages: list[str]) -> Iterable[tuple[int, Document]]:
+    return ((number, Document(str(number), text)) for number, text in enumerate(pages))
 
 
 def anchors(pages: list[str]) -> object:

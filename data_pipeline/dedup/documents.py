@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 
-from data_pipeline.dedup.step import Row
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
 
@@ -12,13 +12,13 @@ class EqualDocuments:
 
     group, order = 2, 0
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        content = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
+        content = f"{document.text}\0{document.target}".encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(content, digest_size=16).digest()
         yield 0, (int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big"))
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
-        if lost:
-            tally.drop("duplicate_document", row["text"])
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
+        if duplicates:
+            tally.drop("duplicate_document", document.text)
             return None
-        return row["text"]
+        return document.text

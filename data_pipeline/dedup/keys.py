@@ -3,10 +3,10 @@
 A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
 its copy), last the place in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of 4,096
 equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't depend
-on the number of buckets. Each bucket writes its losers to one file, sorted by unit.
+on the number of buckets. Each bucket writes its duplicates to one file, sorted by unit.
 
-Where there are many, files of either kind are merged: keys in the order of the hash, with the unit of each, and losers
-in the order of the unit.
+Where there are many, files of either kind are merged: keys in the order of the hash, with the unit of each, and
+duplicates in the order of the unit.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.safetensors_file import growing_arrays, os_errors, part_of
 
 SLOTS = 4096
-_KEYS_AT_ONCE, _LOSERS_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
-NOBODY = 2**32 - 1  # the document number of a key that competes although its document was dropped
+_KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
+NO_DOCUMENT = 2**32 - 1  # the document number of a key that competes although its document was dropped
 
 
 def hash64(text: str) -> int:
@@ -50,28 +50,28 @@ class Keys:
         """Adds the keys of a table (n, words), whose last column has their places."""
         self._words.frombytes(table.tobytes())
 
-    def write(self, path: Path, gone: Sequence[int] = ()) -> int:
-        """Writes the keys and the numbers of the documents that are `gone`. Returns the number of keys written.
+    def write(self, path: Path, dropped: Sequence[int] = ()) -> int:
+        """Writes the keys and the numbers of the documents `dropped` earlier. Returns the number of keys written.
 
         Duplicates within the unit are resolved here: one key of each group is written.
         """
         table = np.frombuffer(self._words, dtype=np.uint64).reshape(-1, self._width)
-        kept, losers, winners = decide(table, self._group)
+        kept, duplicates, copies = decide(table, self._group)
         hashes = table[kept, 0]
         slots = np.searchsorted(hashes, np.arange(SLOTS, dtype=np.uint64) * np.uint64(2**64 // SLOTS))
-        pairs = np.stack([table[losers, -1], table[winners, -1]], axis=1)
+        pairs = np.stack([table[duplicates, -1], table[copies, -1]], axis=1)
         arrays = {
             "keys": table[kept],
             "slots": np.append(slots, len(kept)).astype(np.int64),
-            "losers": pairs[pairs[:, 0] >> np.uint64(32) != NOBODY],
-            "gone": np.array(gone, dtype=np.int64),
+            "duplicates": pairs[pairs[:, 0] >> np.uint64(32) != NO_DOCUMENT],
+            "dropped": np.array(dropped, dtype=np.int64),
         }
         _save(arrays, path)
         return len(kept)
 
 
 def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(kept (k,), losers (n - k,), winner of each loser (n - k,)), all row numbers of `table` (n, words).
+    """(kept (k,), duplicates (n - k,), the kept copy of each (n - k,)), all row numbers of `table` (n, words).
 
     Of the rows with equal groups, the smallest by order, unit and place is kept. Kept rows are sorted by group.
     [[7, 2, place 0], [7, 1, place 9], [8, 5, place 3]] with a group of one word  ->  [1, 2], [0], [1]
@@ -159,22 +159,22 @@ def pairs_within(corpus: Path, files: Sequence[str], first: int = 0) -> Iterator
             if "inside" in file.keys():  # noqa: SIM118 (not a dict)
                 yield file.get_tensor("inside")
                 continue
-            pairs = np.unique(file.get_tensor("losers") >> np.uint64(32), axis=0)
+            pairs = np.unique(file.get_tensor("duplicates") >> np.uint64(32), axis=0)
             yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
 def smallest_keys(
-    corpus: Path, files: Sequence[str], group: int, wanted: set[tuple[int, ...]]
+    corpus: Path, files: Sequence[str], group: int, groups: set[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, int]]:
-    """(unit, document) of the smallest key of each of the groups `wanted`, in files with the keys of all units.
+    """(unit, document) of the smallest key of each of the `groups`, in files with the keys of all units.
 
-    Reads one slot of every file for each group. The document is `NOBODY` for a page that was dropped before this step.
+    Reads one slot of every file for each group. The document of a page that was dropped before is `NO_DOCUMENT`.
     """
     best: dict[tuple[int, ...], list[int]] = {}
     for unit, name in enumerate(files):
         with safe_open(corpus / name, "numpy") as file:
             slots, keys = file.get_slice("slots"), file.get_slice("keys")
-            for words in wanted:
+            for words in groups:
                 slot = words[0] // (2**64 // SLOTS)
                 start, stop = slots[slot : slot + 2].tolist()
                 for key in keys[start:stop].tolist() if stop > start else []:
@@ -184,66 +184,66 @@ def smallest_keys(
     return {words: (rank[-2], rank[-1] >> 32) for words, rank in best.items()}
 
 
-def write_losers(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> None:
-    """Writes the losing `places` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
-    there = places >> np.uint64(32) != NOBODY
+def write_duplicates(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> None:
+    """Writes the duplicates at `places` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
+    there = places >> np.uint64(32) != NO_DOCUMENT
     units, places = units[there], places[there]
     order = np.lexsort((places, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
-    _save({"losers": places[order], "starts": starts.astype(np.int64)}, path)
+    _save({"duplicates": places[order], "starts": starts.astype(np.int64)}, path)
 
 
-def merge_losers(corpus: Path, files: Sequence[str], path: Path) -> None:
-    """Merges files of losers, each with those of all units in some range of hashes."""
+def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
+    """Merges files of duplicates, each with those of all units in some range of hashes."""
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in files]
         starts = sum(file.get_tensor("starts") for file in opened)
         units = len(starts) - 1
-        shapes = {"losers": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
+        shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
         arrays = stack.enter_context(growing_arrays(path, shapes))
         arrays.append("starts", starts)
         unit = 0
         while unit < units:
-            enough = int(np.searchsorted(starts, starts[unit] + _LOSERS_AT_ONCE, side="right")) - 1
+            enough = int(np.searchsorted(starts, starts[unit] + _DUPLICATES_AT_ONCE, side="right")) - 1
             until = min(max(unit + 1, enough), units)
-            pieces, holders = [], []
+            places, owners = [], []
             for file in opened:
                 own = file.get_slice("starts")[unit : until + 1]
-                pieces.append(part_of(file.get_slice("losers"), int(own[0]), int(own[-1])))
-                holders.append(np.repeat(np.arange(unit, until), np.diff(own)))
-            arrays.append("losers", np.concatenate(pieces)[np.argsort(np.concatenate(holders), kind="stable")])
+                places.append(part_of(file.get_slice("duplicates"), int(own[0]), int(own[-1])))
+                owners.append(np.repeat(np.arange(unit, until), np.diff(own)))
+            arrays.append("duplicates", np.concatenate(places)[np.argsort(np.concatenate(owners), kind="stable")])
             unit = until
 
 
-def read_losers(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The losing items of each document in `unit` from the file of its `own` keys and the buckets' files, `decided`."""
-    found = [read_own_losers(corpus, own)[:, 0]] if own else []
+def read_duplicates(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
+    """The duplicate items of each document in `unit`, from the file of its `own` keys and the files of the buckets."""
+    found = [read_own_duplicates(corpus, own)[:, 0]] if own else []
     found += _decided(corpus, decided, unit)
-    losers: dict[int, list[int]] = {}
+    duplicates: dict[int, list[int]] = {}
     if found:
         for place in np.unique(np.concatenate(found)).tolist():
-            losers.setdefault(place >> 32, []).append(place & 0xFFFFFFFF)
-    return losers
+            duplicates.setdefault(place >> 32, []).append(place & 0xFFFFFFFF)
+    return duplicates
 
 
 def read_repeated(corpus: Path, own: str, decided: Sequence[str], unit: int) -> np.ndarray:
     """(n,): the sorted places in `unit` whose keys occur more than once, in the unit or in several.
 
-    `decided` are the files of buckets that list all such places, winners included.
+    `decided` are the files of buckets that list all such places, those of the kept copies included.
     """
-    return np.unique(np.concatenate([read_own_losers(corpus, own).ravel(), *_decided(corpus, decided, unit)]))
+    return np.unique(np.concatenate([read_own_duplicates(corpus, own).ravel(), *_decided(corpus, decided, unit)]))
 
 
-def read_own_losers(corpus: Path, name: str) -> np.ndarray:
-    """(n, 2): the places of the losers within a unit, and of their winners."""
+def read_own_duplicates(corpus: Path, name: str) -> np.ndarray:
+    """(n, 2): the places of the duplicates within a unit, and of the copies that are kept."""
     with safe_open(corpus / name, "numpy") as file:
-        return file.get_tensor("losers")
+        return file.get_tensor("duplicates")
 
 
-def read_gone(corpus: Path, name: str) -> set[int]:
+def read_dropped(corpus: Path, name: str) -> set[int]:
     """The documents that earlier steps have dropped."""
     with safe_open(corpus / name, "numpy") as file:
-        return set(file.get_tensor("gone").tolist())
+        return set(file.get_tensor("dropped").tolist())
 
 
 def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.ndarray]:
@@ -252,7 +252,7 @@ def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.nda
         with safe_open(corpus / name, "numpy") as file:
             start, stop = file.get_slice("starts")[unit : unit + 2].tolist()
             if stop > start:
-                yield file.get_slice("losers")[start:stop]
+                yield file.get_slice("duplicates")[start:stop]
 
 
 def _save(arrays: dict[str, np.ndarray], path: Path) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import Row, enough_left, rank
+from data_pipeline.dedup.step import enough_left, rank
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
 
@@ -16,22 +17,22 @@ class EqualLines:
 
     group, order = 1, 1
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        if row["target"]:  # the text of a pair is its input with the prefix
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
+        if document.target:  # the text of a pair is its input with the prefix
             return
-        winner = rank(row)
-        for number, line in enumerate(row["text"].split("\n")):
+        order = rank(document)
+        for number, line in enumerate(document.text.split("\n")):
             if normalized := line.strip().lower():
-                yield number, (hash64(normalized), winner)
+                yield number, (hash64(normalized), order)
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         """ "One.\nTwo.\nThree." without [1]  ->  "One.\nThree." """
-        if row["target"]:
-            return row["text"]
-        lines = row["text"].split("\n")
+        if document.target:
+            return document.text
+        lines = document.text.split("\n")
         tally["line_seen"] += sum(1 for line in lines if line and not line.isspace())
-        gone = set(lost)
-        for number in lost:
+        gone = set(duplicates)
+        for number in duplicates:
             tally.drop("line_duplicate_line", lines[number])
-        text = "\n".join(line for number, line in enumerate(lines) if number not in gone) if gone else row["text"]
-        return enough_left(text.strip(), row, tally, min_sentences)
+        text = "\n".join(line for number, line in enumerate(lines) if number not in gone) if gone else document.text
+        return enough_left(text.strip(), document, tally, min_sentences)

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import Row
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import normalised
 
@@ -32,8 +32,8 @@ class NearDuplicates:
         self._config = config
         self._bands, self._rows = shape(config)
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        shingles = set() if row["target"] else ngrams(row["text"], self._config.ngram)
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
+        shingles = set() if document.target else ngrams(document.text, self._config.ngram)
         if not shingles:
             return
         (signature,) = self._signatures([sorted(shingles)], self._bands * self._rows, _SEED)
@@ -41,11 +41,11 @@ class NearDuplicates:
             values = signature[band * self._rows : (band + 1) * self._rows]
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
-        if lost:
-            tally.drop("near_duplicate", row["text"])
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
+        if duplicates:
+            tally.drop("near_duplicate", document.text)
             return None
-        return row["text"]
+        return document.text
 
 
 def ngrams(text: str, length: int) -> set[str]:

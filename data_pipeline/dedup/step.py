@@ -1,13 +1,12 @@
-"""The interface of a deduplication step: the keys of a document, and its text without the items that lost."""
+"""The interface of a deduplication step: the keys of a document, and its text without the duplicates."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from data_pipeline.dedup.keys import hash64
+from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
-
-Row = dict[str, Any]
 
 
 class Step(Protocol):
@@ -20,22 +19,22 @@ class Step(Protocol):
     group: int
     order: int
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(item, words) of each key of a document. An item is what can be lost: a line, a span, the document itself."""
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(item, words) of each key of a document. An item is what may be a duplicate: a line, a span, the document."""
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
-        """The text without the items `lost`, or None if the document is dropped. Counts what is dropped."""
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
+        """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped."""
 
 
-def rank(row: Row) -> int:
+def rank(document: Document) -> int:
     """The rank of a document, smallest first: a hash of its URL, else of its id, so that no site is favoured."""
-    return hash64(row["url"] or row["id"])
+    return hash64(document.url or document.id)
 
 
-def enough_left(text: str, row: Row, tally: Tally, min_sentences: int) -> str | None:
+def enough_left(text: str, document: Document, tally: Tally, min_sentences: int) -> str | None:
     """`text` if it still has `min_sentences`, counted over the whole text; else None. Counts a dropped document."""
     if not text:
-        tally.drop("empty_after_dedup", row["url"] or row["id"])
+        tally.drop("empty_after_dedup", document.url or document.id)
     elif min_sentences and count_sentences(text, min_sentences) < min_sentences:
         tally.drop("too_few_sentences_after_dedup", text)
     else:

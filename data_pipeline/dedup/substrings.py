@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from data_pipeline.dedup.config import SubstringsConfig
-from data_pipeline.dedup.step import Row, enough_left, rank
+from data_pipeline.dedup.step import enough_left, rank
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import Words, batches, bounds, exact
 
@@ -33,9 +34,9 @@ class Anchors:
     def __init__(self, config: SubstringsConfig):
         self._length = config.words
 
-    def tables(self, rows: Iterable[tuple[int, Row]]) -> Iterator[np.ndarray]:
+    def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
         """Tables of keys (n, 2) of numbered documents: hash, place."""
-        texts = ((number, row["text"]) for number, row in rows if not row["target"])
+        texts = ((number, document.text) for number, document in documents if not document.target)
         for words in batches(texts, exact(), self._length - 1):
             hashes, _, anchors = anchored(words, self._length)
             once = anchors[np.diff(anchors, prepend=-1) != 0]
@@ -45,9 +46,9 @@ class Anchors:
 class EqualSubstrings:
     """The document with the smallest md5 of its URL keeps the first copy of a run of `words` words.
 
-    A run that loses takes all its words along, even those it shares with other runs. Still no word is lost everywhere:
-    it stays in the run that won, in a document with a smaller md5 or earlier in the same document. Case and punctuation
-    count, white space between words doesn't. `repeated`: the sorted places of the anchors that occur more than once.
+    All words of a duplicate are dropped, even those it shares with other runs. Still every word stays somewhere: in the
+    run that is kept, in a document with a smaller md5 or earlier in the same document. Case and punctuation count,
+    white space between words doesn't. `repeated`: the sorted places of the anchors that occur more than once.
     """
 
     group, order = 2, 1
@@ -55,10 +56,10 @@ class EqualSubstrings:
     def __init__(self, config: SubstringsConfig, repeated: np.ndarray | None = None):
         self._length, self._repeated = config.words, repeated
 
-    def tables(self, rows: Iterable[tuple[int, Row]]) -> Iterator[np.ndarray]:
+    def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
         """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, place."""
         ranks: dict[int, int] = {}
-        for words in batches(self._texts(rows, ranks), exact(), self._length - 1):
+        for words in batches(self._texts(documents, ranks), exact(), self._length - 1):
             _, runs, anchors = anchored(words, self._length)
             if self._repeated is not None:
                 runs = runs[_among(words.places[anchors], self._repeated)]
@@ -67,40 +68,40 @@ class EqualSubstrings:
                 hashes = (words.runs(self._length, seed)[runs] for seed in (0, 1))
                 yield np.stack([*hashes, of_pieces[words.piece[runs]], words.places[runs]], axis=1)
 
-    def _texts(self, rows: Iterable[tuple[int, Row]], ranks: dict[int, int]) -> Iterator[tuple[int, str]]:
+    def _texts(self, documents: Iterable[tuple[int, Document]], ranks: dict[int, int]) -> Iterator[tuple[int, str]]:
         """The texts that may have repeated runs, whose ranks are put into `ranks`."""
         known = None if self._repeated is None else set(np.unique(self._repeated >> np.uint64(32)).tolist())
-        for number, row in rows:
-            if not row["target"] and (known is None or number in known):
-                ranks[number] = rank(row)
-                yield number, row["text"]
+        for number, document in documents:
+            if not document.target and (known is None or number in known):
+                ranks[number] = rank(document)
+                yield number, document.text
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
-        for table in self.tables([(0, row)]):
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for table in self.tables([(0, document)]):
             for *words, item in table.tolist():
                 yield item, tuple(words)
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         """ "One two three four." without [1], runs of 2 words  ->  "One four." """
-        text = row["text"]
-        if not lost:
+        text = document.text
+        if not duplicates:
             return text
         starts, ends = bounds(text, exact())
         kept, at = "", 0
-        for first, stop in self.regions(lost):
+        for first, stop in self.regions(duplicates):
             start, end = int(starts[first]), int(ends[stop - 1])
             tally.drop("span_duplicate_substring", text[start:end])
             tally["substring_words"] += stop - first
             kept, at = _joined(kept, text[at:start]), end
-        return enough_left(_joined(kept, text[at:]).strip(), row, tally, min_sentences)
+        return enough_left(_joined(kept, text[at:]).strip(), document, tally, min_sentences)
 
-    def regions(self, lost: list[int]) -> list[tuple[int, int]]:
-        """What the runs `lost` take along: the first word of each region, and the one behind it.
+    def regions(self, duplicates: list[int]) -> list[tuple[int, int]]:
+        """The words of the runs `duplicates`: the first word of each region, and the one behind it.
 
         [3, 4, 5, 90] of 50 words  ->  [(3, 55), (90, 140)]
         """
         regions: list[tuple[int, int]] = []
-        for first in lost:
+        for first in duplicates:
             if regions and first <= regions[-1][1]:
                 regions[-1] = regions[-1][0], first + self._length
             else:

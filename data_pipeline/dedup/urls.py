@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import Keys, hash64
-from data_pipeline.dedup.step import Row
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
 _SCHEME = re.compile(r"https?://(www\.)?")
@@ -39,13 +39,13 @@ class NewestUrl:
         newest_first = (2**64 - 1 - int.from_bytes(padded[at : at + 8], "big") for at in range(0, _TIMESTAMP_BYTES, 8))
         return hash64(normalize_url(url)), *newest_first, hash64(url) & ~1 | (not kept)
 
-    def keys(self, row: Row) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         """The key that was collected while reading, from the row of a document that cleaning kept."""
-        if row["url"]:
-            yield 0, self.words(row["url"], row["timestamp"], True)
+        if document.url:
+            yield 0, self.words(document.url, document.timestamp, True)
 
-    def without(self, row: Row, lost: list[int], tally: Tally, min_sentences: int) -> str | None:
-        if lost:
-            tally.drop("duplicate_url", row["url"])
+    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
+        if duplicates:
+            tally.drop("duplicate_url", document.url)
             return None
-        return row["text"]
+        return document.text

@@ -189,11 +189,10 @@ class RowGroup(NamedTuple):
     file: pq.ParquetFile
     number: int
 
-    def rows(self, names: list[str], numbers: Sequence[int] | None = None) -> list[dict[str, str]]:
-        """Some columns of its documents, or of those with the given numbers. The others aren't read."""
+    def documents(self, names: list[str], numbers: Sequence[int] | None = None) -> list[Document]:
+        """Its documents, or those with the given numbers, with the fields `names`. Other columns aren't read."""
         table = self.file.read_row_group(self.number, names)
-        found: list[dict[str, str]] = (table if numbers is None else table.take(numbers)).to_pylist()
-        return found
+        return [Document(**row) for row in (table if numbers is None else table.take(numbers)).to_pylist()]
 
     def column(self, name: str) -> list[str]:
         """One column of all its documents, without a dict for each."""
@@ -207,10 +206,10 @@ def row_groups(part: Path) -> Iterator[RowGroup]:
         yield from (RowGroup(file, number) for number in range(file.num_row_groups))
 
 
-def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[dict[str, str]]:
-    """The documents of one part, a row group at a time."""
+def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
+    """The documents of one part with the fields `columns`, a row group at a time."""
     for group in row_groups(corpus / part):
-        yield from group.rows(columns)
+        yield from group.documents(columns)
 
 
 def _domain(url: str) -> str:

@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+from rich import filesize
+
 
 def counted(number: int, noun: str) -> str:
     """1, "unit" -> "1 unit"; 2000, "unit" -> "2,000 units"."""
@@ -16,9 +18,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 1440:,.1f} days"
 
 
-def human_size(count: float) -> str:
-    """Bytes: 4_100_000 -> "4.1 MB", 512 -> "1 kB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count / 1e3:,.0f} kB"
+def human_size(size: float) -> str:
+    """4_100_000 bytes -> "4.1 MB"."""
+    return filesize.decimal(round(size))

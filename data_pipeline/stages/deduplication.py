@@ -12,8 +12,7 @@ in what will be the corpus.
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,23 +29,23 @@ from data_pipeline.dedup.keys import (
     KeyBucket,
     Keys,
     decide,
-    merge_losers,
+    merge_duplicates,
     pairs_within,
-    read_gone,
-    read_losers,
+    read_dropped,
+    read_duplicates,
     read_repeated,
-    write_losers,
+    write_duplicates,
 )
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.dedup.spans import EqualSpans
-from data_pipeline.dedup.step import Row, Step
+from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import NewestUrl
 from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.merging import MergeSpec, Merging, merge
 from data_pipeline.execution.name_lists import read_names, write_names
-from data_pipeline.execution.parts import Histograms, Part, PartsResult, part_file, read_documents
+from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
@@ -61,13 +60,13 @@ _COLUMNS = ["id", "text", "url", "target"]
 class Applied:
     """What an earlier step decided about one part.
 
-    `file` has the part's own keys or, after the steps "filters" and "decontamination", its verdicts. `losers` lists the
-    files of the losers (`name_lists`).
+    `file` has the part's own keys or, after the steps "filters" and "decontamination", its verdicts. `duplicates` is
+    the list of the files with the duplicates (`name_lists`).
     """
 
     step: str
     file: str
-    losers: str = ""
+    duplicates: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,52 +129,47 @@ def deduplicate(
     in_order = sorted(parts, key=lambda part: part.first_id)
     number = {part.name: position for position, part in enumerate(in_order)}
     cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-    applied: list[tuple[str, list[str], str]] = []  # each earlier step, its files by part, and the list of its losers
+    applied: list[
+        tuple[str, list[str], str]
+    ] = []  # each earlier step, its files by part, and the list of those with its duplicates
     depends = ""  # fingerprint of all that the earlier steps depend on
 
-    def per_part(of: list[Part], step: str, output: str) -> list[Unit[PartSpec]]:
+    def per_part(parts: list[Part], step: str, output: str) -> list[Unit[PartSpec]]:
         units = []
-        for part in of:
-            name, place, rules = output.format(part.name), number[part.name], cleaning[part.source]
-            earlier = [Applied(done, own[place], losers) for done, own, losers in applied]
+        for part in parts:
+            name, unit, rules = output.format(part.name), number[part.name], cleaning[part.source]
+            earlier = [Applied(done, files[unit], duplicates) for done, files, duplicates in applied]
             checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if step == "filters" else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
             content = rules.identity if step == "filters" else []
-            inputs = fingerprint([part.checksums, place, settings, depends, *content])
-            spec = PartSpec(part, place, rules, config.dedup, earlier, step, name)
+            inputs = fingerprint([part.checksums, unit, settings, depends, *content])
+            spec = PartSpec(part, unit, rules, config.dedup, earlier, step, name)
             units.append(Unit(part.name, spec, inputs, (name,) if step else (), part.text_bytes))
         return units
 
     for step in config.steps:
         depends = fingerprint([depends, step, config.dedup.model_dump(include={setting_of(step)})])
-        if step == "filters":
-            units = per_part(in_order, step, f".stages/{FILTERS.name}/{{}}.parquet")
-            finished[FILTERS.name] = filtered = run(FILTERS, units, corpus, config.ray)
-            applied.append((step, [name for unit in filtered for name in unit.outputs], ""))
-            depends = fingerprint([depends, [unit.checksums for unit in filtered]])
+        if checking := VERDICTS.get(step):
+            if step == "decontamination":
+                indexed = run(evaluation_sets.STAGE, evaluation_sets.plan(config.decontamination), corpus, config.ray)
+                finished[evaluation_sets.STAGE.name] = indexed
+                depends = _after(depends, indexed)
+            units = per_part(in_order, step, f".stages/{checking.name}/{{}}.parquet")
+            finished[checking.name] = checked = run(checking, units, corpus, config.ray)
+            applied.append((step, list(outputs_of(checked)), ""))
+            depends = _after(depends, checked)
             continue
-        if step == "decontamination":
-            indexed = run(evaluation_sets.STAGE, evaluation_sets.plan(config.decontamination), corpus, config.ray)
-            depends = fingerprint([depends, [unit.checksums for unit in indexed]])
-            units = per_part(in_order, step, f".stages/{DECONTAMINATION.name}/{{}}.parquet")
-            searched = run(DECONTAMINATION, units, corpus, config.ray)
-            finished |= {evaluation_sets.STAGE.name: indexed, DECONTAMINATION.name: searched}
-            applied.append((step, [name for unit in searched for name in unit.outputs], ""))
-            depends = fingerprint([depends, [unit.checksums for unit in searched]])
-            continue
-        if step == "urls":  # noted while reading
+        if step == "urls":  # collected while reading
             files = {part.urls: part.checksums[-1] for part in in_order}
             count = sum(part.url_keys for part in in_order)
             depends = fingerprint([depends, [part.checksums for part in in_order]])
         else:
-            stage = f"{step}-keys"
-            units = per_part(in_order, step, f".stages/{stage}/{{}}.safetensors")
-            gathered = run(KEYS[step], units, corpus, config.ray)
-            finished[stage] = gathered
+            units = per_part(in_order, step, f".stages/{step}-keys/{{}}.safetensors")
+            finished[f"{step}-keys"] = gathered = run(KEYS[step], units, corpus, config.ray)
             files = outputs_of(gathered)
             count = sum(unit.result.keys for unit in gathered)
-            depends = fingerprint([depends, [unit.checksums for unit in gathered]])
-        stage = f"{step}-losers"
+            depends = _after(depends, gathered)
+        stage = f"{step}-duplicates"
         bucket_units = []
         buckets = KeyBucket.enough(count, config.dedup.keys_per_bucket)
         to_read, merged = merge(MERGE_KEYS[step], files, buckets, corpus, config.ray)
@@ -185,32 +179,36 @@ def deduplicate(
             name = f".stages/{stage}/{bucket:04d}-of-{buckets:04d}.safetensors"
             spec = BucketSpec(listed, len(parts), KeyBucket(bucket, buckets), step, config.dedup, name)
             bucket_units.append(Unit(Path(name).stem, spec, fingerprint([depends, bucket, buckets]), (name,)))
-        finished[stage] = decided = run(LOSERS[step], bucket_units, corpus, config.ray)
+        finished[stage] = decided = run(DUPLICATES[step], bucket_units, corpus, config.ray)
         if step == "minhash":
-            losers = list(outputs_of(decided))
             name = ".stages/minhash-clusters/clusters.safetensors"
-            depends = fingerprint([depends, [unit.checksums for unit in decided]])
-            clusters = Unit("clusters", ClustersSpec(listed, len(parts), losers, name), depends, (name,))
+            spec_of_clusters = ClustersSpec(listed, len(parts), list(outputs_of(decided)), name)
+            clusters = Unit("clusters", spec_of_clusters, _after(depends, decided), (name,))
             finished[CLUSTERS.name] = decided = run(CLUSTERS, [clusters], corpus, config.ray)
-            losers = [name]
+            duplicates = [name]
         else:
-            losers, merged = merge(MERGE_LOSERS[step], outputs_of(decided), len(parts), corpus, config.ray)
+            duplicates, merged = merge(MERGE_DUPLICATES[step], outputs_of(decided), len(parts), corpus, config.ray)
             finished |= merged
         if step == "substrings":
-            applied.pop()  # anchors have nothing more to tell
-        applied.append((step, list(files), write_names(corpus, losers)))
-        depends = fingerprint([depends, [unit.checksums for unit in decided]])
+            applied.pop()  # the anchors, which only substrings need
+        applied.append((step, list(files), write_names(corpus, duplicates)))
+        depends = _after(depends, decided)
     return finished, run(LAST, per_part(parts, "", "documents/{}.parquet"), corpus, config.ray)
+
+
+def _after(depends: str, units: Sequence[Finished[Result]]) -> str:
+    """The fingerprint of all that a later step depends on, once `units` are finished."""
+    return fingerprint([depends, [unit.checksums for unit in units]])
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its files by part, in the order of ids (keys, or verdicts where there are no losers), and of its
-    losers."""
+    """A finished step: its files by part in the order of ids, which have keys or verdicts, and the files of its
+    duplicates."""
 
     step: str
     files: list[str]
-    losers: list[str]
+    duplicates: list[str]
 
 
 def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[Decided]:
@@ -223,9 +221,9 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
             steps.append(Decided(step, [f".stages/{stage.name}/{part.name}.parquet" for part in in_order], []))
             continue
         own = [f".stages/{step}-keys/{part.name}.safetensors" for part in in_order]
-        clustered = read_finished(CLUSTERS, corpus) if step == "minhash" else read_finished(LOSERS[step], corpus)
-        losers = [name for unit in clustered for name in unit.outputs]
-        steps.append(Decided(step, [part.urls for part in in_order] if step == "urls" else own, losers))
+        clustered = read_finished(CLUSTERS, corpus) if step == "minhash" else read_finished(DUPLICATES[step], corpus)
+        duplicates = [name for unit in clustered for name in unit.outputs]
+        steps.append(Decided(step, [part.urls for part in in_order] if step == "urls" else own, duplicates))
     return steps
 
 
@@ -233,10 +231,10 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
     """Removes the results of steps that the config no longer asks for."""
     steps = config.steps
     stages = corpus / ".stages"
-    unasked = [folder for step in _STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
-    unasked += [stages / stage.name for step, stage in VERDICTS.items() if step not in steps]
-    unasked += [stages / evaluation_sets.STAGE.name] if "decontamination" not in steps else []
-    for folder in unasked if steps else [*unasked, stages / LAST.name]:
+    stale = [folder for step in _STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
+    stale += [stages / stage.name for step, stage in VERDICTS.items() if step not in steps]
+    stale += [stages / evaluation_sets.STAGE.name] if "decontamination" not in steps else []
+    for folder in stale if steps else [*stale, stages / LAST.name]:
         shutil.rmtree(folder, ignore_errors=True)
     for pattern in ([] if "urls" in steps else ["*.urls.safetensors"]) + ([] if steps else ["*.parquet"]):
         for file in (stages / "documents").glob(pattern):
@@ -245,30 +243,30 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
 
 def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents, as the earlier steps left them."""
-    gone: list[int] = []
-    rows = _left(corpus, spec, gone)
+    dropped: list[int] = []
+    documents = _left(corpus, spec, dropped)
     if spec.step in ("anchors", "substrings"):  # these take many documents at a time
         finder = _substrings(corpus, spec)
         keys = Keys(finder.group, finder.order)
-        for table in finder.tables(rows):
+        for table in finder.tables(documents):
             keys.extend(table)
     else:
         step = step_of(spec.step, spec.dedup)
         keys = Keys(step.group, step.order)
-        for number, row in rows:
-            for item, words in step.keys(row):
+        for number, document in documents:
+            for item, words in step.keys(document):
                 keys.add(number, item, words)
-    return KeysResult(keys.write(corpus / spec.output, gone))
+    return KeysResult(keys.write(corpus / spec.output, dropped))
 
 
 def filter_pages(corpus: Path, spec: PartSpec) -> Result:
     """Checks language and bad words in one unit's documents, as the earlier steps left them."""
     filters = PageFilters(spec.cleaning)
     verdicts = Verdicts()
-    for _, row in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
+    for _, document in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
         rules = Tally()
-        language = None if row is None else filters(row["text"], row["url"], row["language"], rules)
-        verdicts.add(gone=row is None, rule=next(iter(rules), ""), language=language or "")
+        language = document and filters(document.text, document.url, document.language, rules)
+        verdicts.add(dropped=document is None, rule=next(iter(rules), ""), language=language or "")
     verdicts.write(corpus / spec.output)
     return Result()
 
@@ -276,18 +274,18 @@ def filter_pages(corpus: Path, spec: PartSpec) -> Result:
 def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
     """Looks for items of evaluation sets in one unit's documents, as all other steps left them."""
     index = evaluation_sets.Index.read(corpus / evaluation_sets.INDEX)
-    gone: list[int] = []
+    dropped: list[int] = []
     evidence: dict[int, tuple[int, str]] = {}  # the first in each document
     hit: set[tuple[str, int]] = set()
     found: dict[str, set[int]] = {}
-    texts = ((number, f"{row['text']}\n{row['target']}") for number, row in _left(corpus, spec, gone))
+    texts = ((number, f"{one.text}\n{one.target}") for number, one in _left(corpus, spec, dropped))
     for match in index.ngrams.matches(texts):
         for item in match.items:
             found.setdefault(index.set_of(item), set()).add(index.number_of(item))
             hit.add((index.set_of(item), match.number))
-        told = match.word, f"{index.name_of(match.items[0])}: {match.words}"
-        evidence[match.number] = min(told, evidence.get(match.number, told))
-    Contaminated(gone, {number: told for number, (_, told) in evidence.items()}).write(corpus / spec.output)
+        found_here = match.word, f"{index.name_of(match.items[0])}: {match.words}"
+        evidence[match.number] = min(found_here, evidence.get(match.number, found_here))
+    Contaminated(dropped, {number: text for number, (_, text) in evidence.items()}).write(corpus / spec.output)
     documents = Counter(name for name, _ in sorted(hit))
     return DecontaminationResult(dict(documents), {name: sorted(items) for name, items in sorted(found.items())})
 
@@ -295,26 +293,26 @@ def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
 def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, losers, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
-    write_losers(corpus / spec.output, units[losers], table[losers, -1], spec.units)
+    _, duplicates, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
+    write_duplicates(corpus / spec.output, units[duplicates], table[duplicates, -1], spec.units)
     return Result()
 
 
 def find_repeated(corpus: Path, spec: BucketSpec) -> Result:
-    """Writes the places of the anchors in one bucket that occur more than once, in the same form as losers."""
+    """Writes the places of the anchors in one bucket that occur more than once, in the form of duplicates."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, losers, winners = decide(table, Anchors.group, units)
-    repeated = np.unique(np.concatenate([losers, winners]))
-    write_losers(corpus / spec.output, units[repeated], table[repeated, -1], spec.units)
+    _, duplicates, kept = decide(table, Anchors.group, units)
+    repeated = np.unique(np.concatenate([duplicates, kept]))
+    write_duplicates(corpus / spec.output, units[repeated], table[repeated, -1], spec.units)
     return Result()
 
 
 def find_pairs(corpus: Path, spec: BucketSpec) -> Result:
     """Writes the near-duplicates in one bucket as distinct pairs of unit << 32 | document."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, losers, winners = decide(table, step_of(spec.step, spec.dedup).group, units)
+    _, duplicates, kept = decide(table, step_of(spec.step, spec.dedup).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
-    pairs = np.unique(np.stack([documents[losers], documents[winners]], axis=1), axis=0)
+    pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
     with atomic_path(corpus / spec.output) as temporary, os_errors():
         save_file({"pairs": pairs}, temporary)
     return Result()
@@ -328,9 +326,9 @@ def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
     for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
         clusters.join(pairs)
     documents, first = clusters.members()
-    losers = documents[documents != first]
-    places = (losers & np.uint64(2**32 - 1)) << np.uint64(32)
-    write_losers(corpus / spec.output, losers >> np.uint64(32), places, spec.units)
+    duplicates = documents[documents != first]
+    places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
+    write_duplicates(corpus / spec.output, duplicates >> np.uint64(32), places, spec.units)
     return Result()
 
 
@@ -346,7 +344,7 @@ def merge_signatures(corpus: Path, spec: MergeSpec) -> Result:
 
 
 def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
-    merge_losers(corpus, spec.files, corpus / spec.output)
+    merge_duplicates(corpus, spec.files, corpus / spec.output)
     return Result()
 
 
@@ -354,9 +352,8 @@ def write_left(corpus: Path, spec: PartSpec) -> PartsResult:
     """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
     tally, histograms = Tally(), Histograms()
     with part_file(corpus / spec.output) as file:
-        for _, row in _documents(corpus, spec, list(Document.__dataclass_fields__), tally):
-            if row is not None:
-                document = Document(**row)
+        for _, document in _documents(corpus, spec, SCHEMA.names, tally):
+            if document is not None:
                 file.add(document)
                 histograms.add(document)
     return PartsResult.of(tally, [file.describe(spec.output, spec.part.source, spec.part.first_id)], histograms)
@@ -368,12 +365,12 @@ _VERSIONS = {"anchors": 2, "substrings": 2, "minhash": 2}  # of the stages that 
 KEYS = {
     step: Stage(f"{step}-keys", _VERSIONS.get(step, 1), gather_keys, "lower characters_per_part") for step in _STEPS
 }
-LOSERS = {
-    step: Stage(f"{step}-losers", 1, _DECIDING.get(step, decide_bucket), "lower dedup.keys_per_bucket")
+DUPLICATES = {
+    step: Stage(f"{step}-duplicates", 1, _DECIDING.get(step, decide_bucket), "lower dedup.keys_per_bucket")
     for step in _STEPS
 }
 MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash" else merge_keys) for step in _STEPS}
-MERGE_LOSERS = {step: Merging(f"{step}-losers", merge_decided) for step in _STEPS}
+MERGE_DUPLICATES = {step: Merging(f"{step}-duplicates", merge_decided) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
 FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
 DECONTAMINATION = Stage("decontamination", 2, find_contaminated, "look for fewer evaluation sets")
@@ -381,34 +378,33 @@ VERDICTS: dict[str, Stage] = {"filters": FILTERS, "decontamination": DECONTAMINA
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
 
-def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -> Iterator[tuple[int, Row | None]]:
-    """(number, row) of each document of a part, with its text after the applied steps; None if they dropped it."""
-    steps: list[Callable[[int, Row, Tally, int], str | None]] = []
-    # Counting sentences is slow, so it isn't repeated for earlier steps: the last keys record which documents are gone.
-    counted, gone = 0, set()
+Apply = Callable[[int, Document, Tally, int], Document | None]
+"""(number, document, tally, least number of sentences) -> the document that a step leaves, if any."""
+
+
+def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -> Iterator[tuple[int, Document | None]]:
+    """(number, document) of each document of a part after the applied steps; None if they dropped it."""
+    steps: list[Apply] = []
+    # Counting sentences is slow, so it isn't repeated for earlier steps: the last keys record what they dropped.
+    counted, dropped = 0, set[int]()
     for position, done in enumerate(spec.applied):
         if done.step in VERDICTS:
             verdicts = read_verdicts(corpus, done.step, done.file)
             steps.append(verdicts.without)
-            counted, gone = position, verdicts.gone
+            counted, dropped = position, verdicts.dropped
             continue
-        if done.step == "anchors":  # the last one here, and it drops nothing
-            counted, gone = position, read_gone(corpus, done.file)
-            continue
-        own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
-        losers = read_losers(corpus, own, read_names(corpus, done.losers), spec.unit)
-        steps.append(partial(_without, step_of(done.step, spec.dedup), losers))
-        if done.step != "urls":  # noted before any step
-            counted, gone = position, read_gone(corpus, done.file)
-    for number, row in enumerate(read_documents(corpus, spec.part.path, columns)):
-        left: Row | None = row
-        for position, without in enumerate(steps):
-            min_sentences = spec.cleaning.min_sentences_per_page if position >= counted or number in gone else 0
-            text = without(number, row, tally, min_sentences)
-            if text is None:
-                left = None
-                break
-            row["text"] = text
+        if done.step != "urls":  # collected before any step
+            counted, dropped = position, read_dropped(corpus, done.file)
+        if done.step != "anchors":  # the last one here, and it drops nothing
+            own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
+            duplicates = read_duplicates(corpus, own, read_names(corpus, done.duplicates), spec.unit)
+            steps.append(without_duplicates(step_of(done.step, spec.dedup), duplicates))
+    for number, document in enumerate(read_documents(corpus, spec.part.path, columns)):
+        left: Document | None = document
+        for position, apply in enumerate(steps):
+            min_sentences = spec.cleaning.min_sentences_per_page if position >= counted or number in dropped else 0
+            if left is not None:
+                left = apply(number, left, tally, min_sentences)
         yield number, left
 
 
@@ -417,13 +413,26 @@ def read_verdicts(corpus: Path, step: str, file: str) -> Verdicts | Contaminated
     return Verdicts.read(corpus / file) if step == "filters" else Contaminated.read(corpus / file)
 
 
-def _left(corpus: Path, spec: PartSpec, gone: list[int]) -> Iterator[tuple[int, Row]]:
-    """(number, row) of each document of a part that the applied steps left. The numbers of others go to `gone`."""
-    for number, row in _documents(corpus, spec, _COLUMNS, Tally()):
-        if row is None:
-            gone.append(number)
+def without_duplicates(step: Step, duplicates: dict[int, list[int]]) -> Apply:
+    """Removes the items `duplicates` of each document, by its number."""
+
+    def apply(number: int, document: Document, tally: Tally, min_sentences: int) -> Document | None:
+        text = step.without(document, duplicates.get(number, []), tally, min_sentences)
+        if text is None or text is document.text:
+            return document if text is not None else None
+        return replace(document, text=text)
+
+    return apply
+
+
+def _left(corpus: Path, spec: PartSpec, dropped: list[int]) -> Iterator[tuple[int, Document]]:
+    """(number, document) of each document of a part that the applied steps left. The numbers of others go to
+    `dropped`."""
+    for number, document in _documents(corpus, spec, _COLUMNS, Tally()):
+        if document is None:
+            dropped.append(number)
         else:
-            yield number, row
+            yield number, document
 
 
 def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
@@ -432,14 +441,8 @@ def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
     if spec.step == "anchors":
         return Anchors(spec.dedup.substrings)
     anchors = spec.applied[-1]
-    repeated = read_repeated(corpus, anchors.file, read_names(corpus, anchors.losers), spec.unit)
+    repeated = read_repeated(corpus, anchors.file, read_names(corpus, anchors.duplicates), spec.unit)
     return EqualSubstrings(spec.dedup.substrings, repeated)
-
-
-def _without(
-    step: Step, losers: dict[int, list[int]], number: int, row: Row, tally: Tally, min_sentences: int
-) -> str | None:
-    return step.without(row, losers.get(number, []), tally, min_sentences)
 
 
 def step_of(name: str, config: DedupConfig) -> Step:

@@ -12,7 +12,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.keys import NOBODY
+from data_pipeline.dedup.keys import NO_DOCUMENT
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
@@ -178,7 +178,7 @@ class PartsWriter:
         self._characters += size_of(record.text) + len(record.target)
         if self._urls and competes:
             words = NewestUrl.words(record.url, record.timestamp, document is not None)
-            self._urls.add(NOBODY if document is None else self._file.documents.total(), 0, words)
+            self._urls.add(NO_DOCUMENT if document is None else self._file.documents.total(), 0, words)
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)

@@ -14,7 +14,6 @@ from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import SCHEMA, Part, part_file, row_groups
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import place_of
 
 _MORE = 2  # times the sample: documents aren't equally long, and some are held out
@@ -81,8 +80,8 @@ def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
                     for number, identity in enumerate(group.column("id"))
                     if splits[number] == "train" and place_of(spec.seed, identity) < spec.below
                 ]
-                for row in group.rows(SCHEMA.names, kept) if kept else []:
-                    file.add(Document(**row))
+                for document in group.documents(SCHEMA.names, kept) if kept else []:
+                    file.add(document)
     return Candidates(file.documents.total(), file.text_bytes)
 
 

@@ -22,6 +22,7 @@ from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.coverage import Coverage
 
 _ENCODE_BATCH, _ENCODE_CHARACTERS = 512, 8_000_000  # documents that are encoded at once, and their characters
@@ -91,14 +92,14 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     end = [model.vocabulary.eos] if spec.end_of_document else []
     coverage = Coverage(model.model)
     for batch in _batches(documents):
-        texts = model.encode([document["text"] for document in batch])
-        of_targets = model.encode([document["target"] for document in batch]) if spec.pairs else [[]] * len(batch)
+        texts = model.encode([document.text for document in batch])
+        of_targets = model.encode([document.target for document in batch]) if spec.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             ids = np.array([*text, *target, *end], dtype=dtype)
-            coverage.add(ids[: len(text) + len(target)], document["text"], document["target"])
-            tokens[document["split"]].append(ids)
-            hashes[document["split"]].append(shuffle_hash(spec.seed, document["id"], spec.together))
-            targets[document["split"]].append(len(text))
+            coverage.add(ids[: len(text) + len(target)], document.text, document.target)
+            tokens[document.split].append(ids)
+            hashes[document.split].append(shuffle_hash(spec.seed, document.id, spec.together))
+            targets[document.split].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
         order = np.argsort(np.array(hashes[split], dtype=np.uint64), kind="stable")
@@ -140,11 +141,11 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _batches(documents: Iterable[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
-    batch, characters = list[dict[str, str]](), 0
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch, characters = list[Document](), 0
     for document in documents:
         batch.append(document)
-        characters += len(document["text"])
+        characters += len(document.text)
         if len(batch) == _ENCODE_BATCH or characters >= _ENCODE_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -103,13 +103,13 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     for number, part in enumerate(parts, 1):
         doing(f"reading part {number:,} of {len(parts):,}")
         for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
-            if document["split"] != "train":
+            if document.split != "train":
                 continue
-            place = -place_of(seed, document["id"])
+            place = -place_of(seed, document.id)
             full = len(heap) == documents or size >= sample_bytes
             if full and place < heap[0][0]:
                 continue
-            sides = (document["text"], document["target"])  # train on both sides of a pair
+            sides = (document.text, document.target)  # train on both sides of a pair
             text = "\n".join(side for side in sides if side).encode()
             heapq.heappush(heap, (place, text))
             size += len(text)

@@ -202,9 +202,9 @@ def _of_corpus(corpus: Corpus) -> Iterator[Question]:
     if not parts:
         raise UserError(f"{corpus.directory}: this copy has no documents/, where the held-out pairs are")
     for part in parts:
-        for row in read_documents(corpus.directory, f"documents/{part.name}", ["text", "target", "split"]):
-            if row["split"] == "validation":
-                yield Question(row["text"], [row["target"]])
+        for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "target", "split"]):
+            if document.split == "validation":
+                yield Question(document.text, [document.target])
 
 
 def _of_file(settings: TextToTextSettings) -> list[Question]:

@@ -62,9 +62,9 @@ def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
     """The first sentence of medium length in each held-out document."""
     for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
         for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "split"]):
-            if document["split"] != "validation":
+            if document.split != "validation":
                 continue
-            for sentence in re.split(r"(?<=[.!?])\s+", document["text"]):
+            for sentence in re.split(r"(?<=[.!?])\s+", document.text):
                 if len(sentence.split()) in _WORDS and sentence[0].isupper() and sentence.endswith("."):
                     yield sentence
                     break

@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,15 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import EqualDocuments
-from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_losers, write_losers
+from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_duplicates, write_duplicates
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
-from data_pipeline.dedup.spans import EqualSpans, cut
+from data_pipeline.dedup.spans import EqualSpans, sentences_of
 from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
+from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 from tests.conftest import C4_SAMPLE, write_corpus_file
@@ -105,7 +107,7 @@ def real_pages() -> list[Page]:
         line = chance.choice(donor["text"].split("\n"))
         victim["text"] += f"\n{line.upper()} \n{line}"
     for number in range(5, 300, 20):  # runs of sentences of other pages
-        sentences = cut(pages[(number * 11 + 8) % 300]["text"])[:5]
+        sentences = sentences_of(pages[(number * 11 + 8) % 300]["text"])[:5]
         pages[number]["text"] += "\n" + "".join(sentences).strip()
     pages += [page(pages[n]["text"], f"http://mirror.org/{n}") for n in range(0, 60, 3)]
     pages += [page("Another text under a known address. It is newer.", pages[n]["url"], "2020") for n in range(90, 95)]
@@ -235,12 +237,12 @@ def test_equal_documents_leave_the_smallest_id(deduplicated):
 
 
 def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
-    pair = {"id": "a", "url": "", "text": "translate: yes\ntranslate: yes", "target": "ja"}
-    (same,), (other,) = (list(EqualDocuments().keys({**pair, "target": target})) for target in ("ja", "oui"))
-    assert same == next(EqualDocuments().keys({**pair, "id": "b"}))
+    pair = Document(id="a", text="translate: yes\ntranslate: yes", target="ja")
+    (same,), (other,) = (list(EqualDocuments().keys(replace(pair, target=target))) for target in ("ja", "oui"))
+    assert same == next(EqualDocuments().keys(replace(pair, id="b")))
     assert same != other
     assert not [*EqualLines().keys(pair), *EqualSpans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
-    assert EqualLines().without(pair, [], Tally(), 3) == pair["text"]
+    assert EqualLines().without(pair, [], Tally(), 3) == pair.text
 
 
 def test_minhash_is_a_switch_or_a_section():
@@ -300,11 +302,11 @@ def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(dedu
 
 
 def test_what_a_lost_span_leaves_keeps_paragraphs():
-    row = {"text": "It ran. It hid. It slept.\nIt woke. It ate.", "url": "u", "id": "i", "target": ""}
-    assert EqualSpans().without(row, [0], Tally(), 0) == "It woke. It ate."
-    row["text"] = "Day came. It ran. It hid. It slept.\nIt woke."
-    assert EqualSpans().without(row, [1], Tally(), 0) == "Day came.\nIt woke."
-    assert EqualSpans().without(row, [1], Tally(), 3) is None
+    document = Document("i", "It ran. It hid. It slept.\nIt woke. It ate.", "u")
+    assert EqualSpans().without(document, [0], Tally(), 0) == "It woke. It ate."
+    document = Document("i", "Day came. It ran. It hid. It slept.\nIt woke.", "u")
+    assert EqualSpans().without(document, [1], Tally(), 0) == "Day came.\nIt woke."
+    assert EqualSpans().without(document, [1], Tally(), 3) is None
 
 
 # ---- against a reference in memory
@@ -370,15 +372,13 @@ def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated,
     assert results[0].counts["span_duplicate_span"] > 30
     keys = EqualSpans()
     for texts, twice in (([one["text"] for one in pages], True), (results[0].texts, False)):
-        hashes = [
-            words[0] for text in texts for _, words in keys.keys({"text": text, "url": "u", "id": "", "target": ""})
-        ]
+        hashes = [words[0] for text in texts for _, words in keys.keys(Document(text=text, url="u"))]
         planted = len(hashes) - len(set(hashes))
         assert planted > 100 if twice else planted == 0
 
 
 def normalized_sentences(texts: list[str]) -> list[str]:
-    return [" ".join(sentence.lower().split()) for text in texts for sentence in cut(text)]
+    return [" ".join(sentence.lower().split()) for text in texts for sentence in sentences_of(text)]
 
 
 def test_near_duplicates_are_found_by_their_similarity(deduplicated, real_pages):
@@ -437,7 +437,7 @@ def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
 def test_bands_by_default_are_those_of_datatrove_and_fineweb():
     """1 - (1 - 0.8^8)^14 = 0.924 and 1 - (1 - 0.7^8)^14 = 0.565, of which 9 bands of 13 find 0.399 and 0.084."""
     assert shape(MinHashConfig()) == (14, 8)
-    assert len([*NearDuplicates(MinHashConfig()).keys({"text": "one two", "target": ""})]) == 14
+    assert len([*NearDuplicates(MinHashConfig()).keys(Document(text="one two"))]) == 14
     assert shape(MinHashConfig(bands=20, rows=5)) == (20, 5)
     assert shape(MinHashConfig(threshold=0.8)) == (9, 13)
     with pytest.raises(ValidationError, match="threshold chooses bands and rows"):
@@ -476,18 +476,18 @@ def test_buckets_decide_as_one_table_would(tmp_path, buckets):
     decided = []
     for number in range(buckets):
         table, units = KeyBucket(number, buckets).read(tmp_path, files)
-        _, losers, _ = decide(table, 1, units)
-        decided.append(f"losers-{number}")
-        write_losers(tmp_path / decided[-1], units[losers], table[losers, -1], 4)
+        _, duplicates, _ = decide(table, 1, units)
+        decided.append(f"duplicates-{number}")
+        write_duplicates(tmp_path / decided[-1], units[duplicates], table[duplicates, -1], 4)
         if buckets == 8:
             assert len(table) < 4 * 200 / 8 * 2  # a bucket's worth is all that is read
     for unit in range(4):
         expected = {
             document: [3]
-            for group, order, holder, document in everything
-            if holder == unit and best[group] != (order, holder, document)
+            for group, order, owner, document in everything
+            if owner == unit and best[group] != (order, owner, document)
         }
-        assert read_losers(tmp_path, files[unit], decided, unit) == expected
+        assert read_duplicates(tmp_path, files[unit], decided, unit) == expected
 
 
 def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path):
@@ -520,15 +520,15 @@ def test_a_changed_step_redoes_what_follows(tmp_path, real_pages, capsys):
         files = [path for pattern in ("*.parquet", "*.safetensors") for path in corpus.rglob(pattern)]
         return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
 
-    assert "lines-losers: 4 units to do (new), 0 up to date" in clean()  # of 4,000 different lines or fewer
+    assert "lines-duplicates: 4 units to do (new), 0 up to date" in clean()  # of 4,000 different lines or fewer
     whole = contents()
     less = clean("dedup.minhash=false")
-    (kept,) = [line for line in less if line.startswith("documents-losers: ")]
+    (kept,) = [line for line in less if line.startswith("documents-duplicates: ")]
     assert kept.endswith(" up to date")
     assert "to do" not in kept
     assert not any("minhash" in name for name in contents())
     clean(*(f"dedup.{step}=null" if step == "urls" else f"dedup.{step}=false" for step in OFF))
-    assert not [name for name in contents() if "keys" in name or "losers" in name or "deduplicated" in name]
+    assert not [name for name in contents() if "keys" in name or "duplicates" in name or "deduplicated" in name]
     assert sum(pq.read_metadata(part).num_rows for part in (corpus / "documents").iterdir()) == len(real_pages)
     clean()
     assert contents() == whole
@@ -547,4 +547,6 @@ def test_stats_tell_what_deduplication_dropped(tmp_path, real_pages):
     assert stats.lines.dropped["duplicate_line"] > 60
     assert stats.spans.dropped["duplicate_span"] > 0
     assert len(stats.examples["line_duplicate_line"]) == 3
-    assert {"lines-keys", "lines-losers", "minhash-clusters", "deduplicated"} <= {stage.name for stage in stats.stages}
+    assert {"lines-keys", "lines-duplicates", "minhash-clusters", "deduplicated"} <= {
+        stage.name for stage in stats.stages
+    }

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
-from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_losers, write_losers
+from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_duplicates, write_duplicates
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
 from data_pipeline.execution.merging import MergeSpec, Merging, group_sizes
@@ -116,21 +116,21 @@ def test_buckets_of_merged_keys_are_those_of_the_files(tmp_path, monkeypatch):
         assert len(found)
 
 
-def test_losers_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_LOSERS_AT_ONCE", 20)
+def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 20)
     chance, files = np.random.default_rng(7), []
     for number in (0, 40, 1, 90, 30):
         files.append(f"{len(files)}.safetensors")
         units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
-        write_losers(tmp_path / files[-1], units, places, 7)
+        write_duplicates(tmp_path / files[-1], units, places, 7)
 
     def merge(corpus: Path, spec: MergeSpec) -> None:
-        keys.merge_losers(corpus, spec.files, corpus / spec.output)
+        keys.merge_duplicates(corpus, spec.files, corpus / spec.output)
 
     twos = merged(tmp_path, merge, files, 2)
     for some in (twos, merged(tmp_path, merge, twos, 3)):
         for unit in range(7):
-            assert read_losers(tmp_path, None, some, unit) == read_losers(tmp_path, None, files, unit)
+            assert read_duplicates(tmp_path, None, some, unit) == read_duplicates(tmp_path, None, files, unit)
 
 
 @pytest.mark.parametrize("values", [3, 5])
@@ -175,7 +175,7 @@ def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsy
         grouped[:] = sizes
         assert checksums(build(config)) == unmerged
         found = {path.name for path in stages.glob("*-merged*")}
-        steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "losers")]
+        steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "duplicates")]
         assert found == {of + name for of in (*steps, "minhash-keys", "tokens") for name in names}
         again = [line for line in capsys.readouterr().out.splitlines() if " to do (" in line]
         assert [line for line in again if "-merged" not in line] == []
@@ -192,7 +192,9 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
     planned = forecast.forecast_build(changed, report.read(corpus), "of it", workers=2)
     assert [stage.name for stage in planned.stages] == list(told)
 
-    damaged = [corpus / ".stages" / stage / "00001.safetensors" for stage in ("tokens-merged", "lines-losers-merged")]
+    damaged = [
+        corpus / ".stages" / stage / "00001.safetensors" for stage in ("tokens-merged", "lines-duplicates-merged")
+    ]
     before = [path.read_bytes() for path in damaged]
     damaged[0].write_bytes(before[0][:-1] + bytes([before[0][-1] ^ 1]))
     damaged[1].write_bytes(before[1][:-1])

@@ -44,7 +44,7 @@ def test_the_units_follow_from_sizes(small_corpus):
     text = found.sources["c4"].text_read_bytes
     assert stages["documents"].units == 3
     assert text / 20_000 <= stages["documents-keys"].units <= text / 20_000 + 3
-    assert stages["documents-losers"].units == 16  # 180 keys
+    assert stages["documents-duplicates"].units == 16  # 180 keys
     assert stages["deduplicated"].opens == stages["deduplicated"].units * (2 + 16)
 
 

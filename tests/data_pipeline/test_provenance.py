@@ -100,8 +100,8 @@ def test_the_copy_that_stays_is_named(pair):
         for drop in step["dropped"]
         if drop["rule"] == "line_duplicate_line"
     ]
-    ((loser, drop),) = lost
-    assert (drop["what"], drop["stays_on"]) == (SHARED, page_id(1 - loser))
+    ((dropped, drop),) = lost
+    assert (drop["what"], drop["stays_on"]) == (SHARED, page_id(1 - dropped))
 
 
 def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
@@ -197,8 +197,8 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
         kind: {rule["rule"]: rule["documents"] for rule in found[kind]}
         for kind in ("only_in_a", "only_in_b", "text_differs", "split_differs")
     }
-    loser = next(n for n in (0, 1) if len(traced(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
-    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if loser == 0 else {})
+    dropped = next(n for n in (0, 1) if len(traced(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
+    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped == 0 else {})
     assert by_rule == {
         "only_in_a": {},
         "only_in_b": {"language_other in A": 1},

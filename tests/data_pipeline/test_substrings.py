@@ -16,6 +16,7 @@ from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
+from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
@@ -124,9 +125,9 @@ def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
     ],
 )
 def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
-    row = {"text": text, "url": "u", "id": "i", "target": ""}
+    document = Document("i", text, "u")
     step = EqualSubstrings(SubstringsConfig(words=2))
-    assert (step.without(row, lost, Tally(), 0) or "") == left
+    assert (step.without(document, lost, Tally(), 0) or "") == left
 
 
 def test_substrings_are_a_switch_or_a_section():
@@ -137,18 +138,18 @@ def test_substrings_are_a_switch_or_a_section():
 
 
 def test_pairs_keep_their_text():
-    row = {"text": "to be " * 100, "url": "", "id": "i", "target": "sein"}
-    assert list(EqualSubstrings(SubstringsConfig()).keys(row)) == []
+    document = Document("i", "to be " * 100, target="sein")
+    assert list(EqualSubstrings(SubstringsConfig()).keys(document)) == []
 
 
 def test_the_copy_that_stays_is_named(tmp_path):
     passage = " ".join(f"word{number}" for number in range(60))
     made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
     corpus = cleaned(tmp_path, [made[:1], made[1:]])
-    winner, loser = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
-    (found,) = trace.trace(open_build(corpus), made[loser]["url"])
+    kept, dropped = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
+    (found,) = trace.trace(open_build(corpus), made[dropped]["url"])
     (step,) = [step for step in found.steps if step.step == "substrings"]
     (drop,) = step.drops
     assert (drop.rule, drop.what) == ("span_duplicate_substring", f"Here is {passage} on page")
-    assert drop.stays_on == f"c4/{winner:03d}.json.gz/000000000"
-    assert step.text == texts_of(corpus)[made[loser]["url"]] == f"{'ab'[loser]}."
+    assert drop.stays_on == f"c4/{kept:03d}.json.gz/000000000"
+    assert step.text == texts_of(corpus)[made[dropped]["url"]] == f"{'ab'[dropped]}."

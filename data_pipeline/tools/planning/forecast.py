@@ -227,40 +227,40 @@ class _Stages:
 
     def _add_deduplication(self) -> None:
         parts, text, part, group = self._parts, self._text, self._part, _ASSUMED["row group"]
-        losers = anchors = 0  # files of the steps so far, which each part reads
+        duplicates = anchors = 0  # files of the steps so far, which each part reads
         for step in self._config.steps:
             if step == "filters":
-                self._add("page-filters", parts, text, part, group, parts * (2 + losers))
+                self._add("page-filters", parts, text, part, group, parts * (2 + duplicates))
                 continue
             if step == "decontamination":
                 size = float(evaluation_sets.plan(self._config.decontamination)[0].bytes)
                 ngrams = _ASSUMED["evaluation set"] * size
                 self._add("evaluation-sets", 1, size, size, 3 * ngrams, 2)
-                self._add("decontamination", parts, text, part, ngrams + group, parts * (3 + losers))
+                self._add("decontamination", parts, text, part, ngrams + group, parts * (3 + duplicates))
                 continue
             words = _words(step, self._config)
             keys = self._keys(step, words)
             in_memory = 2 * 8 * words + 24  # of a key: read and sorted, with its unit, its order and what is decided
             if step != "urls":
                 memory = group + 2 * in_memory * keys * part / text
-                self._add(f"{step}-keys", parts, text, part, memory, parts * (2 + losers))
+                self._add(f"{step}-keys", parts, text, part, memory, parts * (2 + duplicates))
             buckets = KeyBucket.enough(round(keys), self._config.dedup.keys_per_bucket)
             files = self._add_merges(f"{step}-keys", parts, buckets, keys * (8 * words + 4), text)
             memory = in_memory * min(keys / buckets, 2 * self._config.dedup.keys_per_bucket)
-            self._add(f"{step}-losers", buckets, text, text / buckets, memory, buckets * (files + 1))
-            written = text * (self._speeds.written(f"{step}-losers") or 0.0)
+            self._add(f"{step}-duplicates", buckets, text, text / buckets, memory, buckets * (files + 1))
+            written = text * (self._speeds.written(f"{step}-duplicates") or 0.0)
             if step == "minhash":
                 self._add("minhash-clusters", 1, text, text, _ASSUMED["pair"] * written, files + buckets)
-                losers += 1
+                duplicates += 1
                 continue
-            decided = self._add_merges(f"{step}-losers", buckets, parts, written, text)
-            losers += decided
+            decided = self._add_merges(f"{step}-duplicates", buckets, parts, written, text)
+            duplicates += decided
             if step == "anchors":
                 anchors = decided
             elif step == "substrings":  # no later step reads what anchors decided
-                losers -= anchors
+                duplicates -= anchors
         if self._config.steps:
-            self._add("deduplicated", parts, text, part, group, parts * (2 + losers))
+            self._add("deduplicated", parts, text, part, group, parts * (2 + duplicates))
 
     def _keys(self, step: str, words: int) -> float:
         """The number of keys of a step: as many as were written, or one for each document, or for each line."""

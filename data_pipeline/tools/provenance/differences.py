@@ -16,7 +16,7 @@ from data_pipeline.tools.provenance.document_trace import (
     DocumentTrace,
     Drop,
     StepTrace,
-    cleaned_rows,
+    cleaned_documents,
     ordinal_of,
     trace_deduplication,
     trace_records,
@@ -60,18 +60,20 @@ class _Side:
 
     def cleaned(self, ids: set[str]) -> dict[str, tuple[str, str]]:
         """The texts and targets of the documents `ids` after cleaning."""
-        rows = (
-            row for built in self.ranges for _, rows in cleaned_rows(self.build, built, ids) for row in rows.values()
-        )
-        return {row["id"]: (row["text"], row["target"]) for row in rows}
+        return {
+            document.id: (document.text, document.target)
+            for built in self.ranges
+            for _, documents in cleaned_documents(self.build, built, ids)
+            for document in documents.values()
+        }
 
     def deduplicated(self, ids: set[str]) -> dict[str, list[StepTrace]]:
         """What the steps of deduplication did to those of `ids` that cleaning has kept."""
         return {
-            row["id"]: steps
+            document.id: steps
             for built in self.ranges
-            for part, rows in cleaned_rows(self.build, built, ids)
-            for steps, row in trace_deduplication(self.build, part, rows)
+            for part, documents in cleaned_documents(self.build, built, ids)
+            for steps, document in trace_deduplication(self.build, part, documents)
         }
 
     def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
@@ -166,10 +168,10 @@ def _documents_of(part: Path) -> dict[str, Documents]:
     if not part.exists():
         raise FailedError(f"{part}: missing; run data-pipeline build")
     inputs: dict[str, Documents] = {}
-    for row in read_documents(part.parent, part.name, ["id", "text", "target", "split"]):
-        text = f"{row['text']}\0{row['target']}".encode("utf-8", "surrogatepass")
-        documents = inputs.setdefault(row["id"].rpartition("/")[0], {})
-        documents[row["id"]] = hashlib.blake2b(text, digest_size=16).digest(), row["split"]
+    for document in read_documents(part.parent, part.name, ["id", "text", "target", "split"]):
+        text = f"{document.text}\0{document.target}".encode("utf-8", "surrogatepass")
+        documents = inputs.setdefault(document.id.rpartition("/")[0], {})
+        documents[document.id] = hashlib.blake2b(text, digest_size=16).digest(), document.split
     return inputs
 
 

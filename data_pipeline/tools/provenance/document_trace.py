@@ -1,25 +1,23 @@
 """What became of documents, by repeating what the stages did: every stage is a pure function."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.dedup.keys import NOBODY, read_losers, smallest_keys
-from data_pipeline.dedup.step import Row
+from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
-from data_pipeline.stages.deduplication import VERDICTS, Decided, read_verdicts, step_of
+from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, read_verdicts, step_of, without_duplicates
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
 from data_pipeline.tools.provenance.token_location import TokenLocation
 
-Apply = Callable[[int, Row, Tally, int], str | None]  # (number, row, tally, least sentences) -> the text that is left
 _COLUMNS = list(Document.__dataclass_fields__)
 
 
@@ -101,11 +99,11 @@ def trace_records(
     """
     traces = dict(_as_read(*build.spec_of(built), ordinals))
     kept = {ordinal: trace for ordinal, trace in traces.items() if not trace.dropped_by}
-    for part, rows in cleaned_rows(build, built, {trace.id for trace in kept.values()}):
-        for steps, row in trace_deduplication(build, part, rows, find_copies):
-            trace = kept[ordinal_of(row["id"])]
+    for part, documents in cleaned_documents(build, built, {trace.id for trace in kept.values()}):
+        for steps, document in trace_deduplication(build, part, documents, find_copies):
+            trace = kept[ordinal_of(document.id)]
             trace.steps += steps
-            trace.language = row["language"]
+            trace.language = document.language
     return traces
 
 
@@ -164,22 +162,24 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
     return trace
 
 
-def cleaned_rows(build: FinishedBuild, built: BuiltInput, ids: set[str]) -> Iterator[tuple[Part, dict[int, Row]]]:
-    """Each part with documents of an input, with the rows of the documents `ids` by number, as cleaning left them."""
+def cleaned_documents(
+    build: FinishedBuild, built: BuiltInput, ids: set[str]
+) -> Iterator[tuple[Part, dict[int, Document]]]:
+    """Each part with documents of an input, and those of the documents `ids` by number, as cleaning left them."""
     paths = {part.path for part in built.unit.result.parts}
     for part in build.in_order:
         if part.path in paths and ids:
             identities = pq.read_table(build.directory / part.path, columns=["id"])["id"].to_pylist()
             numbers = {number for number, identity in enumerate(identities) if identity in ids}
             if numbers:
-                rows = enumerate(read_documents(build.directory, part.path, _COLUMNS))
-                yield part, {number: row for number, row in rows if number in numbers}
+                documents = enumerate(read_documents(build.directory, part.path, _COLUMNS))
+                yield part, {number: document for number, document in documents if number in numbers}
 
 
 def trace_deduplication(
-    build: FinishedBuild, part: Part, rows: dict[int, Row], find_copies: bool = False
-) -> Iterator[tuple[list[StepTrace], Row]]:
-    """What the steps of deduplication did to the documents `rows` of one part, by number, and the row they leave."""
+    build: FinishedBuild, part: Part, documents: dict[int, Document], find_copies: bool = False
+) -> Iterator[tuple[list[StepTrace], Document]]:
+    """What the steps of deduplication did to `documents` of one part, by number, and what they leave of each."""
     unit = build.in_order.index(part)
     sentences = next(
         build.config.cleaning_of(source).min_sentences_per_page
@@ -187,40 +187,38 @@ def trace_deduplication(
         if source.name == part.source
     )
     applied = [(decided, _apply(build, decided, unit)) for decided in build.steps]
-    for number, row in rows.items():
+    for number, document in documents.items():
         steps: list[StepTrace] = []
         for decided, apply in applied:
-            before = {**row}
             recorder = DropRecorder()
-            text = apply(number, row, recorder, sentences)
+            left = apply(number, document, recorder, sentences)
             drops = recorder.drops
             if drops and find_copies and decided.step not in VERDICTS:
-                drops = _with_copies(build, decided, unit, number, before, drops)
-            steps.append(StepTrace(decided.step, drops, text))
-            if text is None:
+                drops = _with_copies(build, decided, unit, number, document, drops)
+            steps.append(StepTrace(decided.step, drops, left.text if left else None))
+            if left is None:
                 break
-            row["text"] = text
-        yield steps, row
+            document = left
+        yield steps, document
 
 
 def _apply(build: FinishedBuild, decided: Decided, unit: int) -> Apply:
     if decided.step in VERDICTS:
         return read_verdicts(build.directory, decided.step, decided.files[unit]).without
-    step, duplicates = step_of(decided.step, build.config.dedup), _duplicates(build, decided, unit)
-    return lambda number, row, tally, sentences: step.without(row, duplicates.get(number, []), tally, sentences)
+    return without_duplicates(step_of(decided.step, build.config.dedup), _duplicates(build, decided, unit))
 
 
 def _duplicates(build: FinishedBuild, decided: Decided, unit: int) -> dict[int, list[int]]:
     file = None if decided.step == "minhash" else decided.files[unit]
-    return read_losers(build.directory, file, decided.losers, unit)
+    return read_duplicates(build.directory, file, decided.duplicates, unit)
 
 
 def _with_copies(
-    build: FinishedBuild, decided: Decided, unit: int, number: int, row: Row, drops: list[Drop]
+    build: FinishedBuild, decided: Decided, unit: int, number: int, document: Document, drops: list[Drop]
 ) -> list[Drop]:
     """`drops` with the documents that keep the copies."""
     step = step_of(decided.step, build.config.dedup)
-    keys = {item: words[: step.group] for item, words in step.keys(row)}
+    keys = {item: words[: step.group] for item, words in step.keys(document)}
     items = _duplicates(build, decided, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
@@ -237,9 +235,9 @@ def _with_copies(
 def _name(build: FinishedBuild, documents: Iterable[tuple[int, int]]) -> str:
     """The id of the first of `documents`, (unit, number), or a word for a page that cleaning dropped."""
     for unit, number in documents:
-        if number == NOBODY:
+        if number == NO_DOCUMENT:
             return "a page that cleaning drops"
-        for count, row in enumerate(read_documents(build.directory, build.in_order[unit].path, ["id"])):
+        for count, document in enumerate(read_documents(build.directory, build.in_order[unit].path, ["id"])):
             if count == number:
-                return row["id"]
+                return document.id
     return ""
