@@ -49,17 +49,10 @@ def init(
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
-    import shlex
-
     from launch.tools.scaffold.files import write_first_files
 
-    written = write_first_files(name, model, text, text_format, corpus)
-    corpus_file, run_file = written.corpus_file, written.run_file
-    for line in written.lines:
+    for line in write_first_files(name, model, text, text_format, corpus):
         print(line)
-    print(f"wrote {f'{corpus_file} and ' if corpus_file else ''}{run_file}. Next:")
-    print(f"  data-pipeline {f'build {corpus_file}' if corpus_file else f'show {shlex.quote(str(corpus))}'}")
-    print(f"  launch local {run_file}")
 
 
 @app.command(epilog="Example: launch local configs/runs/quickstart.yaml --ranks 2")

@@ -18,7 +18,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
 from launch.tools.scaffold import machine as first_machine
-from launch.tools.scaffold.machine import SIZES, Machine, an_hour, model_named
+from launch.tools.scaffold.machine import SIZES, Machine, model_named, run_of_an_hour
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
@@ -75,9 +75,9 @@ def files(pattern: str) -> list[Path]:
     return list(Path(pattern).parent.glob(Path(pattern).name))
 
 
-@pytest.mark.parametrize(("files", "piece"), [(2, 256), (5, 400), (500, 8 << 20)])
-def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(files, piece):
-    """Of 1,000 pieces, 1 % held out is none once in 23,000 times."""
+@pytest.mark.parametrize(("files", "chunk"), [(2, 256), (5, 400), (500, 8 << 20)])
+def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(files, chunk):
+    """Of 1,000 chunks, 1 % held out is none once in 23,000 times."""
     Path("books").mkdir()
     for number in range(files):
         Path(f"books/{number}.txt").write_text("One line.\n\n" * (7273 if files == 5 else 10))
@@ -85,7 +85,7 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(
     assert done.returncode == 0, done.stderr
     corpus = load("first.corpus.yaml", [], CorpusConfig)
     assert corpus.sources[0].options["sample_by"] == "document"
-    assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == piece
+    assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == chunk
     assert corpus.dedup.steps == (["urls", "documents"] if files == 500 else ["urls"])
     assert "# sample_by: `document` keeps a file in order" in Path("first.corpus.yaml").read_text()
 
@@ -257,10 +257,10 @@ def test_a_vocabulary_is_one_that_the_text_can_fill():
     sample = sample_of(sources_of("a.txt", None)[0])
     most = most_of(sample.texts)
     characters = len(set("".join(TEXTS)) - {" "})
-    assert characters < sample.pieces(32_000) <= most  # five words, however often, give few
+    assert characters < sample.vocabulary(32_000) <= most  # five words, however often, give few
     prose = sample_of(sources_of(str(SAMPLES / "c4-train.*.json.gz"), None)[0])
-    assert 3_000 < prose.pieces(32_000) < most_of(prose.texts) * 4
-    assert prose.pieces(1_000) == 1_000
+    assert 3_000 < prose.vocabulary(32_000) < most_of(prose.texts) * 4
+    assert prose.vocabulary(1_000) == 1_000
 
 
 def most_of(texts: list[bytes]) -> int:
@@ -291,21 +291,21 @@ def test_an_hour_is_an_hour_and_a_faster_machine_takes_a_larger_model():
         Machine(1, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
         Machine(8, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
     ):
-        course = an_hour(machine, 32_000, 100, lengths, float("inf"))
-        assert course.steps * course.seconds == pytest.approx(3600, rel=0.01)
-        assert course.steps >= 2000
-        parameters = models.outline(course.config).num_parameters()
-        assert course.steps * course.batch * sum(lengths) > 20 * parameters
-        found.append(SIZES.index(course.model))
+        first_run = run_of_an_hour(machine, 32_000, 100, lengths, float("inf"))
+        assert first_run.steps * first_run.seconds == pytest.approx(3600, rel=0.01)
+        assert first_run.steps >= 2000
+        parameters = models.outline(first_run.config).num_parameters()
+        assert first_run.steps * first_run.batch * sum(lengths) > 20 * parameters
+        found.append(SIZES.index(first_run.model))
     assert found[0] == 0
     assert found == sorted(found)
     assert found[2] >= SIZES.index("t5-v1.1-base")
 
 
 def test_a_small_text_is_read_forty_times_at_most():
-    course = an_hour(Machine(0, "2 cores", None, bf16=False), 1000, 100, (512, 114), rows=100)
-    assert (course.steps * course.batch, course.model) == (4000, "t5-v1.1-1m")
-    assert course.batch <= 100
+    first_run = run_of_an_hour(Machine(0, "2 cores", None, bf16=False), 1000, 100, (512, 114), rows=100)
+    assert (first_run.steps * first_run.batch, first_run.model) == (4000, "t5-v1.1-1m")
+    assert first_run.batch <= 100
 
 
 def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
@@ -319,7 +319,7 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
 def test_the_first_metrics_come_within_a_minute():
     run_here("launch", "init")
     run = load("first.run.yaml", [], RunConfig)
-    course = an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
-    a_row = course.seconds / course.batch
+    first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
+    a_row = first_run.seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
-    assert model_named(course.model).init_output_std == 0.5
+    assert model_named(first_run.model).init_output_std == 0.5

@@ -1,8 +1,9 @@
-"""The first corpus file and run file of a user: a few lines each, on top of files that ship."""
+"""Writes the first corpus file and run file of a user: a few lines each, on top of files that ship."""
 
 import json
 import math
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import data_pipeline
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.sources import OPTIONS
-from launch.tools.scaffold.machine import Course, Machine, an_hour, as_named, model_named
+from launch.tools.scaffold.machine import FirstRun, Machine, model_named, run_of_an_hour, run_of_named_model
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -28,34 +29,34 @@ _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths t
 }
 _ROW_LENGTH = {"c4-causal": 1024}
 _TARGETS = {"c4-published": 114, "c4-bert": 77}  # predicted tokens of a row; else as many as it has
-_SENTINELS, _MOST_PIECES = 100, 32_000
-_TOKENS_OF_ROW, _BYTES_OF_TOKEN = 568, 4  # T5's; English with a few thousand pieces
+_SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
+_TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
 _CORPUS = """\
 # The corpus of {run}. `pretrain reference` shows every key.
 extends: configs:corpora/{rows}.yaml
 name: {name}
 output: {output}
-{comments}sources:                        {of_sources}
+{comments}sources:                        {hint}
 {sources}
 cleaning: {{profile: none}}       # c4, wikipedia: rules for pages as they were crawled or dumped
 split: {{validation_fraction: {held_out}}}
-tokenizer: {{vocab_size: {pieces}}}   # pieces, as many as {why}
+tokenizer: {{vocab_size: {vocab_size}}}   # as many tokens as {why}
 """
-_OWN = "# add `language: en` if all of it is English"
-_SHIPS = "# the text that ships; `launch init NAME --text PATH` takes your own"
-_SAMPLES = {  # by format
-    "wikipedia": 'name: enwiki, language: en, path: "${samples:}/enwiki-*-pages-articles*.xml.bz2"',
-    "c4": 'name: c4, language: en, path: "${samples:}/c4-train.*.json.gz"',
+_LANGUAGE_HINT = "# add `language: en` if all of it is English"
+_SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
+_SAMPLES = {  # by format: the settings and files of the text that ships
+    "wikipedia": ("name: enwiki, language: en", "enwiki-*-pages-articles*.xml.bz2"),
+    "c4": ("name: c4, language: en", "c4-train.*.json.gz"),
 }
-_OF_TEXT = (
+_TEXT_COMMENT = (
     "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
 )
-_OF_PIECES = """\
-# max_document_bytes: so few files are cut at blank lines, in order, so that some pieces can be held out
-dedup: {documents: false}       # pieces that repeat each other stay
+_CHUNKS_COMMENT = """\
+# max_document_bytes: these few files are cut at blank lines, in order, so that some parts can be held out
+dedup: {documents: false}       # parts that repeat each other stay
 """
-_FEW_FILES, _PIECES_OF_FEW = 500, 1000  # of 500 documents, 1 % held out is none once in 150 times
-_SMALLEST_PIECE = 256
+_ENOUGH_FILES, _CHUNKS = 500, 1000  # 1 % of 500 documents is no document once in 150 times
+_SMALLEST_CHUNK = 256
 _SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
 _RUN = """\
 # Trains {model} on {corpus}{time}. `pretrain reference` shows every key.
@@ -80,24 +81,16 @@ _SECONDS_TO_LOG = 10.0
 _RATES = {"t5-v1.1-1m": "3.0e-3", "t5-v1.1-5m": "2.0e-3", "t5-v1.1-15m": "1.0e-3"}  # smaller models take larger ones
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files, and lines that say what they were made for."""
-
-    corpus_file: Path | None
-    run_file: Path
-    lines: list[str]
-
-
 def write_first_files(
     name: str, model: str | None, text: str | None, text_format: str | None, corpus: str | None
-) -> Written:
+) -> list[str]:
     """Writes NAME.corpus.yaml, unless there is a `corpus` already, and NAME.run.yaml into the current folder.
 
-    `text` is a path, a glob or a URL of `text_format`, by default what its names and first bytes say; without it the
-    corpus is made from the text that ships. Without a `model`, model and steps are those for which this machine takes
-    an hour. Raises UserError, before anything is written, for a name that is no file name, an unknown model or format,
-    text that no reader reads, and a file that exists.
+    Returns lines that say what they were made for, and the next commands. `text` is a path, a glob or a URL of
+    `text_format`, by default what its names and first bytes say; without it the corpus is made from the text that
+    ships. Without a `model`, model and steps are those for which this machine takes an hour. Raises UserError, before
+    anything is written, for a name that is no file name, an unknown model or format, text that no reader reads, and a
+    file that exists.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it")
@@ -110,61 +103,67 @@ def write_first_files(
         config = model_named(model) if model else None
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
-    run_file, corpus_file = Path(f"{name}.run.yaml"), None if corpus else Path(f"{name}.corpus.yaml")
-    for path in (run_file, corpus_file):
-        if path and path.exists():
+    run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
+    for path in [run_file] if corpus else [run_file, corpus_file]:
+        if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    found = _Text([], None, []) if corpus else _own(text, text_format) if text else _shipped()
+    given = _Text([], None, []) if corpus else _users_text(text, text_format) if text else _shipped_text()
     rows = _ROWS[config.family if config else "t5"]
-    shorter = config.longest_sequence if config else None
-    inputs = int(min(_ROW_LENGTH.get(rows, 512), shorter or math.inf))
+    row_length = _ROW_LENGTH.get(rows, 512)
+    longest = config.longest_sequence if config else None
+    inputs = int(min(row_length, longest or math.inf))
     lengths = inputs, min(inputs, _TARGETS.get(rows, inputs))
-    machine, possible = Machine.this(), found.sample.pieces(_MOST_PIECES) if found.sample else _MOST_PIECES
+    machine, sample = Machine.this(), given.sample
+    vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     if model and config:
-        course = as_named(machine, model, config, _NAMED_STEPS, _NAMED_BATCH, lengths)
+        first_run = run_of_named_model(machine, model, config, _NAMED_STEPS, _NAMED_BATCH, lengths)
     else:
-        there = found.sample.bytes / _BYTES_OF_TOKEN / _TOKENS_OF_ROW if found.sample else math.inf
-        course = an_hour(machine, possible, _SENTINELS, lengths, there)
+        text_rows = sample.bytes / _BYTES_PER_TOKEN / _TOKENS_PER_ROW if sample else math.inf
+        first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
     directory = corpus or f"corpora/{name}"
-    contents = {run_file: _run_file(name, directory, course, machine)}
-    if corpus_file:
-        of_model = min(_MOST_PIECES, (model_named(course.model).vocab_size or math.inf) - _SENTINELS)
+    contents = {run_file: _run_file(name, directory, first_run, machine)}
+    if not corpus:
+        models = min(_LARGEST_VOCABULARY, (model_named(first_run.model).vocab_size or math.inf) - _SENTINELS)
         contents[corpus_file] = _CORPUS.format(
             run=run_file,
             rows=rows,
             name=_quoted(name),
             output=_quoted(directory),
-            comments=found.comments,
-            of_sources=_OWN if text else _SHIPS,
-            sources="\n".join(_listed(source, shipped=not text) for source in found.sources),
-            held_out=found.held_out,
-            pieces=int(min(possible, of_model)),
-            why="the text can fill" if possible < of_model else "the model has",
+            comments=given.comments,
+            hint=_LANGUAGE_HINT if text else _SHIPPED_HINT,
+            sources="\n".join(_source_line(source) for source in given.sources),
+            held_out=given.held_out,
+            vocab_size=int(min(vocabulary, models)),
+            why="the text can fill" if vocabulary < models else "the model has",
         )
-        if shorter and shorter < _ROW_LENGTH.get(rows, 512):
-            contents[corpus_file] += _SHORTER.format(longest=shorter)
+        if longest and longest < row_length:
+            contents[corpus_file] += _SHORTER.format(longest=longest)
     for path, content in contents.items():
         with path.open("x") as file:
             file.write(content)
-    seconds = duration(course.steps * course.seconds)
-    lines = [
-        *found.lines,
+    time = duration(first_run.steps * first_run.seconds)
+    return [
+        *given.lines,
         f"machine: {machine}",
-        f"model: {course.model}, {course.steps:,} steps of {course.batch} rows: about {seconds}",
+        f"model: {first_run.model}, {first_run.steps:,} steps of {first_run.batch} rows: about {time}",
+        f"wrote {'' if corpus else f'{corpus_file} and '}{run_file}. Next:",
+        f"  data-pipeline {f'show {shlex.quote(corpus)}' if corpus else f'build {corpus_file}'}",
+        f"  launch local {run_file}",
     ]
-    return Written(corpus_file, run_file, lines)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """The sources of a corpus, a sample of them if they are there, and lines and comments about them."""
+    """The sources of a corpus, a sample of them if they exist, and lines and comments about them.
+
+    Plain text is cut into `chunks` documents; 0: it isn't cut.
+    """
 
     sources: list[Source]
     sample: Sample | None
     lines: list[str]
     comments: str = ""
-    pieces: int = 0
-    """Into how many documents plain text is cut; 0: it isn't."""
+    chunks: int = 0
 
     @property
     def held_out(self) -> float:
@@ -172,74 +171,73 @@ class _Text:
             return 0
         if self.sample is None:
             return 0.01
-        if self.pieces:
-            return replace(self.sample, documents=max(self.pieces, self.sample.documents), identities=[]).held_out
+        if self.chunks:
+            return replace(self.sample, documents=max(self.chunks, self.sample.documents), identities=[]).held_out
         return self.sample.held_out
 
 
-def _shipped() -> _Text:
+def _shipped_text() -> _Text:
     folder = Path(data_pipeline.__file__).with_name("samples")
-    sources = [
-        Source("wikipedia", f"{folder}/enwiki-*-pages-articles*.xml.bz2"),
-        Source("c4", f"{folder}/c4-train.*.json.gz"),
+    sources = [Source(kind, f"{folder}/{pattern}") for kind, (_, pattern) in _SAMPLES.items()]
+    shown = [
+        replace(source, path=f"${{samples:}}/{_SAMPLES[source.format][1]}", settings=_SAMPLES[source.format][0])
+        for source in sources
     ]
-    return _Text(sources, sample_of(sources), [])
+    return _Text(shown, sample_of(sources), [])
 
 
-def _own(text: str, text_format: str | None) -> _Text:
+def _users_text(text: str, text_format: str | None) -> _Text:
     found, lines = sources_of(text, text_format)
     sample = sample_of(found)
-    sources, comments, pieces = [], "", 0
+    sources, comments, chunks = [], "", 0
     for source in found:
         files = source.files() if sample else []
+        size = sum(file.bytes for file in files)
         if source.format == "text":
-            size = sum(file.bytes for file in files)
-            piece = max(_SMALLEST_PIECE, size // _PIECES_OF_FEW) if 0 < len(files) < _FEW_FILES else 0
-            options = {"sample_by": "document", **({"max_document_bytes": piece} if piece else {})}
+            chunk = max(_SMALLEST_CHUNK, size // _CHUNKS) if 0 < len(files) < _ENOUGH_FILES else 0
+            options = {"sample_by": "document", **({"max_document_bytes": chunk} if chunk else {})}
             source = replace(source, options=options)
-            comments += _OF_TEXT + (_OF_PIECES if piece else "")
-            pieces = size // piece if piece else 0
+            comments += _TEXT_COMMENT + (_CHUNKS_COMMENT if chunk else "")
+            chunks = size // chunk if chunk else 0
         sources.append(source)
         if files:
             column = f" in {source.options['text']!r}" if "text" in source.options else ""
-            megabytes = sum(file.bytes for file in files) / 1e6
-            lines.append(f"text: {counted(len(files), 'file')}, {megabytes:,.1f} MB, format {source.format}{column}")
-    return _Text(sources, sample, lines, comments, pieces)
+            lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {source.format}{column}")
+    return _Text(sources, sample, lines, comments, chunks)
 
 
-def _listed(source: Source, shipped: bool) -> str:
-    if shipped:
-        return f"  - {{format: {source.format}, {_SAMPLES[source.format]}}}"
+def _source_line(source: Source) -> str:
     paths = [source.path] if isinstance(source.path, str) else source.path
     path = _quoted(paths[0]) if len(paths) == 1 else f"[{', '.join(map(_quoted, paths))}]"
     options = ", ".join(
         f"{key}: {_quoted(value) if isinstance(value, str) else value}" for key, value in source.options.items()
     )
-    more = f", name: {source.split}, split: {source.split}" if source.split else ""
-    return f"  - {{format: {source.format}, path: {path}{more}{f', options: {{{options}}}' if options else ''}}}"
+    split = f"name: {source.split}, split: {source.split}" if source.split else ""
+    settings = [source.settings, f"path: {path}", split, f"options: {{{options}}}" if options else ""]
+    return f"  - {{{', '.join([f'format: {source.format}', *filter(None, settings)])}}}"
 
 
-def _run_file(name: str, corpus: str, course: Course, machine: Machine) -> str:
-    steps = course.steps
-    rate = _RATES.get(course.model, "3.0e-4")
+def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> str:
+    steps = first_run.steps
+    rate = _RATES.get(first_run.model, "3.0e-4")
     return _RUN.format(
-        model=course.model,
-        time=f": about {duration(steps * course.seconds)} on {machine.name}",
+        model=first_run.model,
+        time=f": about {duration(steps * first_run.seconds)} on {machine.name}",
         name=_quoted(name),
         directory=_quoted(f"runs/{name}"),
         corpus=_quoted(corpus),
         steps=steps,
-        ids=", pad_id: 0, eos_id: 1" if "pad_id" in course.config.model_fields_set else "",
+        ids=", pad_id: 0, eos_id: 1" if "pad_id" in first_run.config.model_fields_set else "",
         workers=2 if machine.gpus else 0,
-        batch=course.batch,
-        micro_batch="auto" if machine.gpus else min(8, course.batch),
+        batch=first_run.batch,
+        micro_batch="auto" if machine.gpus else min(8, first_run.batch),
         rate=rate,
         last_rate=f"{float(rate) / 10:.1e}",
         warmup=max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0,
         precision=machine.precision,
         save=max(1, steps // 10),
         evaluate=max(1, steps // 20),
-        log=max(1, min(50, int(_SECONDS_TO_LOG / course.seconds))),
+        log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
 
 

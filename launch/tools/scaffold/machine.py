@@ -72,7 +72,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Course:
+class FirstRun:
     """How a model is trained: steps of `batch` rows, each of which takes about `seconds`."""
 
     model: str
@@ -81,20 +81,18 @@ class Course:
     batch: int
     seconds: float
 
-    @property
-    def hours(self) -> float:
-        return self.steps * self.seconds / 3600
 
-
-def an_hour(machine: Machine, pieces: int, sentinels: int, lengths: tuple[int, int], rows: float) -> Course:
+def run_of_an_hour(
+    machine: Machine, vocabulary: int, sentinels: int, lengths: tuple[int, int], rows: float
+) -> FirstRun:
     """The largest T5 v1.1 that reads 20 tokens a parameter in an hour, else the smallest, and an hour of its steps.
 
-    `pieces` is the most that the text gives; each model takes at most its own. `lengths` are those of a row, of which
-    the text has `rows`; steps end where it has been read 40 times.
+    `vocabulary` is the largest that the text can fill; each model takes at most its own. `lengths` are those of a row.
+    The text has `rows` of them; steps end where it has been read 40 times.
     """
     chosen = None
     for name in SIZES:
-        config = with_vocabulary(model_named(name), pieces, sentinels)
+        config = with_vocabulary(model_named(name), vocabulary, sentinels)
         size = size_of(config)
         per_hour = _HOUR * machine.flops(config.width) / size.flops(*lengths)
         if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * size.parameters:
@@ -105,20 +103,20 @@ def an_hour(machine: Machine, pieces: int, sentinels: int, lengths: tuple[int, i
     most = min(per_hour, max(1.0, _MOST_EPOCHS * rows))
     bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, most / _FEWEST_STEPS), max(1.0, rows))
     batch = 2 ** int(math.log2(bound))
-    return Course(name, config, max(1, int(most / batch)), batch, _HOUR * batch / per_hour)
+    return FirstRun(name, config, max(1, int(most / batch)), batch, _HOUR * batch / per_hour)
 
 
-def as_named(
+def run_of_named_model(
     machine: Machine, name: str, config: ModelConfig, steps: int, batch: int, lengths: tuple[int, int]
-) -> Course:
+) -> FirstRun:
     seconds = batch * size_of(config).flops(*lengths) / machine.flops(config.width)
-    return Course(name, config, steps, batch, seconds)
+    return FirstRun(name, config, steps, batch, seconds)
 
 
-def with_vocabulary(config: ModelConfig, pieces: int, sentinels: int) -> ModelConfig:
-    """`config` with the ids of at most `pieces` pieces and the sentinels."""
-    own = config.vocab_size or pieces + sentinels
-    return config.model_copy(update={"vocab_size": min(own, pieces + sentinels)})
+def with_vocabulary(config: ModelConfig, vocabulary: int, sentinels: int) -> ModelConfig:
+    """`config` with at most `vocabulary` tokens and the sentinels."""
+    size = config.vocab_size or vocabulary + sentinels
+    return config.model_copy(update={"vocab_size": min(size, vocabulary + sentinels)})
 
 
 def _first_gpu() -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What a user's text is, by its names, first bytes and a sample: formats, columns, what a vocabulary can hold."""
+"""What a user's text is, by its names, first bytes and a sample: formats, columns, the size of a vocabulary."""
 
 import csv
 import itertools
@@ -40,7 +40,7 @@ _UNREAD = {  # what to do with files that no reader reads
     **dict.fromkeys((".zip", ".7z", ".rar"), "unpack it"),
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf"), "convert it to plain text"),
 }
-_BESIDE = (
+_METADATA = (
     "README",
     "LICENSE",
     "dataset_info.json",
@@ -55,22 +55,23 @@ _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
 _TEXT_PER_BYTE = 3  # of a compressed file
 _ENOUGH = 30  # documents held out, about
-_CERTAIN = 0.9  # of the pieces that the sample gives: what is held out isn't trained on
+_CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
 _FEWEST_BYTES = 6_000  # to train on: two rows of T5's
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one format: `path` is what the corpus file says of them, `options` those of the format."""
+    """A source of a corpus file: files of one format, its `options`, and further `settings` in YAML."""
 
     format: str
     path: str | list[str]
     options: dict[str, Any] = field(default_factory=dict)
     split: str | None = None
+    settings: str = ""
 
-    def files(self, name: str = "") -> list[InputFile]:
-        return list_files(SourceConfig(format=self.format, path=self.path, name=name))
+    def files(self) -> list[InputFile]:
+        return list_files(SourceConfig(format=self.format, path=self.path, name=self.format))
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,11 @@ class Sample:
         found = f"{counted(len(self.identities), 'document')}, {self.bytes / 1000:.1f} kB"
         raise UserError(f"--text: holds {found}; expected more, so that some are held out and the others fill rows")
 
-    def pieces(self, most: int) -> int:
-        """How many pieces a vocabulary can have, at most `most`: half of what the text gives beyond its characters.
+    def vocabulary(self, largest: int) -> int:
+        """The size of a vocabulary, at most `largest`: half of the tokens that the text gives beyond its characters.
 
-        sentencepiece says how many the sample gives. All of the text gives more, by a power of its size: the one by
-        which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
+        sentencepiece says how many tokens the sample gives. All of the text gives more, by a power of its size: the
+        one by which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
         """
         from data_pipeline.tokenizer.training import most_pieces
 
@@ -128,8 +129,8 @@ class Sample:
                 break
             characters -= 1
         characters += 256 * config.byte_fallback + 3
-        wanted = max(int(1.2 * characters), min(most, (characters + possible) // 2))
-        return min(wanted, max(characters, int(_CERTAIN * possible)))
+        size = max(int(1.2 * characters), min(largest, (characters + possible) // 2))
+        return min(size, max(characters, int(_CERTAIN * possible)))
 
 
 def _half(texts: list[bytes]) -> list[bytes]:
@@ -155,7 +156,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
         return [_with_columns(Source(text_format, text), files[0])], []
     by_ending: dict[str, list[InputFile]] = defaultdict(list)
     for file in files:
-        if not (is_folder and _is_beside(file.name)):
+        if not (is_folder and _is_metadata(file.name)):
             by_ending[_ending(file.name)].append(file)
     formats: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -259,10 +260,10 @@ def _unknown(text: str) -> str:
     raise UserError(f"--text: {text}: the name doesn't say what format it has; give --format")
 
 
-def _is_beside(name: str) -> bool:
+def _is_metadata(name: str) -> bool:
     """Whether a file of a folder is about the data: a README, a description, a hidden file."""
     last = PurePosixPath(name).name
-    return last.startswith((".", *_BESIDE)) or any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return last.startswith((".", *_METADATA)) or any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def _format_of(file: InputFile, shown: str, ending: str) -> str:
