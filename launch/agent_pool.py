@@ -18,7 +18,7 @@ _LINES_OF_ERRORS = 3
 
 
 class Agent:
-    """One agent; the `Part` of an attempt that is on its node, once ranks have been started there."""
+    """One agent; the `NodeRanks` of its node, once ranks have been started there."""
 
     def __init__(self, connection: Connection, handshake: Handshake, name: str):
         self.name, self.handshake, self.ranks = name, handshake, 0

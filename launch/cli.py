@@ -23,7 +23,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help
 StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
-    int | None, typer.Option(min=1, help="When a node is lost, go on with the others if so many are left.")
+    int | None, typer.Option(min=1, help="When a node is lost, go on with the others if at least this many are left.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""A cluster file, configs/clusters/*.yaml: what SLURM and the nodes of a cluster need, whatever runs there."""
+"""A cluster file, configs/clusters/*.yaml: what SLURM and the nodes of a cluster need for any run."""
 
 import re
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
 
 
 class ClusterConfig(Section):
-    """How to run on a cluster: what belongs to the site rather than to a run."""
+    """How to run on a cluster: settings of the site rather than of a run."""
 
     partition: Line | None = None
     """SLURM's partition."""
@@ -62,6 +62,6 @@ class ClusterConfig(Section):
 
     @property
     def variables(self) -> dict[str, str]:
-        """`environment` with what `interface` stands for."""
+        """`environment` and the variables that `interface` sets."""
         names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if self.interface else ()
         return {**dict.fromkeys(names, self.interface or ""), **self.environment}

@@ -28,7 +28,7 @@ _REFUSED = 2
 _LAUNCHERS_LOG = "launcher.log"
 
 
-class Part(Protocol):
+class NodeRanks(Protocol):
     """The ranks of one node, `ranks` in number."""
 
     name: str
@@ -49,15 +49,15 @@ class Part(Protocol):
         """Kills every process of the ranks, or asks the node to."""
 
     def wait(self) -> None:
-        """Waits until they are gone, as far as that can be known."""
+        """Waits until they have ended, or the node is lost."""
 
 
 @dataclass
 class Attempt:
-    """What has become of one attempt. `codes` maps rank to exit code; it and `failed` are in the order of arrival.
+    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
 
-    `words` are the last lines of ranks that ended with an error. `lost` maps the names of nodes that no longer answer
-    to the reason.
+    `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
+    the reason.
     """
 
     before: Status
@@ -65,7 +65,7 @@ class Attempt:
     ranks: int = 0
     codes: dict[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
-    words: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     launcher: Event | None = None  # the first one to end before its ranks
     refused: list[str] = field(default_factory=list)
@@ -75,17 +75,17 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
     """Runs `command` until its `ranks`, all on this machine, have ended; returns the exit code of `result`."""
     with stop_requests(run) as requests:
 
-        def parts(logs: Path) -> list[Part]:
+        def start(logs: Path) -> list[NodeRanks]:
             supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
             return [RankProcesses(command, supervised, ranks, logs / _LAUNCHERS_LOG)]
 
-        return result(watch(parts, run, requests, dead_rank_seconds), run, requests)
+        return result(watch(start, run, requests, dead_rank_seconds), run, requests)
 
 
 def watch(
-    parts: Callable[[Path], Sequence[Part]], run: Path, requests: "StopRequests", dead_rank_seconds: float
+    start: Callable[[Path], Sequence[NodeRanks]], run: Path, requests: "StopRequests", dead_rank_seconds: float
 ) -> Attempt:
-    """Makes an attempt: starts `parts`, which are given the directory of its logs, and waits until their ranks end.
+    """Makes an attempt: starts the ranks with `start`, which gets the directory of the logs, and waits until they end.
 
     The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
     them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves. When a node is lost,
@@ -94,33 +94,35 @@ def watch(
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
-    if requests.asked is not None:  # or just created by a signal
+    if requests.stop_signal is not None:  # or just created by a signal
         status.request_stop(run)
     with Follower(rank_logs.log_of(attempt.logs, 0)):
-        started = parts(attempt.logs)
-        attempt.ranks = sum(part.ranks for part in started)
+        nodes = start(attempt.logs)
+        attempt.ranks = sum(node.ranks for node in nodes)
         try:
-            _until_ended(attempt, started, requests, dead_rank_seconds)
+            _until_ended(attempt, nodes, requests, dead_rank_seconds)
         finally:
-            for part in started:
-                part.end()
-            for part in started:
-                part.wait()
+            for node in nodes:
+                node.end()
+            for node in nodes:
+                node.wait()
     if attempt.refused:
         raise FailedError("\n".join(attempt.refused))
     return attempt
 
 
-def _until_ended(attempt: Attempt, parts: Sequence[Part], requests: "StopRequests", dead_rank_seconds: float) -> None:
-    left = {part: part.ranks for part in parts}  # ranks that haven't ended
+def _until_ended(
+    attempt: Attempt, nodes: Sequence[NodeRanks], requests: "StopRequests", dead_rank_seconds: float
+) -> None:
+    left = {node: node.ranks for node in nodes}  # ranks that haven't ended
     deadline = float("inf")
     while len(requests.signals) < 2:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         signals: list[int] = []
-        over = [part for part in parts if _take(part, attempt, left, signals, stopping=bool(requests.signals))]
+        over = [node for node in nodes if _record(node, attempt, left, signals, stopping=bool(requests.signals))]
         if not any(left.values()):  # the launchers themselves would take seconds to notice
             break
-        if attempt.refused or any(left[part] for part in over) or _lost(attempt, parts, left):
+        if attempt.refused or any(left[node] for node in over) or _lost(attempt, nodes, left):
             break
         if attempt.codes or attempt.failed:
             broken = attempt.failed or any(attempt.codes.values())
@@ -129,20 +131,20 @@ def _until_ended(attempt: Attempt, parts: Sequence[Part], requests: "StopRequest
         elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
             requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
         # ranks fail when they miss those of a lost node, and that node is the one to name
-        if time.monotonic() > deadline and not any(left[part] and part.quiet for part in parts):
+        if time.monotonic() > deadline and not any(left[node] and node.quiet for node in nodes):
             break
 
 
-def _take(part: Part, attempt: Attempt, left: dict[Part, int], signals: list[int], stopping: bool) -> bool:
-    """Notes what a node reports; returns whether no more of its ranks can be expected to end by themselves."""
+def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signals: list[int], stopping: bool) -> bool:
+    """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
     over = False
-    for event in part.events():
+    for event in node.events():
         if event.kind == "rank failed":
             attempt.failed.append(event.number)
         elif event.kind == "rank ended":
             attempt.codes[event.number] = event.code
-            attempt.words[event.number] = event.lines
-            left[part] -= 1
+            attempt.last_lines[event.number] = event.lines
+            left[node] -= 1
         elif event.kind == "signal":
             signals.append(event.number)
         elif event.kind == "refused":
@@ -155,12 +157,12 @@ def _take(part: Part, attempt: Attempt, left: dict[Part, int], signals: list[int
     return over
 
 
-def _lost(attempt: Attempt, parts: Sequence[Part], left: dict[Part, int]) -> bool:
+def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, int]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
-    for part in parts:
-        if left[part] and (reason := part.lost) and part.name not in attempt.lost:
-            attempt.lost[part.name] = reason
-            print(f"node {part.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
+    for node in nodes:
+        if left[node] and (reason := node.lost) and node.name not in attempt.lost:
+            attempt.lost[node.name] = reason
+            print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
     return bool(attempt.lost)
 
 
@@ -187,18 +189,18 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
 class StopRequests:
     """Turns the first signal to this process or a launcher into a request to stop.
 
-    `signals` are this process's. `asked` is the signal that the request came from.
+    `signals` are this process's. `stop_signal` is the signal that the request came from.
     """
 
     def __init__(self, run: Path):
         self.signals: list[int] = []
-        self.asked: int | None = None
+        self.stop_signal: int | None = None
         self._run = run
 
     @property
     def by_scheduler(self) -> bool:
         """Whether the request came as SIGUSR1, with which schedulers warn that a job's time is nearly over."""
-        return self.asked == signal.SIGUSR1
+        return self.stop_signal == signal.SIGUSR1
 
     def on_signal(self, number: int) -> None:
         if self.signals and number == signal.SIGHUP:
@@ -207,9 +209,9 @@ class StopRequests:
         self.ask(number, "saving and stopping; a second signal ends the run at once")
 
     def ask(self, number: int, message: str) -> None:
-        if self.asked is not None:
+        if self.stop_signal is not None:
             return
-        self.asked = number
+        self.stop_signal = number
         announce(number, message)
         try:
             status.request_stop(self._run)
@@ -232,7 +234,7 @@ def _report_failure(attempt: Attempt) -> None:
     if refusal := rank_logs.refusal(logs):
         lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"
         print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
-    rank = _to_blame(attempt)
+    rank = _first_failed(attempt)
     if rank is None:
         print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
         for line in attempt.launcher.lines if attempt.launcher else ():
@@ -242,16 +244,16 @@ def _report_failure(attempt: Attempt) -> None:
     if code == _REFUSED:
         return  # the rank has printed the reason
     log = rank_logs.log_of(logs, rank)
-    print(f"rank {rank} {_manner(code)}; its log: {log}", file=sys.stderr)
+    print(f"rank {rank} {_how_it_ended(code)}; its log: {log}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
-        for line in attempt.words.get(rank) or rank_logs.last_lines(log):
+        for line in attempt.last_lines.get(rank) or rank_logs.last_lines(log):
             print(f"  {line}", file=sys.stderr)
 
 
-def _to_blame(attempt: Attempt) -> int | None:
+def _first_failed(attempt: Attempt) -> int | None:
     """The first rank to end with an error if a signal killed it, else the first to report a failure.
 
-    The latter may end later than others, whose failures follow from its own.
+    A rank that reports a failure may end later than others, which failed because of it.
     """
     first = next((rank for rank, code in attempt.codes.items() if code), None)
     if first is not None and attempt.codes[first] < 0:
@@ -259,7 +261,7 @@ def _to_blame(attempt: Attempt) -> int | None:
     return attempt.failed[0] if attempt.failed else first
 
 
-def _manner(code: int | None) -> str:
+def _how_it_ended(code: int | None) -> str:
     if code is None:
         return "failed"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

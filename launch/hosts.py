@@ -29,7 +29,7 @@ def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
     """
     if shutil.which("ssh") is None:
         raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
-    own = address or address_towards(_resolved(hosts[0].name, ssh))
+    head = address or address_towards(_resolved(hosts[0].name, ssh))
 
     def start(pool: AgentPool, chosen: list[Node]) -> None:
         for index, host in enumerate(chosen):
@@ -37,9 +37,9 @@ def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
             pool.start(command, [host.name], index, portable_environment())
 
     def master(first: Agent) -> tuple[str, int]:
-        return (own if first.address.startswith("127.") else first.address), first.handshake.port
+        return (head if first.address.startswith("127.") else first.address), first.handshake.port
 
-    return Access(start, False, own, master)
+    return Access(start, False, head, master)
 
 
 def read(hostfile: Path) -> list[Node]:
@@ -60,7 +60,7 @@ def read(hostfile: Path) -> list[Node]:
         if match and match[1] not in hosts:
             hosts[match[1]] = Node(match[1], int(match[2]))
         elif line:
-            found = f"{match[1]} stands in an earlier line" if match else f"expected `NAME slots=N`, found {line!r}"
+            found = f"{match[1]} is listed in an earlier line" if match else f"expected `NAME slots=N`, found {line!r}"
             problems.append(f"--hostfile: {hostfile}, line {number}: {found}")
     if problems:
         raise UserError("\n".join(problems))

@@ -11,7 +11,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from launch.agent_pool import Agent, AgentPool
-from launch.head import Attempt, Part, StopRequests, result, stop_requests, watch
+from launch.head import Attempt, NodeRanks, StopRequests, result, stop_requests, watch
 from launch.protocol import StartRanks
 from launch.rank_commands import node_options
 from pretrain.config import RunConfig
@@ -114,7 +114,7 @@ def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node
 
 def _interrupted(run: Run, directory: Path, requests: StopRequests) -> bool:
     """Whether the scheduler or `run.max_hours` has stopped a run, rather than the user."""
-    if requests.asked is not None:
+    if requests.stop_signal is not None:
         return requests.by_scheduler
     now = status.read(directory)
     return not now.stop_file and now.step != run.stop_at_step
@@ -137,7 +137,7 @@ def _attempt(run: Run, config: RunConfig, nodes: list[Node], access: Access, req
         address, port = access.master(agents[0])
         ranks = {node.name: node.ranks for node in nodes}
 
-        def start(logs: Path) -> list[Part]:
+        def start(logs: Path) -> list[NodeRanks]:
             for number, (agent, node) in enumerate(zip(agents, where, strict=True)):
                 request = StartRanks(
                     ranks=1 if per_rank else node.ranks,

@@ -86,7 +86,7 @@ def _checked(job: Job, dry_run: bool) -> tuple[str, Path]:
 
 
 def batch_script(job: Job, name: str, directory: Path) -> str:
-    """The script that sbatch gets. Whatever a name or path holds, it is one word to SLURM and to the shell."""
+    """The script that sbatch gets. A name or path is one word to SLURM and to the shell, whatever its characters."""
     head, cluster, plain = job.head, job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
     on_gpus = cluster.device == "gpu"
     options: list[tuple[str, str | int | None]] = [
@@ -145,8 +145,8 @@ def _comment(job: Job) -> list[str]:
 
 def _variables(job: Job) -> dict[str, str]:
     """What the batch script exports: the cluster's variables, and where this code is found."""
-    own = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
-    return {**own, **({"CUDA_VISIBLE_DEVICES": ""} if job.cluster.device == "cpu" else {}), **job.cluster.variables}
+    code = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
+    return {**code, **({"CUDA_VISIBLE_DEVICES": ""} if job.cluster.device == "cpu" else {}), **job.cluster.variables}
 
 
 def _directive(text: str, key: str) -> str:

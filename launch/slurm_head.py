@@ -19,7 +19,7 @@ from launch.multi_node import NOTHING_STARTED, Access, Ended, Node, Run
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
-PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: not whatever is called so in the working directory
+PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
 
 

@@ -85,7 +85,7 @@ class _Publication:
             finally:
                 pool.shutdown(cancel_futures=True)
         was_sent.append((len(self._manifest), self._send_manifest()))
-        sizes = [[size for size, sent in was_sent if sent is wanted] for wanted in (True, False)]
+        sizes = [[size for size, sent in was_sent if sent is now] for now in (True, False)]
         return Published(len(sizes[0]), sum(sizes[0]), len(sizes[1]), sum(sizes[1]))
 
     def _files(self, documents: bool) -> Iterator[_File]:

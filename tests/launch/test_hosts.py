@@ -151,7 +151,7 @@ def test_every_line_of_a_hostfile_that_cannot_be_read_is_named(tmp_path, small_c
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"error: --hostfile: {path}, line 2: expected `NAME slots=N`, found 'b'",
-        f"--hostfile: {path}, line 3: a stands in an earlier line",
+        f"--hostfile: {path}, line 3: a is listed in an earlier line",
         f"--hostfile: {path}, line 4: expected `NAME slots=N`, found '-oProxyCommand=x slots=1'",
     ]
 

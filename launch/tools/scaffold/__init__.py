@@ -1,1 +1,1 @@
-"""The first files for one's own text: what the folder holds, what the machine can train, the files themselves."""
+"""`launch init`: what formats the user's text has, what this machine can train, and the files that follow from both."""

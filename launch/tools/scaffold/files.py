@@ -242,5 +242,5 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> 
 
 
 def _quoted(text: str) -> str:
-    """`text` as YAML reads it back: as it stands if it is plain."""
+    """`text` as YAML reads it back, without quotes if it is plain."""
     return text if re.fullmatch(r"[A-Za-z][\w./-]*", text) else json.dumps(text, ensure_ascii=False)

@@ -54,7 +54,7 @@ _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
 _TEXT_PER_BYTE = 3  # of a compressed file
-_ENOUGH = 30  # documents held out, about
+_ENOUGH = 30  # documents to hold out, about
 _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
 _FEWEST_BYTES = 6_000  # to train on: two rows of T5's
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -90,7 +90,7 @@ class Sample:
     def held_out(self) -> float:
         """The share of the documents to hold out: 1 %, or more of few.
 
-        Raises UserError where all documents go to one side, whatever the share.
+        Raises UserError if no share splits the documents.
         """
         from data_pipeline.stages.documents import split_of
 
