@@ -144,18 +144,17 @@ def _fetch(
     what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", connections: int, recheck: bool
 ) -> None:
     """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
-    from data_pipeline.foundation.formatting import duration
+    from data_pipeline.foundation.formatting import duration, human_size
     from data_pipeline.tools.fetch.many import check_room, fetch_files
-    from data_pipeline.tools.fetch.meter import in_bytes
 
     sizes = [file.size for file in files if file.size is not None]
     print(
-        f"{what}: {counted(len(files), 'file')}{f', {in_bytes(sum(sizes))}' if sizes else ''} -> {output}", flush=True
+        f"{what}: {counted(len(files), 'file')}{f', {human_size(sum(sizes))}' if sizes else ''} -> {output}", flush=True
     )
     check_room(files, output)
     started = time.monotonic()
     outcome = fetch_files(files, output, client, connections, recheck)
-    took = f"{in_bytes(outcome.received)} in {duration(time.monotonic() - started)}"
+    took = f"{human_size(outcome.received)} in {duration(time.monotonic() - started)}"
     print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} already there")
     if outcome.failed:
         lines = [f"{path}: {reason}" for path, reason in sorted(outcome.failed.items())]

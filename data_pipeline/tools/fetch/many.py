@@ -10,10 +10,11 @@ from pathlib import Path
 
 from data_pipeline.foundation.atomic import remove_leftovers
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.locks import lock
 from data_pipeline.tools.fetch.client import Client, PermanentError, StoppedError, describe
 from data_pipeline.tools.fetch.download import STATE, Download
-from data_pipeline.tools.fetch.meter import DownloadMeter, in_bytes
+from data_pipeline.tools.fetch.meter import DownloadMeter
 from data_pipeline.tools.fetch.published import PublishedFile
 
 _FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
@@ -104,7 +105,7 @@ class _Fetch:
             self._count_failure(file, str(error))
             return
         except OSError as error:  # network errors were handled below, so this is the disk
-            had = in_bytes(self._meter.bytes_done)
+            had = human_size(self._meter.bytes_done)
             raise FailedError(
                 f"{self._folder}: can't write {file.path}: {describe(error)} ({had} downloaded so far)"
             ) from None
@@ -151,7 +152,7 @@ def check_room(files: Sequence[PublishedFile], folder: Path) -> None:
     here = sum(path.stat().st_size for file in files for path in _places(file, folder) if path.exists())
     needed, free = sum(file.size or 0 for file in files) - here, shutil.disk_usage(existing).free
     if needed > free:
-        raise FailedError(f"{folder}: {in_bytes(needed)} are still to be fetched, only {in_bytes(free)} are free")
+        raise FailedError(f"{folder}: {human_size(needed)} are still to be fetched, only {human_size(free)} are free")
 
 
 def _places(file: PublishedFile, folder: Path) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from data_pipeline.foundation.formatting import duration
+from data_pipeline.foundation.formatting import duration, human_size
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 30.0
@@ -55,10 +55,10 @@ class DownloadMeter:
             self._samples.popleft()
         since, received = self._samples[0]
         rate = (self.bytes_received - received) / max(now - since, 1e-3)
-        line = f"{self.what}: {self.files_done:,}/{self.files:,} files, {in_bytes(self.bytes_done)}"
+        line = f"{self.what}: {self.files_done:,}/{self.files:,} files, {human_size(self.bytes_done)}"
         if total:
-            line += f" of {'' if len(self._sizes) == self.files else 'about '}{in_bytes(total)}"
-        line += f", {in_bytes(rate)}/s"
+            line += f" of {'' if len(self._sizes) == self.files else 'about '}{human_size(total)}"
+        line += f", {human_size(rate)}/s"
         return line + (f", {duration((total - self.bytes_done) / rate)} left" if total and rate > 0 else "")
 
     @contextlib.contextmanager
@@ -91,12 +91,3 @@ class DownloadMeter:
             self._progress.console.print(line, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
-
-
-def in_bytes(count: float) -> str:
-    """Decimal units: 1_500_000 → "1.5 MB"."""
-    for unit in ("bytes", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"
