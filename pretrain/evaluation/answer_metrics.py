@@ -101,4 +101,4 @@ def _streams(references: References) -> list[list[Any]]:
     """The references as sacrebleu has them: a list of the first ones, one of the second ones …; None where a row has
     fewer."""
     most = max(map(len, references))
-    return [[rights[place] if place < len(rights) else None for rights in references] for place in range(most)]
+    return [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]

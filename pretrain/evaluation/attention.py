@@ -70,11 +70,11 @@ def patterns_of(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Ma
     ids = {"encoder": (inputs, inputs), "decoder": (targets, targets), "cross": (targets, inputs)}
     patterns = {}
     for kind, (queries, keys) in ids.items():
-        of_kind = [weights for name, weights in zip(names, noted, strict=True) if _kind(name) == kind]
-        if of_kind:
-            shown = (slice(min(most, len(queries))), slice(min(most, len(keys))))
-            weights = torch.stack([one[0][:, shown[0], shown[1]] for one in of_kind]).float().cpu()
-            patterns[kind] = Pattern(weights, tokens(tokenizer, queries[shown[0]]), tokens(tokenizer, keys[shown[1]]))
+        layers = [weights for name, weights in zip(names, noted, strict=True) if _kind(name) == kind]
+        if layers:
+            queries, keys = queries[:most], keys[:most]
+            weights = torch.stack([one[0][:, : len(queries), : len(keys)] for one in layers]).float().cpu()
+            patterns[kind] = Pattern(weights, tokens(tokenizer, queries), tokens(tokenizer, keys))
     return patterns
 
 

@@ -1,7 +1,7 @@
-"""Keeps the ranks of a hook together: they all end it, whether it returns, raises, hangs or takes too long.
+"""Collectives of hooks: all ranks leave a hook if one of them does, whether it returns, raises, hangs or is late.
 
-A rank that leaves a hook alone would let the others wait in their next collective for ever. So before each collective,
-the ranks tell one another how they stand, and if one of them has left, all leave.
+If one rank left a hook, the others would wait in their next collective for ever. So before each collective the ranks
+exchange their states, and if one of them has left, all leave.
 """
 
 import contextlib
@@ -62,8 +62,8 @@ class Collectives:
         try:
             with self._alarm():
                 outcome = Outcome(value=hook())
-        except _OthersLeft as left:
-            return Outcome(error=str(left), others_left=True)
+        except _OthersLeft as error:
+            return Outcome(error=str(error), others_left=True)
         except _Interrupted:
             outcome = Outcome(error=f"hung: no end after {2 * (self._seconds or 0):g} s, twice its budget")
         except Exception as error:
@@ -73,13 +73,13 @@ class Collectives:
             )
         try:
             self._agree(_RETURNED if outcome.error is None else _RAISED)
-        except _OthersLeft as left:
-            return Outcome(error=str(left), others_left=True)
+        except _OthersLeft as error:
+            return Outcome(error=str(error), others_left=True)
         return outcome
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Within the block, all ranks are in the same collective, and nothing interrupts this one."""
+        """Within the block, all ranks are in the same collective, and the budget doesn't interrupt it."""
         overdue = self._seconds is not None and time.monotonic() - self._began > self._seconds
         with self._shield():
             self._agree(_LATE if overdue else _GOES_ON)

@@ -115,8 +115,8 @@ class Evaluation:
     def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
 
-        `rows`: about as many rows at most, over all ranks. In rows that only fill the last batches, all labels are
-        -100.
+        `rows`: the most rows over all ranks, up to a whole batch. Rows that pad the last batches have labels of -100
+        alone.
         """
         data = self.held_out
         left = rows
@@ -141,7 +141,7 @@ class Evaluation:
         with recording_hits() as hits:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
-        if found.shape != labels.shape:  # of the targets alone
+        if found.shape != labels.shape:  # those of targets only
             found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORE_INDEX, found)
         return losses, found
 
@@ -171,7 +171,7 @@ class Evaluation:
         with self.collectives.guard():
             if ranks > 1:
                 dist.all_gather_object(gathered, mine)
-        return [gathered[place % ranks][place // ranks] for place in range(len(items))]
+        return [gathered[index % ranks][index // ranks] for index in range(len(items))]
 
 
 class Hook(Protocol):

@@ -47,7 +47,7 @@ class HookRunner:
 
     @contextlib.contextmanager
     def _around_step(self, hook: StepHook, trainer: Trainer) -> Iterator[None]:
-        """Encloses a step by `hook.during`, whose error waits for the hook's evaluation."""
+        """Encloses a step by `hook.during`, whose error is raised in the hook's evaluation."""
         self._errors.pop(id(hook), None)
         with contextlib.ExitStack() as stack:
             try:

@@ -1,4 +1,4 @@
-"""Where the loss of a model lies: early or late in a target, in short or long spans, in common or rare tokens."""
+"""The loss by groups of targets: early or late in a row, in short or long spans, of common or rare tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,8 +61,8 @@ class LossBreakdown:
             labels = batch["labels"].to(device)
             values = torch.stack([torch.ones_like(losses["labels"]), losses["labels"], hits], dim=-1).double()
             counted, text = labels != IGNORE_INDEX, is_text(labels, vocabulary)
-            places = torch.arange(labels.size(1), device=device).expand_as(labels)
-            positions.index_add_(0, power_of_two(places[counted]), values[counted])
+            indices = torch.arange(labels.size(1), device=device).expand_as(labels)
+            positions.index_add_(0, power_of_two(indices[counted]), values[counted])
             tokens.index_add_(0, labels[text], values[text])
             if vocabulary.sentinels:
                 lengths = span_lengths(labels, vocabulary)

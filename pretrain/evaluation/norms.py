@@ -46,8 +46,8 @@ class LayerNorms:
 class Norms:
     """Metrics `norms/KIND/LAYER`, a table `norms`, and a picture of it: layers by steps, for each kind.
 
-    They are those of the training step that has just ended. What stands in no layer, like the embedding, is named after
-    its module. A tied matrix counts once, as the embedding. A step that was skipped gives nothing.
+    They are those of the training step that has just ended. Parameters outside layers, like the embedding, go by their
+    module's name. A tied matrix counts once, as the embedding. A skipped step has no norms.
     """
 
     def __init__(self, settings: NormsSettings):
@@ -100,7 +100,7 @@ def by_layer(
     found = []
     for owner, squares in sums.items():
         gradient, weight, update = squares.sqrt().tolist()
-        of_outputs, elements = outputs.get(owner, (0.0, 0.0))
+        output_squares, elements = outputs.get(owner, (0.0, 0.0))
         found.append(
             LayerNorms(
                 owner,
@@ -108,7 +108,7 @@ def by_layer(
                 weight,
                 update,
                 update / weight if weight else math.nan,
-                math.sqrt(of_outputs / elements) if elements else None,
+                math.sqrt(output_squares / elements) if elements else None,
             )
         )
     return found

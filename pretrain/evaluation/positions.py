@@ -1,4 +1,4 @@
-"""Pictures of what a model has learnt of positions."""
+"""Pictures of a model's learned positions and relative position biases."""
 
 from typing import TYPE_CHECKING
 

@@ -24,34 +24,34 @@ class Samples:
 
     def __init__(self, settings: SamplesSettings):
         self._settings = settings
-        self._given: dict[str, list[tuple[str, str]]] = {}  # by corpus: (what the model gets, the whole sentence)
+        self._prompts: dict[str, list[tuple[str, str]]] = {}  # by corpus: (prompt, whole sentence)
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         rows: list[dict[str, Any]] = []
         with evaluation.whole_model() as model:
             trained = TrainedModel(model, evaluation.held_out.tokenizer)
             for name, corpus in evaluation.held_out.corpora.items():
-                given = self._of(name, corpus, model)
-                written = evaluation.shared(given, lambda pairs: self._write(trained, pairs))
+                prompts = self._prompts_of(name, corpus, model)
+                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs))
                 rows += [
                     {"corpus": name, "given": blanks, "written": whole, "original": original}
-                    for (blanks, original), whole in zip(given, written, strict=True)
+                    for (blanks, original), whole in zip(prompts, written, strict=True)
                 ]
         lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows]
         return Findings(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
 
     def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
         settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)
-        written: Iterator[Written] = write(trained, [given for given, _ in pairs], settings)
+        written: Iterator[Written] = write(trained, [prompt for prompt, _ in pairs], settings)
         return [one.whole for one in written]
 
-    def _of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
-        if name not in self._given:
+    def _prompts_of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
+        if name not in self._prompts:
             settings, generates = self._settings, FAMILIES[model.config.family].generates
             if generates == "answers" and can_blank_out(corpus.tokenizer):
-                self._given[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
+                self._prompts[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
             elif generates == "continuations":
-                self._given[name] = beginnings(corpus, settings.number)
+                self._prompts[name] = beginnings(corpus, settings.number)
             else:
-                self._given[name] = []
-        return self._given[name]
+                self._prompts[name] = []
+        return self._prompts[name]

@@ -1,4 +1,4 @@
-"""Answers to held-out inputs of text-to-text pairs, beside the right ones."""
+"""Metrics of a model's answers to held-out inputs of text-to-text pairs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,14 +95,12 @@ class TextToTextAnswers:
     def _read(self, evaluation: Evaluation) -> list[Task]:
         settings, corpora = self._settings, evaluation.held_out.corpora
         if settings.file is not None:
-            objective = next(
-                (one.objective for one in corpora.values() if isinstance(one.objective, TextToText)), TextToText()
-            )
-            return [Task(settings.name, objective, _of_file(settings))]
+            objectives = (one.objective for one in corpora.values() if isinstance(one.objective, TextToText))
+            return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings))]
         found = []
         for name, corpus in corpora.items():
             if settings.corpus in (None, name) and isinstance(corpus.objective, TextToText):
-                questions = list(islice(_of_corpus(corpus), settings.rows))
+                questions = list(islice(_corpus_questions(corpus), settings.rows))
                 found.append(Task(name, corpus.objective, _with_choices(questions, settings)))
         return found
 
@@ -111,8 +109,8 @@ class TextToTextAnswers:
         kinds = {"rank_accuracy": "chosen", "rank_accuracy_per_token": "chosen_per_token"}
         found: dict[str, float] = {}
         for name in self._settings.metrics:
-            of_kind = [getattr(answer, kinds.get(name, "written")) for answer in answers]
-            found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](of_kind, references)
+            texts = [getattr(answer, kinds.get(name, "written")) for answer in answers]
+            found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](texts, references)
         return found
 
     def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -196,7 +194,7 @@ class _Answerer:
         return choices[sums.index(min(sums))], choices[means.index(min(means))]
 
 
-def _of_corpus(corpus: Corpus) -> Iterator[Question]:
+def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
     """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
     parts = sorted((corpus.directory / "documents").glob("part-*.parquet"))
     if not parts:
@@ -207,7 +205,7 @@ def _of_corpus(corpus: Corpus) -> Iterator[Question]:
                 yield Question(document.text, [document.target])
 
 
-def _of_file(settings: TextToTextSettings) -> list[Question]:
+def _file_questions(settings: TextToTextSettings) -> list[Question]:
     """The pairs of a file, with all right answers and choices. Raises UserError if there is none, or a damaged line."""
     intake = Intake()
     file = Input(str(settings.file), options={"prefix": settings.prefix})

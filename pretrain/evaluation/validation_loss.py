@@ -22,7 +22,8 @@ class ValidationLoss:
     quickly, so they lower the overall mean.
     validation/NAME/perplexity: e to the power of the loss.
     validation/NAME/accuracy: the share of target tokens that are the model's likeliest ids.
-    validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that word counts alone reach.
+    validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that token frequencies
+    without context reach.
     validation/NAME/damaged_rows: the number of rows in damaged blocks, which are left out; absent if there are none.
 
     With next-sentence prediction, also validation/NAME/next_sentence_loss, in nats per row, and next_sentence_accuracy.
@@ -35,9 +36,9 @@ class ValidationLoss:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
-            of_corpus = _of_corpus(evaluation, corpus, self._rows)
-            metrics |= {f"validation/{name}/{metric}": value for metric, value in of_corpus.items()}
-            lines += _lines(name, corpus, of_corpus)
+            found = _corpus_metrics(evaluation, corpus, self._rows)
+            metrics |= {f"validation/{name}/{metric}": value for metric, value in found.items()}
+            lines += _lines(name, corpus, found)
         return Findings(metrics, lines=lines)
 
 
@@ -55,7 +56,7 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
         )
 
 
-def _of_corpus(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) -> dict[str, float]:
+def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) -> dict[str, float]:
     vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
     # loss, targets, loss of text, targets of text, rows with targets, hits
     sums = torch.zeros(6, dtype=torch.float64, device=device)

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import yaml
 
+from data_pipeline import report as corpus_report
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.tables import markdown
 from pretrain.huggingface.conversion import Conversion
-from pretrain.huggingface.lineage import CorpusFacts, Lineage
+from pretrain.huggingface.lineage import Lineage, TrainingCorpus
 from pretrain.huggingface.rewriting import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
 from pretrain.huggingface.text_plot import plot
 from pretrain.models import FAMILIES, ModelConfig, outline
@@ -37,7 +40,7 @@ def page(
         "## How to load it",
         *_loading(conversion, engine, encoder_only, config),
     ]
-    if lineage.corpora or lineage.lost:
+    if lineage.corpora or lineage.missing_corpora:
         parts += ["## Training data", *_data(lineage)]
     if len(lineage.curve) > 1:
         drawn = "\n".join(plot(lineage.curve, 72, 12))
@@ -61,9 +64,8 @@ def page(
 
 def _metadata(lineage: Lineage, config: ModelConfig, conversion: Conversion, encoder_only: bool) -> str:
     """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
-    languages = sorted(
-        {source["language"] for corpus in lineage.corpora for source in corpus.sources if source["language"]}
-    )
+    sources = [source for one in lineage.corpora for source in one.corpus.manifest.config["sources"]]
+    languages = sorted({source["language"] for source in sources if source["language"]})
     tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
     task = "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates)
     values = {
@@ -117,42 +119,41 @@ def _loading(conversion: Conversion, engine: str, encoder_only: bool, config: Mo
 
 
 def _data(lineage: Lineage) -> list[str]:
-    parts = []
-    for corpus in lineage.corpora:
-        parts += [f"### {corpus.name}", *_corpus(corpus)]
-    if lineage.lost:
-        parts.append(
-            f"Nothing more is known of {'another' if parts else 'its'} training data: {lineage.lost} corpora "
-            "were not at hand when the model was exported."
-        )
+    parts = [part for one in lineage.corpora for part in _corpus(one)]
+    if missing := lineage.missing_corpora:
+        other = "another" if parts else "its"
+        parts.append(f"Of {other} training data nothing more is known: {missing} corpora were missing at the export.")
     return parts
 
 
-def _corpus(corpus: CorpusFacts) -> list[str]:
-    rows = [["sha256 of its manifest", f"`{corpus.manifest_sha256}`"], ["rows read", f"{corpus.rows:,}"]]
-    documents, lines = corpus.report.get("documents"), corpus.report.get("lines")
-    if documents:
-        rows.append(["documents", f"{documents['kept']:,} of {documents['read']:,} kept"])
-    parts = [_table(["", ""], rows)]
-    sources = [
-        [
-            source["name"] or source["format"],
-            source["format"],
-            source["language"] or "",
-            LICENCES.get(source["format"], "not known"),
-        ]
-        for source in corpus.sources
+def _corpus(trained_on: TrainingCorpus) -> list[str]:
+    corpus, manifest = trained_on.corpus, trained_on.corpus.manifest
+    report = read_sound_json(corpus.directory / corpus_report.FILE, corpus_report.Report)
+    rows = [
+        ["sha256 of its manifest", f"`{sha256(corpus.directory / 'manifest.json')}`"],
+        ["rows read", f"{trained_on.rows:,}"],
     ]
-    parts.append(_table(["source", "format", "language", "licence of the texts"], sources))
-    inputs = [[one["source"], one["file"], f"{one['bytes']:,}", f"`{one['sha256']}`"] for one in corpus.inputs]
+    if report:
+        rows.append(["documents", f"{report.documents.kept:,} of {report.documents.read:,} kept"])
+    sources = [
+        [one["name"] or one["format"], one["format"], one["language"] or "", LICENCES.get(one["format"], "not known")]
+        for one in manifest.config["sources"]
+    ]
+    parts = [
+        f"### {corpus.name}",
+        _table(["", ""], rows),
+        _table(["source", "format", "language", "licence of the texts"], sources),
+    ]
+    inputs = [[one.source, one.file, f"{one.bytes:,}", f"`{one.sha256}`"] for one in manifest.inputs]
     if inputs:
         parts.append(_table(["source", "file", "bytes", "sha256"], inputs[:_MOST_INPUTS]))
     if len(inputs) > _MOST_INPUTS:
         parts.append(f"and {len(inputs) - _MOST_INPUTS:,} more files, which the corpus's manifest lists.")
+    kinds = {"documents": report.documents.dropped, "lines": report.lines.dropped} if report else {}
     dropped = [
         [kind, rule, f"{count:,}"]
-        for kind, found in (("documents", documents), ("lines", lines))
-        for rule, count in sorted((found or {}).get("dropped", {}).items(), key=lambda item: (-item[1], item[0]))
+        for kind, counts in kinds.items()
+        for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
     if dropped:
         parts.append(_table(["dropped", "rule", "number"], dropped))

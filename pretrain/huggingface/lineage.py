@@ -1,15 +1,13 @@
-"""The origin of an exported model: its run, corpora and losses. What is not at hand is left out, never guessed."""
+"""Where an exported model comes from: its run, corpora and losses. What isn't there is left out, never guessed."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.objectives import Objective
 from pretrain import models
@@ -25,26 +23,27 @@ _SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without 
 
 
 @dataclass(frozen=True)
-class CorpusFacts:
-    """A training corpus. `tokens`: those of text that the model has read. `dropped`: by rule, documents and lines."""
+class TrainingCorpus:
+    """A training corpus, the `rows` of it that the model has read, and the FLOPs of these at full length."""
 
-    name: str
-    manifest_sha256: str
+    corpus: Corpus
     rows: int
-    tokens: float
     flops: float
-    sources: list[dict[str, Any]]
-    inputs: list[dict[str, Any]]
-    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of text in the rows read."""
+        split = self.corpus.manifest.splits["train"]
+        return self.rows * split.tokens / split.rows
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The origin of a checkpoint.
+    """Where a checkpoint comes from. An imported model has no steps and no rows.
 
-    - `average_of`: what its weights are the mean of, if they are one.
-    - `step`, `rows`: steps taken, and rows read. Both are 0 for an imported model.
-    - `lost`: the number of training corpora of which nothing is known any more.
+    - `average_of`: the checkpoints whose mean it is, if it is one.
+    - `rows`: rows read.
+    - `missing_corpora`: the number of training corpora that aren't there any more.
     - `curve`: (step, train/loss). `results`: metrics of held-out texts up to the checkpoint, by name.
     - `settings`: those of the run that shape the model, with defaults.
     """
@@ -53,8 +52,8 @@ class Lineage:
     average_of: str | None = None
     step: int = 0
     rows: int = 0
-    corpora: list[CorpusFacts] = field(default_factory=list)
-    lost: int = 0
+    corpora: list[TrainingCorpus] = field(default_factory=list)
+    missing_corpora: int = 0
     curve: list[tuple[int, float]] = field(default_factory=list)
     results: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -62,26 +61,23 @@ class Lineage:
     @property
     def tokens(self) -> float | None:
         """Tokens of text read so far, over all corpora; None unless all are known."""
-        return sum(corpus.tokens for corpus in self.corpora) if self.corpora and not self.lost else None
+        return sum(one.tokens for one in self.corpora) if self.corpora and not self.missing_corpora else None
 
     @property
     def flops(self) -> float | None:
         """FLOPs of training, as `Model.flops` counts them, with all rows at full length."""
-        return sum(corpus.flops for corpus in self.corpora) if self.corpora and not self.lost else None
+        return sum(one.flops for one in self.corpora) if self.corpora and not self.missing_corpora else None
 
 
 def lineage(checkpoint: Path) -> Lineage:
-    """What is known of the origin of `checkpoint`: from its files, and from its run and corpora if they are there."""
+    """Where `checkpoint` comes from: from its files, and from its run and corpora if they are there."""
     index = checkpoint_index.read(checkpoint)
     config = _config(checkpoint)
-    mean = index.identity.get(AVERAGE_OF)
+    known = Lineage(average_of=index.identity.get(AVERAGE_OF), step=index.step, rows=index.position)
     if config is None:
-        return Lineage(average_of=mean, step=index.step, rows=index.position, lost=len(index.consumed))
-    corpora = [
-        _corpus(entry.corpus, rows, index, config.data.objective)
-        for entry, rows in zip(config.data.train, index.consumed, strict=False)
-    ]
-    known = [corpus for corpus in corpora if corpus is not None]
+        return replace(known, missing_corpora=len(index.consumed))
+    consumed = zip(config.data.train, index.consumed, strict=False)
+    corpora = [_corpus(entry.corpus, rows, index, config.data.objective) for entry, rows in consumed]
     curve, results = _measured(checkpoint, index.step)
     settings = {
         "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
@@ -90,13 +86,11 @@ def lineage(checkpoint: Path) -> Lineage:
         **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
         **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
     }
-    return Lineage(
+    return replace(
+        known,
         name=config.run.name,
-        average_of=mean,
-        step=index.step,
-        rows=index.position,
-        corpora=known,
-        lost=len(corpora) - len(known),
+        corpora=[one for one in corpora if one is not None],
+        missing_corpora=corpora.count(None),
         curve=curve,
         results=results,
         settings=masked_values(settings),
@@ -111,7 +105,9 @@ def _config(checkpoint: Path) -> RunConfig | None:
         return None
 
 
-def _corpus(location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None) -> CorpusFacts | None:
+def _corpus(
+    location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None
+) -> TrainingCorpus | None:
     """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
     try:
         corpus = open_corpus(location) if Path(location).is_dir() else None
@@ -120,22 +116,8 @@ def _corpus(location: str, rows: int, index: checkpoint_index.Index, objective: 
     trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
     if corpus is None or corpus.fingerprint not in trained_on:
         return None
-    split = corpus.manifest.splits["train"]
     inputs, targets = (objective or corpus.objective).shape
-    return CorpusFacts(
-        name=corpus.name,
-        manifest_sha256=sha256(corpus.directory / "manifest.json"),
-        rows=rows,
-        tokens=rows * split.tokens / split.rows,
-        flops=rows * models.outline(index.model).flops(Sizes.of_example(inputs, targets)),
-        sources=corpus.manifest.config["sources"],
-        inputs=[vars(entry) for entry in corpus.manifest.inputs],
-        report=_report(corpus),
-    )
-
-
-def _report(corpus: Corpus) -> dict[str, Any]:
-    return read_sound_json(corpus.directory / "report.json", dict[str, Any]) or {}
+    return TrainingCorpus(corpus, rows, rows * models.outline(index.model).flops(Sizes.of_example(inputs, targets)))
 
 
 def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:
