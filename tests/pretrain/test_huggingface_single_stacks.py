@@ -54,8 +54,8 @@ def loaded(kind, directory):
 
 def gpt2(**changes):
     sizes = {"vocab_size": 500, "n_embd": 48, "n_inner": 96, "n_head": 4, "n_layer": 3, "n_positions": 40}
-    marks = {"bos_token_id": 499, "eos_token_id": 499}
-    return randomise(transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, **marks, **changes})))
+    special = {"bos_token_id": 499, "eos_token_id": 499}
+    return randomise(transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, **special, **changes})))
 
 
 def bert(kind, **changes):
@@ -133,12 +133,12 @@ def test_logits_losses_and_gradients_are_those_of_bert(kind, tmp_path):
     types = (torch.arange(30) > 5).long().expand(3, 30)
     labels = ids(3, 30, seed=2).masked_fill((mask == 0) | (torch.arange(30) % 4 != 1), -100)
     follows = torch.tensor([1, 0, 1])
-    told = {"labels": labels}
+    targets = {"labels": labels}
     batch = {"encoder_input_ids": inputs, "encoder_attention_mask": mask, "token_type_ids": types, "labels": labels}
     if model.config.next_sentence:
-        told["next_sentence_label"] = 1 - follows  # transformers': 0 where the second text follows
+        targets["next_sentence_label"] = 1 - follows  # transformers': 0 where the second text follows
         batch["next_sentence_labels"] = follows
-    expected = reference(input_ids=inputs, attention_mask=mask, token_type_ids=types, **told)
+    expected = reference(input_ids=inputs, attention_mask=mask, token_type_ids=types, **targets)
     states = model.encode(inputs, mask, types)
     logits = expected.prediction_logits if model.config.next_sentence else expected.logits
     assert logits.std() > 0.5
