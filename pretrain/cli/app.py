@@ -1,4 +1,8 @@
-"""The application, and the arguments that several commands have."""
+"""The application, and the arguments that several commands have.
+
+Commands import what they run inside their functions: torch takes two seconds, transformers and mlflow as long again,
+and neither --help nor a refusal of a wrong argument needs them.
+"""
 
 from pathlib import Path
 from typing import Annotated

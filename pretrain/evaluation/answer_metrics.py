@@ -1,7 +1,7 @@
 """Metrics of answers beside their references, by the names that `evaluation` of a run file uses.
 
 BLEU and chrF are sacrebleu's, ROUGE is rouge-score's: their scores can be compared with published ones. Both are
-imported when they are needed.
+imported when a run needs them: they load nltk and tables of words.
 """
 
 import re

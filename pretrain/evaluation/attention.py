@@ -111,7 +111,7 @@ def drawn(pattern: Pattern, title: str) -> "Figure":
 
     Black is the panel's strongest weight, which its title says: in early training all weights are small.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # takes half a second
 
     layers, heads, queries, keys = pattern.weights.shape
     width, height = (max(_INCHES, _INCHES_PER_TOKEN * count) for count in (keys, queries))

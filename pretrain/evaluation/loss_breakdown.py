@@ -109,7 +109,7 @@ def _bins(by: str, sums: Tensor) -> Iterator[Bin]:
 
 def _drawn(bins: list[Bin], title: str) -> "Figure":
     """Bars of loss, one panel for each way of grouping, with the accuracy above each bar."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # takes half a second
 
     ways = list(dict.fromkeys(one.by for one in bins))
     figure = Figure(figsize=(4.5 * max(len(ways), 1), 3.5), layout="constrained")

@@ -124,8 +124,8 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
 
     Of more than 200 steps, evenly spaced ones are shown.
     """
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
+    from matplotlib.colors import LogNorm  # takes half a second
+    from matplotlib.figure import Figure  # takes half a second
 
     steps = sorted({row["step"] for row in rows})
     steps = [steps[place] for place in torch.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).long().tolist()]

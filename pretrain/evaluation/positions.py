@@ -44,7 +44,7 @@ def similarities(positions: LearnedPositions) -> torch.Tensor:
 
 
 def _similarities(positions: LearnedPositions, title: str) -> "Figure":
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # takes half a second
 
     figure = Figure(figsize=(5, 4.2), layout="constrained")
     axes = figure.add_subplot(title=f"cosine of positions: {title}", xlabel="position", ylabel="position")
@@ -53,7 +53,7 @@ def _similarities(positions: LearnedPositions, title: str) -> "Figure":
 
 
 def _curves(bias: RelativePositionBias, title: str) -> "Figure":
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # takes half a second
 
     farthest = 2 * bias.max_distance
     first = farthest if bias.bidirectional else 0

@@ -6,7 +6,12 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, without_login
 from pretrain.huggingface.directory import CONFIG, README
 
-_ASIDE = [".*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"]  # no export has these: hidden files, and pickles
+_REFUSALS = {
+    401: "refuses the token (401): it is wrong, expired, or not of this server",
+    403: "the token may not write to {} (403)",
+    404: "has no model {}, or hides it from this token; --create makes it",
+}
+_IGNORED = [".*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"]  # no export has these: hidden files, and pickles
 
 
 def push(export: Path, repository: str, endpoint: str | None = None, create: bool = False) -> str:
@@ -33,27 +38,18 @@ def push(export: Path, repository: str, endpoint: str | None = None, create: boo
         else:
             api.repo_info(repository)  # says at once what an upload says after several tries
         commit = api.upload_folder(
-            repo_id=repository, folder_path=export, commit_message="Upload of an export", ignore_patterns=_ASIDE
+            repo_id=repository, folder_path=export, commit_message="Upload of an export", ignore_patterns=_IGNORED
         )
     except HfHubHTTPError as error:
-        raise _refused(error.response.status_code, repository, server, _without(token, error)) from None
+        status, reason = error.response.status_code, _without(token, error)
+        if status in _REFUSALS:
+            raise UserError(f"{server}: {_REFUSALS[status].format(repository)}") from None
+        raise FailedError(f"{server}: {reason}") from None
     except (HTTPError, OSError, RuntimeError) as error:
         raise FailedError(f"{server}: can't be reached: {_without(token, error)}") from None
     except ValueError as error:  # a wrong name of a repository, or metadata that the server rejects
         raise UserError(f"{repository}: {_without(token, error)}") from None
     return without_login(str(commit.repo_url))
-
-
-def _refused(status: int, repository: str, server: str, reason: str) -> UserError | FailedError:
-    """What a status of HTTP means for the user."""
-    match status:
-        case 401:
-            return UserError(f"{server}: refuses the token (401): it is wrong, expired, or not of this server")
-        case 403:
-            return UserError(f"{server}: the token may not write to {repository} (403)")
-        case 404:
-            return UserError(f"{server}: has no model {repository}, or hides it from this token; --create makes it")
-    return FailedError(f"{server}: {reason}")
 
 
 def _without(token: str, error: Exception) -> str:

@@ -78,7 +78,7 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
         case TokenizerJson():
             return tokenizers.Tokenizer.from_str(model.files[TOKENIZER].decode()), model.config
         case SentencePiece():
-            from transformers import T5Tokenizer
+            from transformers import T5Tokenizer  # takes seconds to import
 
             (directory / MODEL).write_bytes(model.files[MODEL])
             backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer

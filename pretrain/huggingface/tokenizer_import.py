@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
@@ -188,8 +189,6 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
     A text gets the same ids as from T5Tokenizer's original model, but the bytes of the file differ: a tokenizer.json
     doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
     """
-    from sentencepiece import sentencepiece_model_pb2 as protocol
-
     pieces = text_pieces(saved)
     normalizer, splits = saved["normalizer"] or {}, (saved["pre_tokenizer"] or {}).get("pretokenizers")
     inside = sorted(token["id"] for token in saved["added_tokens"] if UNK < token["id"] < len(pieces))

@@ -32,7 +32,7 @@ def loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path)
     published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
     transformers can't build the model, or if two tensors have one name.
     """
-    import transformers
+    import transformers  # takes seconds
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -55,7 +55,7 @@ def loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path)
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' warnings: our own checks refuse what they are about."""
-    from transformers.utils import logging
+    from transformers.utils import logging  # takes seconds
 
     before = logging.get_verbosity()
     logging.set_verbosity_error()
