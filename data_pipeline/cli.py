@@ -207,7 +207,7 @@ def diff_command(
     from data_pipeline.tools.provenance.finished_build import open_build
 
     found = differences.summary(open_build(a), open_build(b), limit)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if as_json else differences.as_text(found))
+    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:

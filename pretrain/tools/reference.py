@@ -28,7 +28,7 @@ _INTRODUCTION = """\
 Every key of corpus files, of run files and of the files of experiments and ladders. `pretrain reference` prints this
 page from the code, where each key's meaning stands below its field.
 
-Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the place in a list,
+Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the index in a list,
 from 0. A key without a default is **required**; a section without one has the defaults of its keys.
 
 At the top of a file, `extends: [other.yaml]` names files to start from, by paths relative to it or, if they ship with

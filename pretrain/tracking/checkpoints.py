@@ -6,7 +6,7 @@
         order_by=[{"field_name": "metrics.loss/validation.c4", "ascending": True}],
     )
 
-The weights stay where they are: the tag `directory` names the place. A checkpoint that is deleted keeps its model,
+The weights stay where they are: the tag `directory` says where. A checkpoint that is deleted keeps its model,
 whose tag `checkpoint` then says `deleted`.
 """
 

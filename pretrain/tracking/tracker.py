@@ -183,6 +183,6 @@ class _FeedingThread:
 
 
 def _relative(path: Path, run_dir: Path) -> str:
-    """`path`, made relative if it is in the run directory, which may be synced from another place or machine."""
+    """`path`, made relative if it is in the run directory, which may be synced from elsewhere."""
     path, run_dir = path.absolute(), run_dir.absolute()
     return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)

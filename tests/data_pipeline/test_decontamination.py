@@ -200,7 +200,7 @@ def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
     where, words = drop.what.split(": ")
     assert where == "boolq, boolq.jsonl.gz line 1"
     assert words.replace(" – ", " ").lower() == " ".join(question.lower().split()[:13]).rstrip("?")
-    (rule,) = differences.summary(open_build(corpora[0]), open_build(corpora[1]), limit=1)["only_in_b"]
+    (rule,) = differences.summary(open_build(corpora[0]), open_build(corpora[1]), limit=1).as_json()["only_in_b"]
     assert (rule["rule"], rule["documents"]) == ("contaminated in A", QUESTIONS + 1)
 
 

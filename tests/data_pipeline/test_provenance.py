@@ -192,7 +192,7 @@ def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair,
 
 
 def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
-    found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1)
+    found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1).as_json()
     by_rule = {
         kind: {rule["rule"]: rule["documents"] for rule in found[kind]}
         for kind in ("only_in_a", "only_in_b", "text_differs", "split_differs")
@@ -245,7 +245,7 @@ def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
             builds[name] = open_build(build(config, until="documents"))
 
     def found(a: str, b: str) -> dict[str, dict[str, int]]:
-        kinds = differences.summary(builds[a], builds[b], limit=0)
+        kinds = differences.summary(builds[a], builds[b], limit=0).as_json()
         return {
             kind: {rule["rule"]: rule["documents"] for rule in kinds[kind]}
             for kind in ("only_in_a", "only_in_b", "text_differs")

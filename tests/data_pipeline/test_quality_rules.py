@@ -170,7 +170,7 @@ def documents(corpus: Path) -> list[str]:
 
 
 def test_a_diff_names_the_rules(built):
-    found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3)
+    found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3).as_json()
     counts = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in ("only_in_b", "text_differs")}
     shared = report.read(built[1]).documents.kept
     only = {"gopher_too_few_words in A": 1, "classifier in A": 1}

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -138,7 +137,7 @@ def forecast_build(config: CorpusConfig, report: Report, measured: str, workers:
     return Forecast(config.name, measured, workers, ray_start, len(files), forecast.stages, forecast.tokens, warnings)
 
 
-def as_json(found: Forecast) -> dict[str, Any]:
+def as_json(found: Forecast) -> dict[str, object]:
     return {**asdict(found), "seconds": found.seconds, "disk": found.disk}
 
 

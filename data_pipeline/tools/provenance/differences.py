@@ -1,12 +1,11 @@
 """`data-pipeline diff`: for each document in which two corpora differ, the rule that decided."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
@@ -117,35 +116,54 @@ def differences(a: FinishedBuild, b: FinishedBuild) -> Iterator[tuple[int, list[
         yield _compare(*sides, *(side.kept(documents_of) for side in sides))
 
 
-def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> dict[str, Any]:
-    """The counts by kind and rule, the most frequent first, each with the smallest ids, `limit` at most."""
-    same = 0
-    counts: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], list[str]] = {}
+@dataclass(frozen=True)
+class RuleCount:
+    """The documents that differ by `rule`, with the smallest ids of them."""
+
+    rule: str
+    documents: int
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many documents are the `same` in both corpora; by kind of difference, the rules, the most frequent first."""
+
+    a: str
+    b: str
+    same: int
+    rules: dict[str, list[RuleCount]]
+
+    def as_json(self) -> dict[str, object]:
+        rules = {kind: [asdict(rule) for rule in found] for kind, found in self.rules.items()}
+        return {"a": self.a, "b": self.b, "same": self.same, **rules}
+
+    def as_text(self) -> str:
+        """The summary in lines."""
+        lines = [f"A {self.a}", f"B {self.b}", f"{counted(self.same, 'document')} the same in both"]
+        for kind, title in _TITLES.items():
+            if found := self.rules[kind]:
+                lines.append(f"{counted(sum(rule.documents for rule in found), 'document')} {title}")
+            for rule in found:
+                lines.append(f"  {rule.documents:>9,}  {rule.rule}")
+                lines += [f"             {identity}" for identity in rule.examples]
+        return "\n".join(lines)
+
+
+def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> Summary:
+    """The counts by kind and rule, each with the smallest ids, `limit` at most."""
+    same, counts, examples = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], list[str]](list)
     for equal, found in differences(a, b):
         same += equal
         for difference in found:
-            rule = difference.kind, difference.rule
-            counts[rule] += 1
-            ids = examples.setdefault(rule, [])
-            if len(ids) < limit:
-                ids.append(difference.id)
-    rules: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TITLES}
-    for decided, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        rules[decided[0]].append({"rule": decided[1], "documents": count, "examples": examples[decided]})
-    return {"a": str(a.directory), "b": str(b.directory), "same": same, **rules}
-
-
-def as_text(found: dict[str, Any]) -> str:
-    """The summary in lines."""
-    lines = [f"A {found['a']}", f"B {found['b']}", f"{counted(found['same'], 'document')} the same in both"]
-    for kind, title in _TITLES.items():
-        if found[kind]:
-            lines.append(f"{counted(sum(rule['documents'] for rule in found[kind]), 'document')} {title}")
-        for rule in found[kind]:
-            lines.append(f"  {rule['documents']:>9,}  {rule['rule']}")
-            lines += [f"             {identity}" for identity in rule["examples"]]
-    return "\n".join(lines)
+            decided = difference.kind, difference.rule
+            counts[decided] += 1
+            if counts[decided] <= limit:
+                examples[decided].append(difference.id)
+    rules: dict[str, list[RuleCount]] = {kind: [] for kind in _TITLES}
+    for (kind, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        rules[kind].append(RuleCount(rule, count, examples[kind, rule]))
+    return Summary(str(a.directory), str(b.directory), same, rules)
 
 
 def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[Difference]]:

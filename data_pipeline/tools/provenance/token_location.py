@@ -60,11 +60,11 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
     if not rows:
         return TokenLocation(count, shard, None if rows is None else (), [])
     blocks = corpus.blocks(split)
-    own = blocks.of_shard(shard)
-    first, last = (int(blocks.first_row[own[0]]) + row for row in (rows[0], rows[-1]))
+    in_shard = blocks.of_shard(shard)
+    first, last = (int(blocks.first_row[in_shard[0]]) + row for row in (rows[0], rows[-1]))
     touched = [
         BlockLocation(position, int(blocks.offset[block]), int(blocks.length[block]))
-        for position, block in enumerate(own.tolist())
+        for position, block in enumerate(in_shard.tolist())
         if blocks.first_row[block] <= last and first < blocks.first_row[block] + blocks.rows[block]
     ]
     return TokenLocation(count, shard, (first, last), touched)

@@ -2,7 +2,6 @@
 
 import textwrap
 from dataclasses import asdict
-from typing import Any
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
@@ -28,7 +27,7 @@ def trace(build: FinishedBuild, name: str) -> list[DocumentTrace]:
     return found
 
 
-def as_json(found: DocumentTrace) -> dict[str, Any]:
+def as_json(found: DocumentTrace) -> dict[str, object]:
     """A trace with every drop in full, but the number of characters for each text."""
     return {
         "id": found.id,

@@ -1,7 +1,6 @@
 """The config of the encoder-decoder that a decoder, or two of them, become."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
@@ -25,9 +24,9 @@ _CAN_BE: dict[str, Mapping[str, tuple]] = {
     "t5gemma2": {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,), "output_softcap": (None,)},
     "modern": {"positions": ("rotary", "learned"), "subtract_positions": ("none",)},
 }
-_OF_A_STACK = frozenset(StackConfig.model_fields)
+_STACK_KEYS = frozenset(StackConfig.model_fields)
 # Settings in which two decoders may differ: those of the adapted model are the decoder's, or don't matter.
-_MAY_DIFFER = {*_OF_A_STACK, *ModelConfig.model_fields, "init_std", "tie_embeddings", "output_softcap"}
+_MAY_DIFFER = {*_STACK_KEYS, *ModelConfig.model_fields, "init_std", "tie_embeddings", "output_softcap"}
 
 
 def target(
@@ -47,10 +46,10 @@ def target(
         _check_alike(style, decoder, encoder)
     kind = STYLES[style]
     shared = kind.model_fields.keys() & DecoderOnlyConfig.model_fields.keys() - {"family", "tie_embeddings"}
-    values: dict[str, Any] = {name: getattr(decoder, name) for name in shared}
+    values: dict[str, object] = {name: getattr(decoder, name) for name in shared}
     if style != "t5gemma2":
         stacks = {"encoder": encoder or decoder, "decoder": decoder}
-        values |= {name: {own: getattr(stack, own) for own in _OF_A_STACK} for name, stack in stacks.items()}
+        values |= {name: {key: getattr(stack, key) for key in _STACK_KEYS} for name, stack in stacks.items()}
     if style == "modern":
         tied = "none" if not decoder.tie_embeddings else "all" if encoder is None else "output"
         values |= {"tie_embeddings": tied, "cross_rotation": decoder.positions == "rotary"}

@@ -30,7 +30,7 @@ class Adapted(NamedTuple):
     """The weights of the encoder-decoder by name, and where each comes from; None: it is new.
 
     `new`: the elements of weights that come from a decoder but have more rows here. `unused`: the elements of decoders'
-    weights that have no place here.
+    weights that aren't used here.
     """
 
     state: dict[str, Tensor]
@@ -81,8 +81,8 @@ def adapted(config: ModelConfig, encoder: State, decoder: State, crosses: bool, 
     used = {tensor.data_ptr() for tensor in taken.values()}  # a tied matrix has two names
     unused = {
         Origin(stack, name): tensor.numel()
-        for stack, own in states.items()
-        for name, tensor in own.items()
+        for stack, weights in states.items()
+        for name, tensor in weights.items()
         if tensor.data_ptr() not in used
     }
     return Adapted(state, origins, new, unused)

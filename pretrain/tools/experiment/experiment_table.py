@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
@@ -68,7 +67,7 @@ def _line(group: str, row: str, baseline: str, published: Published | None, resu
     )
 
 
-def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def as_json(lines: Sequence[Line]) -> list[dict[str, object]]:
     """One object a line, with everything that is in it."""
     return [{**asdict(line), "published": line.published.model_dump() if line.published else None} for line in lines]
 

@@ -26,12 +26,12 @@ def log(runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence
             found = store.get_experiment_by_name(experiment)
             if found is None or parent is None:
                 continue  # none of the runs has reached MLflow
-            own = parent_run(store, found.experiment_id, parent)
+            run_id = parent_run(store, found.experiment_id, parent)
             for file in files:
-                store.log_artifact(own, str(file))
+                store.log_artifact(run_id, str(file))
             for row, loss in losses.items():
-                store.log_metric(own, f"{row}/validation_loss", loss)
-            settle_parent(store, found.experiment_id, own)
+                store.log_metric(run_id, f"{row}/validation_loss", loss)
+            settle_parent(store, found.experiment_id, run_id)
         except Exception as error:  # MLflow's errors are of many kinds
             problems.append(f"MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
     return "; ".join(problems) or None

@@ -90,8 +90,8 @@ def runs_of(
 
 def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -> PlannedRun:
     directory = json.dumps(str(out / row / f"seed-{seed}"))
-    own = [f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}"]
-    given = (*overrides, *own)
+    identity = [f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}"]
+    given = (*overrides, *identity)
     return PlannedRun(row, seed, file, given, load(file, given, RunConfig))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Report:
         """The mean loss of each rung that has any."""
         return {name: spread.mean for name, of in self.losses.items() if (spread := Spread.of(list(of.values())))}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Everything: FLOPs, tokens and losses unrounded."""
         ladder, law, prediction = self.ladder, self.law, self.prediction
         rungs = [

@@ -31,9 +31,9 @@ def ladder(
     out = out or Path("runs", found.name)
     at_once, threads = at_once_and_threads(at_once)
     runs = rungs.planned_runs(found, seeds, out, threads)
-    wanted = [run for run in runs if train_next or run.row != found.next.name]
+    to_train = [run for run in runs if train_next or run.row != found.next.name]
     size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
-    trained = train_all(wanted, at_once, f"{out}: {size}", train)
+    trained = train_all(to_train, at_once, f"{out}: {size}", train)
     report = Report.of(found, results(runs))
     write_json(out / "ladder.json", report.as_json())
     write_bytes(out / "ladder.md", report.markdown().encode())

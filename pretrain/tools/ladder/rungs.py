@@ -61,13 +61,13 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     """Opens the corpora and counts. Raises UserError, a line for each rung that can't be run, and for equal sizes."""
     setups: list[ValidatedRun] = []
     wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
-    for place, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
+    for key, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
             setups.append(validate(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1, ranks_are_here=False))
         except UserError as error:
-            name = f"{place} ({rung.name})"
+            name = f"{key} ({rung.name})"
             wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}
-    problems = [f"{path}: {', '.join(places)}: {line}" for line, places in wrong.items()]
+    problems = [f"{path}: {', '.join(names)}: {line}" for line, names in wrong.items()]
     if problems:
         raise UserError("\n".join(problems))
     found = [

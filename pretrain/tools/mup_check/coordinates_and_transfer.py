@@ -45,8 +45,8 @@ class Verdict:
     def of_ratio(cls, what: str, values: Sequence[float], passes: float, warns: float) -> "Verdict":
         """`passes`, `warns` or `fails`. Values that aren't finite fail, and so does zero beside others."""
         least = min(values)
-        sound = all(map(math.isfinite, values)) and least > 0
-        ratio = max(values) / least if sound else math.inf
+        valid = all(map(math.isfinite, values)) and least > 0
+        ratio = max(values) / least if valid else math.inf
         return cls(what, ratio, "passes" if ratio <= passes else "warns" if ratio <= warns else "fails")
 
 

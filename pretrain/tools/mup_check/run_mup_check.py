@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import load
@@ -107,7 +107,7 @@ def transfer_table(found: Transfer, rate: float) -> str:
 
 def as_json(
     checked: Subject, with_mup: Coordinates, without: Coordinates, moved: Transfer, verdicts: Sequence[Verdict]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Everything, unrounded."""
     return {
         "base_width": checked.base_width,

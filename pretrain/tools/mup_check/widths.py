@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -73,9 +72,9 @@ def subject(config: RunConfig, steps: int) -> Subject:
     return Subject(small, base_width, [_folded(batch, ids) for batch in batches], source)
 
 
-def _fewer_layers(model: ModelConfig) -> dict[str, Any]:
+def _fewer_layers(model: ModelConfig) -> dict[str, object]:
     """The depths of the model's stacks, at most `_LAYERS`, as its section has them."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for stack, section in model.stacks.items():
         names = ("num_layers", "num_encoder_layers", "num_decoder_layers")
         depths = {name: min(_LAYERS, value) for name in names if (value := getattr(section, name, None))}
@@ -97,11 +96,11 @@ def check_widths(subject: Subject, widths: Sequence[int]) -> None:
     if len(set(widths)) < 3:
         problems.append(f"--widths: {', '.join(map(str, widths))}; expected three different ones or more")
     for width in widths:
-        own = subject.model.width
+        d_model = subject.model.width
         fractions = [
-            f"{name} {value} of d_model {own} would be {value * width / own:g}"
+            f"{name} {value} of d_model {d_model} would be {value * width / d_model:g}"
             for name, value in subject.model.in_proportion().items()
-            if value * width % own
+            if value * width % d_model
         ]
         try:
             if not fractions:
@@ -141,8 +140,8 @@ def _generated(model: ModelConfig, ids: int, step: int) -> Batch:
     length = inputs + TARGETS if "span_corruption" in objectives else inputs + 1
     free = torch.multinomial(1 / torch.arange(1.0, ids - 2), ROWS * length, replacement=True, generator=draws) + 3
     chain, follows = free.view(ROWS, length), torch.rand(ROWS, length, generator=draws) < 0.5
-    for place in range(1, length):
-        chain[:, place] = torch.where(follows[:, place], (7 * chain[:, place - 1] + 1) % (ids - 3) + 3, chain[:, place])
+    for index in range(1, length):
+        chain[:, index] = torch.where(follows[:, index], (7 * chain[:, index - 1] + 1) % (ids - 3) + 3, chain[:, index])
     if "span_corruption" in objectives:
         return {
             "encoder_input_ids": chain[:, :inputs].contiguous(),

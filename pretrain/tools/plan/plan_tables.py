@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +15,7 @@ WIDTH = 80
 Columns = Mapping[str, Callable[[Option], str]]
 
 
-def as_json(planner: Planner, gpus: int) -> dict[str, Any]:
+def as_json(planner: Planner, gpus: int) -> dict[str, object]:
     """Everything that `show` prints, in bytes, seconds and FLOPs."""
     question, options = planner.question, planner.options(gpus)
     compared = {count: planner.best(count) for count in planner.counts(gpus)}
@@ -43,8 +42,8 @@ def as_json(planner: Planner, gpus: int) -> dict[str, Any]:
     }
 
 
-def _option(option: Option) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _option(option: Option) -> dict[str, object]:
+    found: dict[str, object] = {
         **asdict(option.setting),
         "gpus": option.cluster.gpus,
         "nodes": option.cluster.nodes,

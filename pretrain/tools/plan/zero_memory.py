@@ -162,7 +162,7 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     filled = min(bucket, count)
     share = parameters.share(stage, ranks)
     copied = width < FP32 or setting.offload != "none"
-    held = States(
+    kept = States(
         weights=width * share * (1 if stage == 3 else ranks),
         master_weights=FP32 * share if copied else 0,
         moments=parameters.moments // ranks + parameters.whole_moments,
@@ -174,9 +174,9 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
         persistent = parameters.up_to(keys["stage3_param_persistence_threshold"])
         live = min(count, keys["stage3_max_live_parameters"])
         coming = min(count - live, keys["stage3_prefetch_bucket_size"])
-        held = replace(
-            held,
-            weights=held.weights + width * persistent,
+        kept = replace(
+            kept,
+            weights=kept.weights + width * persistent,
             # a gathered parameter is copied out of the buffer in which it arrived
             buffers=FP32 * bucket + width * (live - persistent + coming + parameters.largest),
             reduction=FP32 * filled,
@@ -184,30 +184,30 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     elif stage == 1 and setting.offload == "none":
         # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
         whole = FP32 * share * ranks
-        held = replace(held, gradients=whole + (0 if width < FP32 else FP32 * share), buffers=FP32 * bucket)
-        held = replace(held, buffers=width * parameters.largest) if width < FP32 else held
+        kept = replace(kept, gradients=whole + (0 if width < FP32 else FP32 * share), buffers=FP32 * bucket)
+        kept = replace(kept, buffers=width * parameters.largest) if width < FP32 else kept
     else:
         staged = FP32 if stage == 1 else width
-        held = replace(
-            held,
+        kept = replace(
+            kept,
             gradients=FP32 * share * (1 + ranks if stage == 1 else 1),
             buffers=staged * bucket * (2 if setting.overlap else 1),
             reduction=(staged if staged == FP32 else staged + FP32) * filled,
         )
-    return held if setting.offload == "none" else _offloaded(held, parameters, setting, share, width)
+    return kept if setting.offload == "none" else _offloaded(kept, parameters, setting, share, width)
 
 
-def _offloaded(held: States, parameters: Parameters, setting: Setting, share: int, width: int) -> States:
-    host = held.master_weights + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
-    moved = replace(held, master_weights=0, moments=0, step=0)
+def _offloaded(kept: States, parameters: Parameters, setting: Setting, share: int, width: int) -> States:
+    host = kept.master_weights + kept.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
+    offloaded = replace(kept, master_weights=0, moments=0, step=0)
     if setting.stage == 3:
-        moved = replace(moved, gradients=0)
+        offloaded = replace(offloaded, gradients=0)
     else:
         host += width * share  # new weights on their way to the GPU
-        moved = replace(
-            moved, buffers=moved.buffers + FP32 * parameters.largest, host_step=(FP32 + width) * share
+        offloaded = replace(
+            offloaded, buffers=offloaded.buffers + FP32 * parameters.largest, host_step=(FP32 + width) * share
         )  # the optimizer's copy of the gradients, and those weights
     if setting.offload == "optimizer and weights":
-        host += moved.weights
-        moved = replace(moved, weights=0)
-    return replace(moved, host=host)
+        host += offloaded.weights
+        offloaded = replace(offloaded, weights=0)
+    return replace(offloaded, host=host)
