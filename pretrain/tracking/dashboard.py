@@ -5,8 +5,6 @@ import socket
 import sqlite3
 import sys
 import time
-import urllib.error
-import urllib.request
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +14,7 @@ from data_pipeline.foundation.processes import Process, ProcessGroup
 from data_pipeline.foundation.secrets import MASK, masked, without_login
 from data_pipeline.foundation.signals import caught
 from pretrain.tracking.mlflow_run import STATE_FILE, FeedState
-from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, sqlite_file, store_lock
+from pretrain.tracking.store import ARTIFACTS, NO_TELEMETRY, absolute_uri, answers, sqlite_file, store_lock
 
 _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
@@ -117,11 +115,9 @@ def _wait_until_it_answers(address: str, server: Process, received: list[int]) -
     while time.monotonic() < deadline and not received:
         if server.code is not None:
             raise FailedError(f"the MLflow server ended with exit code {server.code} before it answered")
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            print(".", end="", flush=True)
-            time.sleep(0.5)
+        if answers(address):
+            return
+        print(".", end="", flush=True)
+        time.sleep(0.5)
     if not received:
         raise FailedError(f"the MLflow server did not answer within {_SECONDS_TO_START:.0f} s")

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from data_pipeline.foundation.atomic import hidden, reveal
 from data_pipeline.foundation.locks import lock
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.secrets import masked, without_login
 
 # MLflow would report its use to its developers, from the client and from the server
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
@@ -137,10 +136,8 @@ def answers(uri: str) -> bool:
     """Whether the MLflow server at `uri` answers within a second; False for what is no server."""
     if not uri.startswith(("http://", "https://")):
         return False
-    parts = urllib.parse.urlsplit(uri)
-    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path.rstrip('/')}/health").geturl()
     try:
-        with urllib.request.urlopen(address, timeout=1.0):
+        with urllib.request.urlopen(f"{without_login(uri).rstrip('/')}/health", timeout=1.0):
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500  # a proxy that wants a password answers; one without a server behind it doesn't

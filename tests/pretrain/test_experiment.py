@@ -19,7 +19,7 @@ from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches
 from pretrain.tools.experiment.budget import Budget
-from pretrain.tools.experiment.planned_runs import PlannedRun, plan
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.tools.experiment.statistics import compare
@@ -288,16 +288,19 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
     (tmp_path / "rows").mkdir()
     run_file(tmp_path, tmp_path / "corpus").rename(tmp_path / "rows/a.yaml")
     found, out = experiment_file.read(tmp_path / "rows"), tmp_path / "out"
-    first = plan(found, 2, "4steps", ["batch.global_batch_size=32"], out, 1)
+    first = plan_experiment(found, 2, "4steps", ["batch.global_batch_size=32"], out, 1)
     assert [(run.name, run.config.run.seed, run.directory) for run in first] == [
         ("a-seed-0", 0, out / "a/seed-0"),
         ("a-seed-1", 1, out / "a/seed-1"),
     ]
     assert first[0].config.run.max_steps == 4
     assert first[0].config.batch.global_batch_size == 32
-    assert len(plan(found, 3, "4steps", ["batch.global_batch_size=32"], out, 1)) == 3  # more seeds are welcome
-    with pytest.raises(UserError, match=r"started with --budget 4steps batch\.global_batch_size=32; give the same"):
-        plan(found, 2, None, [], out, 1)
+    assert (
+        len(plan_experiment(found, 3, "4steps", ["batch.global_batch_size=32"], out, 1)) == 3
+    )  # more seeds are welcome
+    (out / "a").mkdir()
+    with pytest.raises(UserError, match=r"out: has runs of a with other settings or steps; give the same"):
+        plan_experiment(found, 2, None, [], out, 1)
 
 
 def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, monkeypatch, capsys):

@@ -237,5 +237,5 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
     assert not started
     assert "4 rungs × 1 seed, 4 of 4 runs finished" in capsys.readouterr().out
     longer = written(tmp_path, small_corpus, tokens_per_parameter=0.1)
-    with pytest.raises(UserError, match=r"has runs of w8, .* with other settings or steps; give another --out"):
+    with pytest.raises(UserError, match=r"has runs of w8, .* with other settings or steps; give the same"):
         ladder(longer, 1, 2, out, [])

@@ -14,7 +14,7 @@ from pretrain.run import status
 from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.experiment_file import Experiment
 
-_FILE = "experiment.json"
+_FILE = "overrides.json"
 
 
 @dataclass(frozen=True)
@@ -46,37 +46,28 @@ class PlannedRun:
         return now.state == "finished" and (now.step or 0) >= self.config.run.max_steps
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What the runs in a directory were started with; they can't go on with anything else."""
-
-    budget: str | None
-    overrides: list[str]
-
-
-def plan(
+def plan_experiment(
     experiment: Experiment, seeds: int, budget: str | None, overrides: Sequence[str], out: Path, threads: int | None
 ) -> list[PlannedRun]:
-    """The runs, seed by seed, so that all rows have one before any has two. Seeds count from `run.seed` of a file.
-
-    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, and if `out`
-    holds runs with another budget or other overrides.
-    """
+    """The runs of an experiment's rows, shortened to the budget; see `plan_runs`."""
     shorter = Budget.parse(budget) if budget else None
     rows = {}
     for name, file in experiment.rows.items():
         shortened = shorter.overrides(load(file, overrides, RunConfig)) if shorter else ()
         rows[name] = (file, [*overrides, *shortened])
-    runs = runs_of(rows, seeds, out, threads)
-    _check_settings(out, _Settings(budget, list(overrides)))
-    return runs
+    return plan_runs(rows, seeds, out, threads)
 
 
-def runs_of(
+def plan_runs(
     rows: Mapping[str, tuple[Path, Sequence[str]]], seeds: int, out: Path, threads: int | None
 ) -> list[PlannedRun]:
-    """The runs of `rows`, each a run file and its overrides, in OUT/ROW/seed-N; ordered and with `threads` as in
-    `plan`. Raises UserError for a wrong run file."""
+    """The runs of `rows`, each a run file and its overrides, in OUT/ROW/seed-N.
+
+    They come seed by seed, so that all rows have one run before any has two. Seeds count from `run.seed` of a file.
+
+    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, and if `out`
+    holds runs of a row with other overrides.
+    """
     runs = []
     for row, (file, overrides) in rows.items():
         config, given = load(file, overrides, RunConfig), list(overrides)
@@ -85,6 +76,7 @@ def runs_of(
         if config.tracking.mlflow:
             given.append(f"tracking.mlflow.parent={out.name}")
         runs += [_planned(row, file, config.run.seed + number, given, out) for number in range(seeds)]
+    _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
     return sorted(runs, key=lambda run: run.seed)  # stable
 
 
@@ -95,11 +87,12 @@ def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -
     return PlannedRun(row, seed, file, given, load(file, given, RunConfig))
 
 
-def _check_settings(out: Path, settings: _Settings) -> None:
-    path = out / _FILE
-    before = read_sound_json(path, _Settings)
-    if before is not None and before != settings:
-        was = " ".join([f"--budget {before.budget}" if before.budget else "no --budget", *before.overrides])
-        raise UserError(f"{out}: its runs were started with {was}; give the same, or another --out")
-    if before is None:
-        write_json(path, settings)
+def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
+    """A run can't go on with other overrides than it was started with."""
+    before = read_sound_json(out / _FILE, dict[str, list[str]]) or {}
+    changed = [row for row, given in rows.items() if before.get(row, given) != given and (out / row).exists()]
+    if changed:
+        raise UserError(
+            f"{out}: has runs of {', '.join(changed)} with other settings or steps; give the same, or another --out"
+        )
+    write_json(out / _FILE, before | rows)

@@ -8,7 +8,7 @@ from data_pipeline.foundation.formatting import counted
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent
 from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all
-from pretrain.tools.experiment.planned_runs import PlannedRun, plan
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import Result, results
 
 
@@ -29,7 +29,7 @@ def experiment(
     found = experiment_file.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     at_once, threads = at_once_and_threads(at_once)
-    runs = plan(found, seeds, budget, overrides, out, threads)
+    runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     trained = train_all(runs, at_once, f"{out}: {size}", train)
     files, lines = write(found, results(runs), out)

@@ -4,22 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.model import Sizes
 from pretrain.tools.experiment.budget import Budget
-from pretrain.tools.experiment.planned_runs import PlannedRun, runs_of
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan_runs
 from pretrain.tools.ladder.ladder_file import LadderFile, Rung
 from pretrain.trainer.throughput import sizes
 from pretrain.trainer.validate import ValidatedRun, validate
 
-_FILE = "rungs.json"
 _ROWS_COUNTED = 256  # whose mean length stands for all rows; those of packed text are equally long
 
 
@@ -121,12 +118,4 @@ def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per
 
 def planned_runs(ladder: Ladder, seeds: int, out: Path, threads: int | None) -> list[PlannedRun]:
     """The runs of all rungs, the smallest first. Raises UserError if `out` holds runs of one with other settings."""
-    before = read_sound_json(out / _FILE, dict[str, list[str]]) or {}
-    now = {rung.name: list(rung.overrides) for rung in ladder.all}
-    changed = [name for name, given in now.items() if before.get(name, given) != given and (out / name).exists()]
-    if changed:
-        raise UserError(
-            f"{out}: has runs of {', '.join(changed)} with other settings or steps; give another --out for the new ones"
-        )
-    write_json(out / _FILE, before | now)
-    return runs_of({rung.name: (ladder.run, rung.overrides) for rung in ladder.all}, seeds, out, threads)
+    return plan_runs({rung.name: (ladder.run, rung.overrides) for rung in ladder.all}, seeds, out, threads)
