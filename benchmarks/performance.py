@@ -61,21 +61,16 @@ PROFILES = """## Where a step goes
 
 ![the operations of a training step of T5-v1.1-small, before and after](step-profile.svg)
 
-A step of T5-v1.1-small on one thread, before the work on its speed and now, and transformers' on the same tokens: the
-processor's time by kind of operation, from `python benchmarks/step_profile.py`, which `make bench` doesn't run. Only
-the step of now keeps freed memory, as our ranks do.
+A step of T5-v1.1-small on one thread, before the work on its speed and on 2026-11-21, and transformers' on the same
+tokens: the processor's time by kind of operation, from `torch.profiler`. Only our later step keeps freed memory, as our
+ranks do.
 """
-LONGER = """## Benchmarks that take longer
+LONGER = """## Others
 
-These are not part of `make bench`; each file says what it needs.
-
-| question | command |
-|---|---|
+`python benchmarks/cleaning_speed.py` measures each reader and each cleaning rule on one core, and `python
+benchmarks/recipes.py` counts what the [recipes](../how-to/recipes.md) take. Pages beside this one have the figures of
+measurements that were made once, and say how.
 """
-OTHERS = (
-    "step_profile", "agreement", "learning", "sharded_memory", "memory_by_stage", "objectives_speed", "cleaning_speed",
-    "corpus_scaling", "planning_at_scale", "loader_at_scale",
-)  # fmt: skip
 
 
 def main() -> None:
@@ -124,8 +119,7 @@ def page() -> str:
             sections.append("## On a GPU\n\nNot measured yet: no GPU was at hand.")
     if (PAGE.parent / "step-profile.svg").exists():
         sections.append(PROFILES)
-    rows = [f"| {question(name)} | `python benchmarks/{name}.py` |" for name in OTHERS]
-    return "\n\n".join(part.strip() for part in [*sections, LONGER + "\n".join(rows)]) + "\n"
+    return "\n\n".join(part.strip() for part in [*sections, LONGER]) + "\n"
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -142,12 +136,6 @@ def section(name: str, record: dict[str, Any]) -> str:
     asked = QUESTIONS.get(name, record["question"])
     parts = [f"### {asked}", record["notes"], f"{taken} `{record['command']}`.", *tables]
     return "\n\n".join([*parts, f"What limits it now: {record['limit']}"])
-
-
-def question(name: str) -> str:
-    """The first sentence of a benchmark's docstring."""
-    text = (ROOT / f"benchmarks/{name}.py").read_text(encoding="utf-8")
-    return " ".join(text.split('"""')[1].split("\n\n")[0].split())
 
 
 if __name__ == "__main__":

@@ -3,5 +3,5 @@
     python -m tests.gpu [--device cpu|cuda] [--budget SECONDS] [--out FILE] [--only NAME ...] [--list]
 
 Each check is a process of its own with a time limit. Its result is one line of JSON, printed as soon as the check ends.
-A check that fails or hangs doesn't stop the others. `docs/explanation/engine.md` says how to read the lines.
+A check that fails or hangs doesn't stop the others. `docs/how-to/check-a-gpu.md` says how to read the lines.
 """
