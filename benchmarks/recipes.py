@@ -1,6 +1,6 @@
-"""What do the recipes of docs/how-to/recipes.md take, by count and by `pretrain plan`, without a GPU or a corpus?
+"""What do the recipes of docs/results/recipes.md take, by count and by `pretrain plan`, without a GPU or a corpus?
 
-python benchmarks/recipes.py [--write docs/how-to/recipes.md]
+python benchmarks/recipes.py [--write docs/results/recipes.md]
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """Figures that commands print in the docs, computed again. Those of `pretrain plan` are in pretrain/test_plan.py, those
-of docs/how-to/recipes.md in pretrain/test_recipes.py."""
+of docs/results/recipes.md in pretrain/test_recipes.py."""
 
 import math
 import re
@@ -87,7 +87,7 @@ def test_the_sizes_and_bounds_of_the_readme():
     ]
     assert re.findall(r"of (\d\.\d) M parameters", README) == [f"{size / 1e6:.1f}" for size in sizes]
     pieces = load(ROOT / "configs/corpora/quickstart.yaml", [], CorpusConfig).tokenizer.vocab_size
-    assert f"vocabulary of {pieces:,} pieces" in README
+    assert f"vocabulary of {pieces:,} tokens" in README
     assert f"ln(vocabulary) is {math.log(pieces):.4f}" in README
 
 

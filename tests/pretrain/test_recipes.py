@@ -1,4 +1,4 @@
-"""docs/how-to/recipes.md: its table is what the run files say, and every recipe can be planned."""
+"""docs/results/recipes.md: its table is what the run files say, and every recipe can be planned."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/how-to/recipes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/results/recipes.md").read_text(encoding="utf-8")
 TABLE = [re.split(r" *\| *", line)[1:-1] for line in PAGE.splitlines() if line.startswith("| [")]
 ROWS = {cells[0]: cells for cells in TABLE}
 
@@ -41,7 +41,7 @@ def test_the_page_names_the_corpus_file_of_each_recipe():
 
 
 def test_barts_noise_is_what_its_authors_posted():
-    """fairseq's issue 1899; the arguments are in docs/how-to/recipes.md."""
+    """fairseq's issue 1899; the arguments are in docs/results/recipes.md."""
     posted = dict(re.findall(r"--([a-z-]+)\s+([a-z\d.-]+)", re.search(r"`(--mask 0.3 .*?)`", PAGE, re.DOTALL)[1]))
     for recipe in ("bart-base-c4", "bart-large-c4"):
         noise = corpora()[run(recipe).data.train[0].corpus].rows.objective
