@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agreement import until_end
 from harness import PRECISIONS, Options, Table, clock, compare, main
 from peers import in_transformers, our_model
 from torch import Tensor
@@ -125,7 +124,7 @@ class Pair:
 
     def _unequal(self, ours: Tensor, theirs: Tensor) -> list[int]:
         end, rows = self.model.config.eos_id, zip(ours.tolist(), theirs.tolist(), strict=True)
-        return [row for row, (one, other) in enumerate(rows) if until_end(one, end) != until_end(other, end)]
+        return [row for row, (one, other) in enumerate(rows) if until_eos(one, end) != until_eos(other, end)]
 
     @torch.no_grad()
     def _tied(self, row: int, ours: Tensor, theirs: Tensor, exact: Any) -> bool:
@@ -167,6 +166,10 @@ class Pair:
                     layer.across.out(inner)
                 layer.feed_forward(x)
             weights.logits(x)
+
+
+def until_eos(row: list[int], eos: int) -> list[int]:
+    return row[: row.index(eos) + 1] if eos in row else row
 
 
 def measure(options: Options) -> Iterator[Table]:

@@ -37,7 +37,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines() if re.match(r"\| `?\w", line)]
 
 
-COUNTS = rows_of(page("results/models").split("### Parameters of configs/models")[1].split("\n### ")[0])[1:]
+COUNTS = rows_of(page("results/models").split("## Parameters of configs/models")[1].split("\n## ")[0])[1:]
 
 
 @pytest.mark.parametrize(("name", "count"), [row[:2] for row in COUNTS], ids=[row[0] for row in COUNTS])

@@ -77,3 +77,14 @@ def test_every_page_that_code_and_configs_name_exists():
     listed = subprocess.run(["git", "grep", "-ohE", r"docs/[a-z/-]+\.(md|svg|png)", "--", ".", ":!*.md"],
                             cwd=ROOT, capture_output=True, text=True).stdout.split()  # fmt: skip
     assert [name for name in set(listed) if not (ROOT / name).exists()] == []
+
+
+def test_pages_outside_reference_and_results_are_short():
+    """A page is read at one sitting; what is looked up or was measured has folders of its own."""
+    prose = {
+        names(page): len(text_of(page).split())
+        for folder in ("tutorials", "how-to", "explanation")
+        for page in (ROOT / "docs" / folder).glob("*.md")
+    }
+    assert {page: count for page, count in prose.items() if count > 2_500} == {}
+    assert sum(prose.values()) <= 25_000
