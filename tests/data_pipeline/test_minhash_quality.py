@@ -18,6 +18,7 @@ import data_pipeline
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.minhash import NearDuplicates, ngrams, shape
 from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.text.document import Document
 
 SAMPLE = Path(data_pipeline.__file__).parent / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 LEAST = 0.3
@@ -61,7 +62,7 @@ def measure(texts: Sequence[str], config: MinHashConfig, pairs: int, seed: int =
     similarity, found = np.empty(pairs), np.empty(pairs, dtype=bool)
     for pair, wanted in enumerate(np.linspace(LEAST, 1, pairs)):
         *both, similarity[pair] = planted(long, float(wanted), config.ngram, random)
-        first, second = ({*step.keys({"text": text, "target": ""})} for text in both)
+        first, second = ({*step.keys(Document(text=text))} for text in both)
         found[pair] = bool({words for _, words in first} & {words for _, words in second})
     return Found(similarity, found, 1 - (1 - similarity**rows) ** number)
 
