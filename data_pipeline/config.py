@@ -125,9 +125,9 @@ class TokenizerConfig(Section):
     """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
     tokenizer, if there is one."""
     vocab_size: PositiveInt = 32_000
-    """Pieces to train; special tokens and sentinels come on top."""
+    """Tokens to train; special tokens and sentinels come on top."""
     special_tokens: list[str] = []
-    """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the pieces and the
+    """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
     sentinels."""
     sentinels: NonNegativeInt = 100
     """Sentinels, the tokens that stand for masked spans."""
@@ -136,9 +136,9 @@ class TokenizerConfig(Section):
     sample_bytes: PositiveInt = 50_000_000
     """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
-    """The share of the sample's characters that get pieces of their own; the rest become bytes, or unknown."""
+    """The share of the sample's characters that get tokens of their own; the rest become bytes, or unknown."""
     byte_fallback: bool = True
-    """Encode characters without a piece as the bytes of their UTF-8, which are 256 of the pieces. false: they are
+    """Encode characters without a token as the bytes of their UTF-8, which are 256 of the tokens. false: they are
     unknown, and lost."""
 
     @field_validator("path")
@@ -163,7 +163,7 @@ class TokenizerConfig(Section):
     def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":
         if self.path is None and self.byte_fallback and self.vocab_size < _LEAST_WITH_BYTES:
             raise ValueError(
-                f"vocab_size: {self.vocab_size} pieces are too few for byte_fallback, which takes 256 of them beside 3 "
+                f"vocab_size: {self.vocab_size} tokens are too few for byte_fallback, which takes 256 of them beside 3 "
                 "special ones: ask for more, or set byte_fallback to false, and rare characters are unknown"
             )
         return self

@@ -77,7 +77,7 @@ def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
 
 
 def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
-    """The rules that a page breaks, in order, each checked only when it is asked for."""
+    """The rules that a page breaks, in order, each checked only when the caller asks for it."""
     words = text.split()
     count, characters = len(words), sum(map(len, words))
     if count < rules.min_words:

@@ -1,4 +1,4 @@
-"""Language detection behind one interface, and the rule that keeps the wanted languages.
+"""Language detection behind one interface, and the rule that keeps the configured languages.
 
 - `langdetect` is the detector that C4 used. It is slow: it takes longer than all other rules together.
 - `fast` is CLD2, 40 times as fast, with its model inside the package. For a page that mixes several languages, CLD2
@@ -42,10 +42,10 @@ def codes(name: DetectorName) -> dict[str, str]:
     """
     import pycld2
 
-    of_names = {language: _RENAMED.get(code, code) for language, code in pycld2.LANGUAGES}
-    names = {code: language.lower() for language, code in reversed(of_names.items())}
+    renamed = {language: _RENAMED.get(code, code) for language, code in pycld2.LANGUAGES}
+    names = {code: language.lower() for language, code in reversed(renamed.items())}
     if name == "fast":
-        return {code: names[code] for code in (of_names[language] for language in pycld2.DETECTED_LANGUAGES)}
+        return {code: names[code] for code in (renamed[language] for language in pycld2.DETECTED_LANGUAGES)}
     profiles = resources.files("langdetect") / "profiles"
     return {profile.name: names.get(profile.name, "") for profile in profiles.iterdir()}
 

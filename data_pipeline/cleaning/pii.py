@@ -39,13 +39,13 @@ def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
     for kind, find in _FINDERS.items():
         if kind not in kinds:
             continue
-        pieces, end = [], 0
+        parts, end = [], 0
         for start, stop in find(text):
             tally[f"masked_{kind}"] += 1
-            pieces += [text[end:start], PLACEHOLDERS[kind]]
+            parts += [text[end:start], PLACEHOLDERS[kind]]
             end = stop
-        if pieces:
-            text = "".join([*pieces, text[end:]])
+        if parts:
+            text = "".join([*parts, text[end:]])
     return text
 
 

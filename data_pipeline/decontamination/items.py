@@ -31,26 +31,26 @@ class _Strict(Intake):
         raise DamagedInput("", position, reason)
 
 
-def read_items(path: str, of: EvaluationSet) -> Iterator[Item]:
+def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     """The items of one file of a set, in order; blank lines are skipped.
 
     Raises UserError, which names the file, the line and the set, if the file has another format or is damaged, and for
     an item without one of the fields.
     """
-    readers = {"jsonl": _of_jsonl, "tsv": _of_tsv, "text": _of_text}
+    readers = {"jsonl": _jsonl_items, "tsv": _tsv_items, "text": _text_items}
     try:
         with opening(path):
-            refuse_other_format(Input(path), of.format)
-            yield from readers[of.format](path, of)
+            refuse_other_format(Input(path), evaluation_set.format)
+            yield from readers[evaluation_set.format](path, evaluation_set)
     except DamagedInput as error:
-        file, told = path.removeprefix("file://"), f"format {of.format} of evaluation set {of.name!r}"
-        raise UserError(f"{file}: {error.position}: {error.reason} ({told})") from None
+        context = f"format {evaluation_set.format} of evaluation set {evaluation_set.name!r}"
+        raise UserError(f"{path.removeprefix('file://')}: {error.position}: {error.reason} ({context})") from None
 
 
-def _of_jsonl(path: str, of: EvaluationSet) -> Iterator[Item]:
+def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     for number, record in json_lines(Input(path), _Strict(), RecordOptions()):
         texts: list[str] = []
-        for field in map(str, of.fields):
+        for field in map(str, evaluation_set.fields):
             try:
                 texts += _texts(record, [field] if field in record else field.split("."))
             except LookupError:
@@ -78,27 +78,27 @@ def _texts(value: Any, keys: list[str]) -> list[str]:
     return [value]
 
 
-def _of_tsv(path: str, of: EvaluationSet) -> Iterator[Item]:
-    columns = [field - 1 for field in of.fields if isinstance(field, int)]
-    for number, line in _of_lines(path):
+def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
+    columns = [field - 1 for field in evaluation_set.fields if isinstance(field, int)]
+    for number, line in _lines(path):
         cells = line.split("\t")
         if not columns:  # the first line names them
-            for field in of.fields:
+            for field in evaluation_set.fields:
                 if field not in cells:
                     raise DamagedInput(path, f"line {number}", f'no column "{field}"; it has {_named(cells)}')
-            columns = [cells.index(str(field)) for field in of.fields]
+            columns = [cells.index(str(field)) for field in evaluation_set.fields]
         elif max(columns) >= len(cells):
             raise DamagedInput(path, f"line {number}", f"no column {max(columns) + 1}; it has {len(cells)}")
         else:
             yield Item(number, [cells[column] for column in columns])
 
 
-def _of_text(path: str, of: EvaluationSet) -> Iterator[Item]:
-    for number, line in _of_lines(path):
+def _text_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
+    for number, line in _lines(path):
         yield Item(number, [line])
 
 
-def _of_lines(path: str) -> Iterator[tuple[int, str]]:
+def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Every line that isn't blank, with its number."""
     options = RecordOptions()
     with open_stream(path) as stream:

@@ -62,7 +62,7 @@ class Ngrams:
         for words in batches(texts, normalised(), config.ngram):
             behind, behind_head = words.stops(config.ngram), words.stops(config.shortest)
             long = np.flatnonzero(words.within(np.arange(len(behind)), behind))
-            whole = [at for at, piece in enumerate(words.pieces) if words.count[at] and not piece.word]
+            whole = [at for at, chunk in enumerate(words.chunks) if words.count[at] and not chunk.word]
             short, ends = words.first[whole], (words.first + words.count)[whole]
             enough = (behind[short] > ends) & (behind_head[short] <= ends)
             for head, runs, stops in (
@@ -71,12 +71,12 @@ class Ngrams:
             ):
                 if len(runs):
                     hashes = (words.hashes(runs, stops, seed) for seed in (0, 1))
-                    tables.append(np.stack([*hashes, words.places[runs]], axis=1))
+                    tables.append(np.stack([*hashes, words.positions[runs]], axis=1))
                     stops_of_heads = words.stops(head)[runs]
                     heads.setdefault(head, []).append(words.hashes(runs, stops_of_heads, 0))
                     more.setdefault(head, set()).update((stops - stops_of_heads).tolist())
         table = np.concatenate(tables)
-        table[:, 2] >>= np.uint64(32)  # of a place, the number of the text
+        table[:, 2] >>= np.uint64(32)  # the number of the text
         table = table[np.lexsort(table.T[::-1])]
         table = table[np.append(True, (table[1:] != table[:-1]).any(axis=1))[: len(table)]]
         first, second, items = (np.ascontiguousarray(column) for column in table.T)
@@ -108,17 +108,17 @@ class Ngrams:
         runs, stops, found = runs[equal], stops[equal], found[equal]
         until = np.searchsorted(self._first, hashes[equal], "right")
         seconds = words.hashes(runs, stops, 1)
-        for run, stop, second, *own in zip(*(of.tolist() for of in (runs, stops)), seconds, found, until, strict=True):
-            same = slice(*own)
+        for run, stop, second, *bounds in zip(runs.tolist(), stops.tolist(), seconds, found, until, strict=True):
+            same = slice(*bounds)
             if items := self._items[same][self._second[same] == second].tolist():
                 text = words.text[words.starts[run] : words.ends[stop - 1]]
-                place = int(words.places[run])
-                yield Match(place >> 32, place & 0xFFFFFFFF, items, " ".join(text.split()))
+                position = int(words.positions[run])
+                yield Match(position >> 32, position & 0xFFFFFFFF, items, " ".join(text.split()))
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All that `from_arrays` needs."""
-        more = [(head, number) for head, own in self._more.items() for number in own]
+        more = [(head, number) for head, numbers in self._more.items() for number in numbers]
         arrays = {"first": self._first, "second": self._second, "items": self._items}
         arrays["more"] = np.array(more, dtype=np.int64).reshape(-1, 2)
         return arrays | {f"heads.{head}": hashes for head, hashes in self._heads.items()}

@@ -40,7 +40,7 @@ class Anchors:
         for words in batches(texts, exact(), self._length - 1):
             hashes, _, anchors = anchored(words, self._length)
             once = anchors[np.diff(anchors, prepend=-1) != 0]
-            yield np.stack([hashes[once], words.places[once]], axis=1)
+            yield np.stack([hashes[once], words.positions[once]], axis=1)
 
 
 class EqualSubstrings:
@@ -62,11 +62,11 @@ class EqualSubstrings:
         for words in batches(self._texts(documents, ranks), exact(), self._length - 1):
             _, runs, anchors = anchored(words, self._length)
             if self._repeated is not None:
-                runs = runs[_among(words.places[anchors], self._repeated)]
+                runs = runs[_among(words.positions[anchors], self._repeated)]
             if len(runs):
-                of_pieces = np.array([ranks[piece.number] for piece in words.pieces], dtype=np.uint64)
+                chunk_ranks = np.array([ranks[chunk.number] for chunk in words.chunks], dtype=np.uint64)
                 hashes = (words.runs(self._length, seed)[runs] for seed in (0, 1))
-                yield np.stack([*hashes, of_pieces[words.piece[runs]], words.places[runs]], axis=1)
+                yield np.stack([*hashes, chunk_ranks[words.chunk[runs]], words.positions[runs]], axis=1)
 
     def _texts(self, documents: Iterable[tuple[int, Document]], ranks: dict[int, int]) -> Iterator[tuple[int, str]]:
         """The texts that may have repeated runs, whose ranks are put into `ranks`."""

@@ -10,7 +10,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 
 class CausalLM(Objective):
-    """Causal language modelling: the targets are the inputs shifted by one token, without marks or masks. For
+    """Causal language modelling: the targets are the inputs shifted by one token, without special tokens or masks. For
     decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
 
         row      Thank you for inviting me
@@ -22,7 +22,7 @@ class CausalLM(Objective):
     length: PositiveInt = 1024
     """Tokens of the inputs and of the targets."""
     after_marks: bool = True
-    """Whether a token after an EOS token or a begin mark, the first of a document, has a loss."""
+    """Whether a token after EOS or BOS, the first of a document, has a loss."""
 
     @property
     def raw_length(self) -> int:
@@ -46,6 +46,6 @@ class CausalLM(Objective):
         inputs[~filled] = targets[~filled] = vocabulary.pad
         predicted = None
         if not self.after_marks:
-            marks = [mark for mark in (vocabulary.eos, vocabulary.bos) if mark is not None]
-            predicted = filled & ~np.isin(inputs, marks)
+            special = [id_ for id_ in (vocabulary.eos, vocabulary.bos) if id_ is not None]
+            predicted = filled & ~np.isin(inputs, special)
         return Examples(Padded(inputs, lengths), Padded(targets, lengths), predicted=predicted)

@@ -11,7 +11,7 @@ from data_pipeline.objectives.objective import Columns, Examples, Objective, Pad
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
-# streams of random numbers; an insertion has two: one for its places, the next for its random tokens
+# streams of random numbers; an insertion has two: one for its positions, the next for its random tokens
 _SENTENCES, _SPAN_LENGTHS, _SPANS, _IS_RANDOM, _RANDOM_TEXT, _EMPTY_SPANS, _INSERTED, _ROTATION = 0, 1, 2, 3, 4, 5, 7, 9
 
 _INDEX_BITS = 20  # the lowest bits of a random number hold a position; the other 44 rank it
@@ -20,23 +20,23 @@ _INDEX_BITS = 20  # the lowest bits of a random number hold a position; the othe
 class Denoising(Objective):
     """BART's noising: the encoder reads a noised row, the decoder writes the original row.
 
-    Worked example, with `<s>` and `</s>` for the marks and "." as part of the word before it: two sentences change
+    Worked example, with `<s>` for BOS, `</s>` for EOS and "." as part of the word before it: two sentences change
     places; 4 of 11 words are noised, in spans of three and one; an empty span adds a mask.
 
         row      The cat sat . It was a warm day and nobody spoke .
         inputs   <s> It <mask> day and nobody <mask> The <mask> cat sat . </s>
         targets  <s> The cat sat . It was a warm day and nobody spoke . </s>
 
-    The noise is applied in this order. It never changes the marks, and all targets are predicted.
+    The noise is applied in this order. It never changes BOS and EOS, and all targets are predicted.
 
     1. ⌈`permute_sentence_ratio` · sentences⌉ of a row's sentences, chosen at random, change places with one another.
        A sentence ends at a token of `vocabulary.sentence_ends` or at the row's last token, unless the token before it
        is also one of `sentence_ends`. As in the reference, tokens after a row's last sentence stay in place.
     2. Spans with ⌈`mask_ratio` · words⌉ words in all are noised. Each starts at a different random word. Overlapping
        spans merge and the row's end cuts them, so that at the defaults 27 % of the words are noised, not 30 %. Tokens
-       before the first word start are never noised. Empty spans are masks inserted at random places, whatever
+       before the first word start are never noised. Empty spans are masks inserted at random positions, whatever
        `replace_length`. With probability `random_ratio` a span's masks are random tokens of the text instead.
-    3. ⌈`insert_ratio` · length⌉ tokens are inserted at random places: ⌈`random_ratio` · their number⌉ random tokens,
+    3. ⌈`insert_ratio` · length⌉ tokens are inserted at random positions: ⌈`random_ratio` · their number⌉ random tokens,
        the others masks. Empty spans are divided in the same way, so that a row's only empty span becomes a random
        token, as in the reference, unless `random_ratio` is 0.
     4. With `rotate_probability` a row is rotated to begin with any of its tokens.
@@ -50,7 +50,7 @@ class Denoising(Objective):
 
     name: Literal["denoising"] = "denoising"
     length: int = Field(512, ge=3, le=1 << _INDEX_BITS)
-    """The most tokens of the encoder's input, marks included."""
+    """The most tokens of the encoder's input, BOS and EOS included."""
     mask_ratio: float = Field(0.3, ge=0, lt=1)
     """The share of a row's words in noised spans. 0 turns it off."""
     span_length: Literal["span_poisson", "word", "subword"] = "span_poisson"
@@ -64,7 +64,7 @@ class Denoising(Objective):
     random_ratio: float = Field(0.1, ge=0, le=1)
     """The share of the masks that are random tokens of the text instead."""
     insert_ratio: float = Field(0.0, ge=0, lt=1)
-    """Tokens inserted at random places, as a share of the row's length. 0 turns it off."""
+    """Tokens inserted at random positions, as a share of the row's length. 0 turns it off."""
     permute_sentence_ratio: float = Field(1.0, ge=0, le=1)
     """The share of a row's sentences that change places with one another. 0 turns it off."""
     rotate_probability: float = Field(0.0, ge=0, le=1)
@@ -77,12 +77,12 @@ class Denoising(Objective):
                 "mask_ratio, insert_ratio, permute_sentence_ratio and rotate_probability are all 0: no noise"
             )
         if self.raw_length < 1:
-            raise ValueError(f"length: {self.length} leaves no room for text beside the marks and inserted tokens")
+            raise ValueError(f"length: {self.length} leaves no room for text beside BOS, EOS and inserted tokens")
         return self
 
     @cached_property
     def raw_length(self) -> int:
-        """Tokens of a row: `length` minus the two marks and the tokens that `insert_ratio` adds."""
+        """Tokens of a row: `length` minus BOS, EOS and the tokens that `insert_ratio` adds."""
         marked = self.length
         while marked + math.ceil(marked * self.insert_ratio - 1e-9) > self.length:
             marked -= 1
@@ -90,7 +90,7 @@ class Denoising(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): at most `length` inputs; the targets are a row and its marks."""
+        """(inputs, targets): at most `length` inputs; the targets are a row with BOS and EOS."""
         return self.length, self.raw_length + 2
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
@@ -110,7 +110,7 @@ class Denoising(Objective):
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs (n, up to `length`) and targets (n, longest row + 2) of `rows`, each noised by its key."""
         flat = _Flat(rows.values[rows.filled], rows.lengths, keys)
-        return Examples(_marked(self._noised(flat, vocabulary), vocabulary), _marked(flat, vocabulary))
+        return Examples(_wrapped(self._noised(flat, vocabulary), vocabulary), _wrapped(flat, vocabulary))
 
     def _noised(self, rows: "_Flat", vocabulary: Vocabulary) -> "_Flat":
         if self.permute_sentence_ratio:
@@ -146,13 +146,13 @@ class Denoising(Objective):
         begins, ends, spans, empty = self._spans(rows, vocabulary)
         # as in the reference, tokens of several spans go to the span that begins first; a span inside another gets none
         earlier = np.maximum.accumulate(np.concatenate([[0], ends[:-1]]))
-        own_begins = np.maximum(begins, earlier)
-        own_sizes = np.maximum(ends - own_begins, 0)
-        covered = _ranges(own_begins, own_sizes)
+        starts = np.maximum(begins, earlier)
+        sizes = np.maximum(ends - starts, 0)
+        covered = _ranges(starts, sizes)
         is_random = _chance(_drawn(rows.keys, _IS_RANDOM, spans), self.random_ratio)
 
         if self.replace_length == -1:
-            masked, random = covered, _ranges(own_begins[is_random], own_sizes[is_random])
+            masked, random = covered, _ranges(starts[is_random], sizes[is_random])
         elif self.replace_length == 1:
             seen = begins >= earlier
             masked, random = begins[seen], begins[seen & is_random]
@@ -219,17 +219,17 @@ class Denoising(Objective):
         return (up_to[:-1] / up_to[-1] * 2.0**64).astype(np.uint64)
 
     def _insert(self, rows: "_Flat", counts: np.ndarray, stream: int, vocabulary: Vocabulary) -> "_Flat":
-        """`counts` (n,) tokens more in each row, anywhere between its marks."""
+        """`counts` (n,) tokens more in each row, anywhere between BOS and EOS."""
         if not counts.any():
             return rows
         longer = rows._replace(lengths=rows.lengths + counts)
-        places = _distinct(rows.keys, stream, longer.lengths, counts) + np.repeat(longer.starts, counts)
+        positions = _distinct(rows.keys, stream, longer.lengths, counts) + np.repeat(longer.starts, counts)
         tokens = np.full(longer.lengths.sum(), vocabulary.mask, dtype=rows.tokens.dtype)
         old = np.ones(len(tokens), dtype=bool)
-        old[places] = False
+        old[positions] = False
         tokens[old] = rows.tokens
         random = _share(counts, self.random_ratio)
-        chosen = places[_ranges(np.cumsum(counts) - counts, random)]
+        chosen = positions[_ranges(np.cumsum(counts) - counts, random)]
         tokens[chosen] = _random_text(rows.keys, stream + 1, random, vocabulary)
         return longer._replace(tokens=tokens)
 
@@ -243,7 +243,7 @@ class Denoising(Objective):
 
 
 class _Flat(NamedTuple):
-    """Rows concatenated without marks or padding: all `tokens`, and each row's length and key, (n,)."""
+    """Rows concatenated without BOS, EOS or padding: all `tokens`, and each row's length and key, (n,)."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -258,8 +258,8 @@ class _Flat(NamedTuple):
         return np.cumsum(self.lengths) - self.lengths
 
 
-def _marked(rows: _Flat, vocabulary: Vocabulary) -> Padded:
-    """The rows between their begin and EOS tokens."""
+def _wrapped(rows: _Flat, vocabulary: Vocabulary) -> Padded:
+    """The rows between BOS and EOS."""
     values = np.full((len(rows.lengths), rows.lengths.max() + 2), vocabulary.pad, dtype=rows.tokens.dtype)
     values[:, 0] = vocabulary.bos
     values[:, 1:-1][np.arange(rows.lengths.max()) < rows.lengths[:, None]] = rows.tokens
@@ -272,9 +272,9 @@ def _share(counts: np.ndarray, ratio: float) -> np.ndarray:
     return np.ceil(counts * ratio - 1e-9).astype(np.int64)
 
 
-def _counts(places: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """(n,): how many of the ascending `places` lie in each row; row i ends before `stops[i]`."""
-    return np.diff(np.searchsorted(places, stops), prepend=0)
+def _counts(positions: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """(n,): how many of the ascending `positions` lie in each row; row i ends before `stops[i]`."""
+    return np.diff(np.searchsorted(positions, stops), prepend=0)
 
 
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -23,8 +23,8 @@ class MaskedLM(Objective):
         targets    [CLS] Thank you for inviting me to your party [SEP]
         predicted  0 0 1 0 0 0 1 0 0 0
 
-    A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its begin and EOS tokens are used, as in
-    RoBERTa; without a begin token, there is only EOS.
+    A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its BOS and EOS are used, as in
+    RoBERTa; without BOS, there is only EOS.
 
     With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next would
     exceed the share; the first word is always taken. (BERT continues and looks for shorter words that still fit.)
@@ -94,7 +94,7 @@ class MaskedLM(Objective):
         return (2 if self.next_sentence else 1) <= length <= self.raw_length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
-        """Inputs and targets of `rows`, each masked by its key. Only text is predicted, including unknown pieces."""
+        """Inputs and targets of `rows`, each masked by its key. Only text is predicted, including unknown tokens."""
         first, last = _special_tokens(vocabulary)
         begin = () if first is None else (first,)
         start, token_types = np.zeros_like(rows.lengths), None

@@ -82,7 +82,7 @@ class Objective(Section):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the maximum number of tokens of each that a row makes, marks included."""
+        """(inputs, targets): the maximum number of tokens of each that a row makes, special tokens included."""
         raise NotImplementedError
 
     @property

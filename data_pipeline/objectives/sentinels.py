@@ -34,11 +34,11 @@ def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padd
     kept = np.flatnonzero(kept if equally_long else kept & rows.filled)
 
     row_ends = np.arange(count + 1) * longest
-    places = np.flatnonzero(starts)
-    firsts = np.searchsorted(places, row_ends)
-    numbers = np.arange(len(places)) - np.repeat(firsts[:-1], np.diff(firsts))
+    indices = np.flatnonzero(starts)
+    firsts = np.searchsorted(indices, row_ends)
+    numbers = np.arange(len(indices)) - np.repeat(firsts[:-1], np.diff(firsts))
     values = rows.values.flatten()
-    values[places] = vocabulary.first_sentinel - numbers
+    values[indices] = vocabulary.first_sentinel - numbers
 
     lengths = np.diff(np.searchsorted(kept, row_ends))
     width = int(lengths.max(initial=0)) + 1

@@ -40,9 +40,9 @@ def _pairs(documents: Documents, objective: TextToText) -> Rows:
     whole_inputs, whole_targets = documents.targets, lengths - documents.targets
     inputs = np.minimum(whole_inputs, objective.inputs_length - 1)
     targets = np.minimum(whole_targets, objective.targets_length - 1)
-    place = np.arange(len(documents.tokens)) - np.repeat(documents.starts[:-1], lengths)
-    in_target = place - np.repeat(documents.targets, lengths)
-    kept = np.where(in_target < 0, place < np.repeat(inputs, lengths), in_target < np.repeat(targets, lengths))
+    position = np.arange(len(documents.tokens)) - np.repeat(documents.starts[:-1], lengths)
+    in_target = position - np.repeat(documents.targets, lengths)
+    kept = np.where(in_target < 0, position < np.repeat(inputs, lengths), in_target < np.repeat(targets, lengths))
     offsets = np.append(0, np.cumsum(inputs + targets))
     dropped = int(np.count_nonzero(~kept))
     return Rows(

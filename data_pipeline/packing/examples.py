@@ -21,7 +21,7 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     objective = rules.objective
     assert isinstance(objective, TextToText), "checked with the config"
     pairs = complete_documents(documents, rules)
-    row, segment = _places(pairs, objective)
+    row, segment = _assigned(pairs, objective)
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
     tokens = _padded(pairs)
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
@@ -34,10 +34,10 @@ def examples(documents: Documents, rules: Rules) -> Rows:
 def rows_of_pairs(documents: Documents, rules: Rules) -> np.ndarray:
     """The row (n,) that holds each pair."""
     assert isinstance(rules.objective, TextToText), "checked with the config"
-    return _places(complete_documents(documents, rules), rules.objective)[0]
+    return _assigned(complete_documents(documents, rules), rules.objective)[0]
 
 
-def _places(pairs: Rows, objective: TextToText) -> tuple[np.ndarray, np.ndarray]:
+def _assigned(pairs: Rows, objective: TextToText) -> tuple[np.ndarray, np.ndarray]:
     """(row (n,), segment (n,)) of each pair."""
     sizes = np.stack(
         [pairs.columns["target_start"] + 1, np.diff(pairs.offsets) - pairs.columns["target_start"] + 1], axis=1
@@ -59,13 +59,13 @@ def balanced(one_each: Examples, per_row: int) -> Examples:
     sizes = np.stack([one_each.inputs.lengths, one_each.targets.lengths], axis=1)
     row, segment = np.empty(len(sizes), dtype=np.int64), np.empty(len(sizes), dtype=np.int64)
     tokens = np.zeros((-(-len(sizes) // per_row), 2), dtype=np.int64)
-    held = np.zeros(len(tokens), dtype=np.int64)
+    counts = np.zeros(len(tokens), dtype=np.int64)
     for example in np.argsort(-sizes.sum(axis=1), kind="stable"):
         widths = np.maximum(tokens + sizes[example], tokens.max(axis=0)).sum(axis=1)
-        place = int(np.lexsort((tokens.sum(axis=1), widths))[0])
-        tokens[place] += sizes[example]
-        held[place] += 1
-        row[example], segment[example] = place, held[place]
+        slot = int(np.lexsort((tokens.sum(axis=1), widths))[0])
+        tokens[slot] += sizes[example]
+        counts[slot] += 1
+        row[example], segment[example] = slot, counts[slot]
     inputs, targets = (max(1, -(-int(width) // _MULTIPLE)) * _MULTIPLE for width in tokens.max(axis=0))
     return _in_rows(one_each, row, segment, len(tokens), (inputs, targets))
 
@@ -88,21 +88,21 @@ def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.n
     """
     left = np.zeros((_OPEN, 2), dtype=np.int64)
     number = np.full(_OPEN, -1)
-    held = np.zeros(_OPEN, dtype=np.int64)
+    counts = np.zeros(_OPEN, dtype=np.int64)
     rows, segments = np.zeros(len(sizes), dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
     opened = 0
     for example, size in enumerate(sizes):
         after = left - size
         fits = (after >= 0).all(axis=1)
         if fits.any():
-            place = int(np.where(fits, after.sum(axis=1), np.iinfo(np.int64).max).argmin())
+            slot = int(np.where(fits, after.sum(axis=1), np.iinfo(np.int64).max).argmin())
         else:
-            place = int(left.sum(axis=1).argmin())  # close the fullest row, or use an unused place
-            left[place], number[place], held[place] = room, opened, 0
+            slot = int(left.sum(axis=1).argmin())  # close the fullest row, or use an empty one
+            left[slot], number[slot], counts[slot] = room, opened, 0
             opened += 1
-        left[place] -= size
-        held[place] += 1
-        rows[example], segments[example] = number[place], held[place]
+        left[slot] -= size
+        counts[slot] += 1
+        rows[example], segments[example] = number[slot], counts[slot]
     return rows, segments
 
 

@@ -39,8 +39,8 @@ def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
             if stop - at > 1 and drawn[3] & 1:
                 second, at, is_next = (int(bounds[cut]), int(bounds[stop])), stop, True
             else:
-                wanted = max(1, target - _length(first))
-                second, at, is_next = _elsewhere(sentences, number, wanted, drawn), cut, False
+                length = max(1, target - _length(first))
+                second, at, is_next = _elsewhere(sentences, number, length, drawn), cut, False
             kept = _shorten(first, second, limit, drawn[5], drawn[6])
             spans.append(kept)
             dropped += _length(first) - _length(kept[0]) + is_next * (_length(second) - _length(kept[1]))

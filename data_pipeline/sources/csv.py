@@ -64,7 +64,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             elif not row[columns["text"]].strip():
                 intake.counters["empty"] += 1
             else:
-                values: dict[str, Any] = {field: row[place] for field, place in columns.items()}
+                values: dict[str, Any] = {field: row[index] for field, index in columns.items()}
                 yield Record(ordinal, **values)
             ordinal += 1
 

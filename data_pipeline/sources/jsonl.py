@@ -68,18 +68,18 @@ def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[
 
 
 def parsed(
-    pieces: Iterable[tuple[int, bytes | None]], unit: str, intake: Intake, options: RecordOptions
+    lines: Iterable[tuple[int, bytes | None]], unit: str, intake: Intake, options: RecordOptions
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and object of every piece of JSON, as `json_lines`; None is a piece that is too long."""
-    for number, piece in pieces:
-        if piece is not None and not piece.strip():
+    """The number and object of every line or element, as `json_lines`; None is one that is too long."""
+    for number, line in lines:
+        if line is not None and not line.strip():
             continue
         intake.counters["read"] += 1
-        if piece is None:
+        if line is None:
             intake.damaged(f"{unit} {number}", too_long(options))
             continue
         try:
-            record = json.loads(piece)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
             intake.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
             continue

@@ -50,7 +50,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                 intake.counters["damaged"] += lost - 1
                 intake.counters["read"] += lost
                 ordinal = end
-            advance(sum(described.column(place).total_compressed_size for place in range(described.num_columns)))
+            advance(sum(described.column(index).total_compressed_size for index in range(described.num_columns)))
 
 
 def names(path: str) -> list[str]:

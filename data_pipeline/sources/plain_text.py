@@ -12,7 +12,7 @@ from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lin
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
-_TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and pieces of a file that stay together: less than a shard's text
+_TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and chunks of a file that stay together: less than a shard's text
 
 
 class Options(RecordOptions):
@@ -84,19 +84,19 @@ def _paragraphs(stream: BinaryIO, options: Options) -> _Samples:
 
 
 def _documents(stream: BinaryIO, options: Options) -> _Samples:
-    """The whole file, or its consecutive pieces of at most `max_document_bytes`, which are the file's bytes."""
+    """The whole file, or its consecutive chunks of at most `max_document_bytes`, which are the file's bytes."""
     size, start, data = options.max_document_bytes, 0, b""
     while data := data + _read_up_to(stream, size + 1 - len(data)):
-        end = _end_of_piece(data, size) if len(data) > size else len(data)
-        piece, data = data[:end], data[end:]
-        if piece.strip():
+        end = _end_of_chunk(data, size) if len(data) > size else len(data)
+        chunk, data = data[:end], data[end:]
+        if chunk.strip():
             position = f"bytes {start} to {start + end - 1}" if start or data else "the whole file"
-            yield position, piece if len(piece) <= options.max_record_bytes else None
+            yield position, chunk if len(chunk) <= options.max_record_bytes else None
         start += end
 
 
-def _end_of_piece(data: bytes, size: int) -> int:
-    """The largest number of bytes of `data`, up to `size`, before which a piece may end: behind a blank line or, where
+def _end_of_chunk(data: bytes, size: int) -> int:
+    """The largest number of bytes of `data`, up to `size`, before which a chunk may end: behind a blank line or, where
     there is none, behind a line, a word or a character."""
     blank = max((found.end() + 1 for found in _BLANK_LINE.finditer(data, 0, size)), default=0)
     if end := blank or data.rfind(b"\n", 0, size) + 1 or data.rfind(b" ", 0, size) + 1:
@@ -107,9 +107,9 @@ def _end_of_piece(data: bytes, size: int) -> int:
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-    """At most `size` bytes, read in pieces: one call would allocate `size` bytes even for the smallest file."""
-    pieces = []
-    while size and (piece := stream.read(min(size, 1 << 18))):
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+    """At most `size` bytes, read in chunks: one call would allocate `size` bytes even for the smallest file."""
+    chunks = []
+    while size and (chunk := stream.read(min(size, 1 << 18))):
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

@@ -14,7 +14,7 @@ from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import SCHEMA, Part, part_file, row_groups
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.tokenizer.training import place_of
+from data_pipeline.tokenizer.training import sample_rank
 
 _MORE = 2  # times the sample: documents aren't equally long, and some are held out
 _LARGE = 4  # times the sample: below, half of all documents or more would be candidates
@@ -78,7 +78,7 @@ def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
                 kept = [
                     number
                     for number, identity in enumerate(group.column("id"))
-                    if splits[number] == "train" and place_of(spec.seed, identity) < spec.below
+                    if splits[number] == "train" and sample_rank(spec.seed, identity) < spec.below
                 ]
                 for document in group.documents(SCHEMA.names, kept) if kept else []:
                     file.add(document)

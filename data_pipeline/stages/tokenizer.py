@@ -60,9 +60,9 @@ def plan(
     """The only unit of this stage. `candidates` are those for its sample, which don't change it."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
-        if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.pieces:
+        if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
             raise UserError(
-                f"tokenizer.vocab_size: {config.path} has {tokenizer.pieces} pieces, not {config.vocab_size}"
+                f"tokenizer.vocab_size: {config.path} has {tokenizer.vocab_size} tokens, not {config.vocab_size}"
             )
         inputs: list[Any] = [tokenizer.sha256]
     else:

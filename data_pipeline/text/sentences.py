@@ -37,8 +37,8 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def _ends_plainly(text: str, times: int) -> bool:
-    """Whether at least so many sentences end in the plainest way, which needs none of Punkt's slow tokens: a word of
-    small letters and a full stop, then a capital.
+    """Whether `times` or more sentences end in the plainest way, which doesn't need Punkt's slow tokens: a lowercase
+    word and a full stop, then a capital.
 
     Punkt ends a sentence there unless it knows the word as an abbreviation or as the first of a collocation.
     """

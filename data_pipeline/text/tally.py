@@ -35,13 +35,13 @@ class Tally(Counter[str]):
         if not example:
             return
         example = example[:_EXAMPLE_CHARACTERS]
-        place = _hash(example)
+        key = _hash(example)
         kept = self._kept.setdefault(rule, {})
         if len(kept) < EXAMPLES:
-            kept[place] = example
-        elif place < max(kept) and place not in kept:
+            kept[key] = example
+        elif key < max(kept) and key not in kept:
             del kept[max(kept)]
-            kept[place] = example
+            kept[key] = example
 
 
 def most_common(counts: Mapping[str, int], number: int) -> dict[str, int]:

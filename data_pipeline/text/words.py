@@ -17,7 +17,7 @@ import numpy as np
 _TABLE = 1 << 17  # the code points of the first two planes; in the others, only Han are letters, and nothing is a mark
 _FIRST_CHANGE, _FIRST_MARK, _JAMO = 0x80, 0x300, slice(0x1160, 0x1200)
 _SIZE, _MARK, _CHANGES = 7, 8, 16  # bits of a character's kind
-_PIECE = 1 << 17  # characters: their arrays fit into a cache
+_CHUNK = 1 << 17  # characters: their arrays fit into a cache
 _LONGEST = 1 << 16  # characters of a word, so that memory is bounded
 # The size of a word, and of a letter in a script without spaces. ICU's dictionaries find 1.6 letters in a Chinese word,
 # 1.8 in a Japanese one, of which most are kana, and 3.0 to 3.7 in one of Thai, Lao or Khmer.
@@ -56,7 +56,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 class Scan:
     """The words of a text.
 
-    `values`: of each character, 0 between words; `starts`, `ends` (n,): where the words lie; `sizes` (n,): what each
+    `values`: of each character, 0 between words; `starts`, `ends` (n,): where the words are; `sizes` (n,): what each
     stands for, of which `_WORD` is a word. None: all are words.
     """
 
@@ -183,7 +183,7 @@ def normalised() -> Alphabet:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """The text `number`, or a part of it that begins with the word `word` at the character `character`."""
 
     number: int
@@ -192,33 +192,33 @@ class Piece:
     character: int = 0
 
 
-def pieces(number: int, text: str, alphabet: Alphabet, length: int, size: int = _PIECE) -> Iterator[Piece]:
-    """A prepared text in pieces of about `size` characters, so that memory doesn't grow with it.
+def chunks(number: int, text: str, alphabet: Alphabet, length: int, size: int = _CHUNK) -> Iterator[Chunk]:
+    """A prepared text in chunks of about `size` characters, so that memory doesn't grow with it.
 
-    Successive pieces overlap: each run that stands for `length` words lies in exactly one piece.
+    Successive chunks overlap: each run that stands for `length` words lies in exactly one chunk.
     """
     word, at, reach = 0, 0, size
     while at + reach < len(text):
         part = text[at : at + reach]
-        found = alphabet.scan(f"\n{part}\n")
-        whole = len(found.starts) - 1  # the last word may be cut
-        next_word = int(np.searchsorted(found.stops(length), whole, "right"))
+        scan = alphabet.scan(f"\n{part}\n")
+        whole = len(scan.starts) - 1  # the last word may be cut
+        next_word = int(np.searchsorted(scan.stops(length), whole, "right"))
         if not next_word:
             reach *= 2
             continue
-        yield Piece(number, part[: found.ends[whole - 1] - 1], word, at)
-        word, at, reach = word + next_word, at + int(found.starts[next_word]) - 1, size
-    yield Piece(number, text[at:], word, at)
+        yield Chunk(number, part[: scan.ends[whole - 1] - 1], word, at)
+        word, at, reach = word + next_word, at + int(scan.starts[next_word]) - 1, size
+    yield Chunk(number, text[at:], word, at)
 
 
-def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, length: int, size: int = _PIECE) -> Iterator["Words"]:
-    """The words of numbered texts, some of them at a time, in order. `length`: see `pieces`."""
-    waiting: list[Piece] = []
+def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, length: int, size: int = _CHUNK) -> Iterator["Words"]:
+    """The words of numbered texts, some of them at a time, in order. `length`: see `chunks`."""
+    waiting: list[Chunk] = []
     characters = 0
     for number, text in texts:
-        for piece in pieces(number, alphabet.prepared(text), alphabet, length, size):
-            waiting.append(piece)
-            characters += len(piece.text)
+        for chunk in chunks(number, alphabet.prepared(text), alphabet, length, size):
+            waiting.append(chunk)
+            characters += len(chunk.text)
             if characters >= size:
                 yield Words(waiting, alphabet)
                 waiting, characters = [], 0
@@ -229,39 +229,39 @@ def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, length: int, s
 def bounds(text: str, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
     """(starts, ends) of the words of a prepared text, in characters: "Ulm is old"  ->  [0, 4, 7], [3, 6, 10]"""
     found = []
-    for piece in pieces(0, text, alphabet, length=1):
-        own = alphabet.scan(f"\n{piece.text}\n")
-        found.append(np.stack([own.starts, own.ends]) + (piece.character - 1))
+    for chunk in chunks(0, text, alphabet, length=1):
+        scan = alphabet.scan(f"\n{chunk.text}\n")
+        found.append(np.stack([scan.starts, scan.ends]) + (chunk.character - 1))
     starts, ends = np.concatenate(found, axis=1)
     return starts, ends
 
 
 class Words:
-    """The words of some pieces of text.
+    """The words of some chunks of text.
 
-    `text`: the pieces, one after the other; `starts`, `ends` (n,): where the words lie in it; `first`, `count`
-    (pieces,): the first word of each piece, and how many it has; `piece` (n,): the piece that each word is in.
+    `text`: the chunks, one after the other; `starts`, `ends` (n,): where the words are in it; `first`, `count`
+    (chunks,): the first word of each chunk, and how many it has; `chunk` (n,): the chunk that each word is in.
     """
 
-    def __init__(self, pieces: Sequence[Piece], alphabet: Alphabet):
-        self.pieces = pieces
-        self.text = "\n".join(["", *(piece.text for piece in pieces), ""])
+    def __init__(self, chunks: Sequence[Chunk], alphabet: Alphabet):
+        self.chunks = chunks
+        self.text = "\n".join(["", *(chunk.text for chunk in chunks), ""])
         self._scan = alphabet.scan(self.text)
         self.starts, self.ends = self._scan.starts, self._scan.ends
-        after = np.cumsum([1 + len(piece.text) for piece in pieces])
+        after = np.cumsum([1 + len(chunk.text) for chunk in chunks])
         stops = np.searchsorted(self.starts, after)
         self.count = np.diff(stops, prepend=0)
         self.first = stops - self.count
-        self.piece = np.repeat(np.arange(len(pieces)), self.count)
+        self.chunk = np.repeat(np.arange(len(chunks)), self.count)
         self._prefixes: dict[int, np.ndarray] = {}
         self._stops: dict[int, np.ndarray] = {}
 
     @functools.cached_property
-    def places(self) -> np.ndarray:
-        """(n,) uint64: the place of each word in its text: number of the text << 32 | number of the word."""
-        before = np.array([piece.number << 32 | piece.word for piece in self.pieces], dtype=np.uint64)
+    def positions(self) -> np.ndarray:
+        """(n,) uint64: the position of each word: number of the text << 32 | number of the word."""
+        before = np.array([chunk.number << 32 | chunk.word for chunk in self.chunks], dtype=np.uint64)
         offsets = before - self.first.astype(np.uint64)
-        return offsets[self.piece] + np.arange(len(self.starts), dtype=np.uint64)
+        return offsets[self.chunk] + np.arange(len(self.starts), dtype=np.uint64)
 
     def stops(self, length: int) -> np.ndarray:
         """(n,): the word behind the run from each word that stands for `length` words; beyond n if too few follow."""
@@ -270,12 +270,12 @@ class Words:
         return self._stops[length]
 
     def within(self, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """(k,) bool: which of the runs from the words `firsts` to those before `stops` (k,) lie in one piece."""
+        """(k,) bool: which of the runs from the words `firsts` to those before `stops` (k,) lie in one chunk."""
         there = stops <= len(self.starts)
-        return there & (self.piece[firsts] == self.piece[np.where(there, stops, 1) - 1])
+        return there & (self.chunk[firsts] == self.chunk[np.where(there, stops, 1) - 1])
 
     def runs(self, length: int, seed: int) -> np.ndarray:
-        """(m,) uint64: a hash of each run that stands for `length` words, also of those that cross pieces.
+        """(m,) uint64: a hash of each run that stands for `length` words, also of those that cross chunks.
 
         Hashes of equal runs are equal wherever they stand. Those of seeds 0 and 1 together have 128 bits.
         """
@@ -294,8 +294,8 @@ class Words:
     def _prefix(self, seed: int) -> np.ndarray:
         """(n + 1,): the hashes of all runs that begin with the first word."""
         if seed not in self._prefixes:
-            of_characters, of_words = _BASES[seed]
-            powers, inverses = _powers(of_characters, len(self._scan.values))
+            character_base, word_base = _BASES[seed]
+            powers, inverses = _powers(character_base, len(self._scan.values))
             sums = self._scan.values * powers[: len(self._scan.values)]
             np.cumsum(sums, out=sums)
             hashes = (sums[self.ends - 1] - sums[self.starts - 1]) * inverses[self.starts]
@@ -303,14 +303,14 @@ class Words:
             hashes *= _MIX
             hashes ^= hashes >> np.uint64(29)
             prefix = np.zeros(len(hashes) + 1, dtype=np.uint64)
-            np.cumsum(hashes * _powers(of_words, len(hashes))[0][: len(hashes)], out=prefix[1:])
+            np.cumsum(hashes * _powers(word_base, len(hashes))[0][: len(hashes)], out=prefix[1:])
             self._prefixes[seed] = prefix
         return self._prefixes[seed]
 
 
 def _powers(base: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """At least `count` powers of `base` and of its inverse, modulo 2⁶⁴."""
-    return _powers_of_two(base, max(_PIECE, 1 << count.bit_length()))
+    return _powers_of_two(base, max(_CHUNK, 1 << count.bit_length()))
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ import tokenizers
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.tokenizer.text_model import read_file
 from data_pipeline.tokenizer.tokenizer_json import CONFIG, MODEL, ROLES, Json, Roles, TokenizerJson
 
 _OF_THE_MODEL = ("config.json", "generation_config.json")
@@ -56,12 +57,7 @@ def read(path: Path) -> TokenizerJson:
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
-    try:
-        content = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file}: {(error.strerror or 'can not be read').lower()}") from None
-    except ValueError:
-        raise FailedError(f"{file}: damaged: not valid UTF-8") from None
+    content = read_file(file)
     try:
         return tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing narrower

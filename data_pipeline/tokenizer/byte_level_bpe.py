@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import ROLES, TextModel, ends_sentence, parts, starts_word
+from data_pipeline.tokenizer.text_model import ROLES, TextModel, ends_sentence, parts, read_file, starts_word
 
 VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")
@@ -70,7 +70,7 @@ class ByteLevelBPE(TextModel):
     def vocabulary(self) -> Vocabulary:
         """A token whose text starts with white space starts a word; text after a line break continues the break's word.
 
-        GPT-2's only special token serves as begin mark, EOS and padding.
+        GPT-2's only special token serves as BOS, EOS and padding.
         """
         text = {self._ids[token] for token in self._made}
         bytes_of = decoders.ByteLevel()
@@ -124,7 +124,7 @@ class ByteLevelBPE(TextModel):
 
 def _read_ids(path: Path) -> dict[str, int]:
     try:
-        ids = json.loads(_read(path))
+        ids = json.loads(read_file(path))
     except ValueError:
         raise FailedError(f"{path}: damaged: not valid JSON") from None
     numbers = list(ids.values()) if isinstance(ids, dict) else []
@@ -135,7 +135,7 @@ def _read_ids(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path) -> Merges:
     merges = []
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(read_file(path).split("\n"), 1):
         if not line or line.startswith("#version"):
             continue
         left, *right = line.split(" ")
@@ -155,7 +155,7 @@ def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict
             f"{dictionary}: renumbers GPT-2's tokens, but the tokens beside it aren't GPT-2's: they include </s>"
         )
     by_number = {str(id_): token for token, id_ in ids.items()}
-    lines = [line.split(" ")[0] for line in _read(dictionary).split("\n") if line]
+    lines = [line.split(" ")[0] for line in read_file(dictionary).split("\n") if line]
     order = ["<s>", "<pad>", "</s>", "<unk>", *(by_number.get(line, line) for line in lines), "<mask>"]
     renumbered = {token: number for number, token in enumerate(order)}
     if len(renumbered) < len(order):
@@ -169,12 +169,3 @@ def _tokens_of(merges: Merges) -> set[str]:
     """All tokens that text can become: bytes, and their merges."""
     merged = (token for left, right in merges for token in (left, right, left + right))
     return {*pre_tokenizers.ByteLevel.alphabet(), *merged}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
-    except ValueError:
-        raise FailedError(f"{path}: damaged: not valid UTF-8") from None

@@ -18,7 +18,7 @@ _SPACE = "\u2581"
 
 
 def to_be_trained(size: int) -> Vocabulary:
-    """The vocabulary of a model that will have `size` pieces. Which of them start words is unknown until training."""
+    """The vocabulary of a model that will have `size` tokens. Which of them start words is unknown until training."""
     some = np.ones(size, dtype=bool)
     return Vocabulary(size, (UNK + 1, size), pad=PAD, eos=EOS, unk=UNK, word_starts=some, sentence_ends=some)
 

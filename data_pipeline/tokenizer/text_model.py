@@ -1,10 +1,11 @@
 """The interface of every kind of tokenizer model, which turns text into ids."""
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Protocol
 
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
 
 _PART_CHARACTERS = 1_000_000
@@ -16,23 +17,20 @@ _SENTENCE_END = re.compile(r"""[.!?。．｡！？]['"”’»›)\]}」』】�
 ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": "mask"}
 
 
-class TextModel(ABC):
+class TextModel(Protocol):
     """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels."""
 
     kind: ClassVar[str]
 
     @property
-    @abstractmethod
     def glue(self) -> str:
         """What separates a special token from the text after it when ids are shown as text."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """The number of the model's ids."""
 
     @property
-    @abstractmethod
     def vocabulary(self) -> Vocabulary:
         """The roles of the model's ids."""
 
@@ -42,31 +40,35 @@ class TextModel(ABC):
         return frozenset()
 
     @property
-    @abstractmethod
     def names(self) -> Mapping[int, str]:
         """Names of the ids that stand for no text, for display."""
 
     @property
-    @abstractmethod
     def files(self) -> Mapping[str, bytes]:
         """Name and content of the files from which the model can be read."""
 
     @property
-    @abstractmethod
     def sha256(self) -> str:
         """Checksum of all that decides which ids a text gets."""
 
-    @abstractmethod
     def has(self, token: str) -> bool:
         """Whether the model has a token spelled `token`."""
 
-    @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without begin or EOS tokens."""
 
-    @abstractmethod
     def decode(self, ids: list[int]) -> str:
         """The text that `ids` stand for."""
+
+
+def read_file(path: Path) -> str:
+    """The text of a tokenizer's file. Raises UserError if it can't be read, FailedError if it isn't UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid UTF-8") from None
 
 
 def parts(text: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
-from data_pipeline.tokenizer.text_model import ROLES, TextModel
+from data_pipeline.tokenizer.text_model import ROLES, TextModel, read_file
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import WordPiece
 
@@ -45,14 +45,14 @@ class Tokenizer:
         return self.model.sha256
 
     @property
-    def pieces(self) -> int:
-        """Ids of the model, below the special tokens."""
+    def vocab_size(self) -> int:
+        """Ids of the model, below the special tokens added here."""
         return self.model.size
 
     @property
     def size(self) -> int:
-        """Ids in all: pieces, special tokens and sentinels."""
-        return self.pieces + len(self.special_tokens) + self.sentinels
+        """All ids: the model's, special tokens and sentinels."""
+        return self.vocab_size + len(self.special_tokens) + self.sentinels
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -62,7 +62,7 @@ class Tokenizer:
     @cached_property
     def _names(self) -> dict[int, str]:
         sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
-        return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.pieces))}
+        return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without an EOS token."""
@@ -76,12 +76,12 @@ class Tokenizer:
         ids: list[int] = []
         start = 0
         for number in range(self.sentinels):
-            mark = f"<extra_id_{number}>"
-            at = text.find(mark, start)
+            sentinel = f"<extra_id_{number}>"
+            at = text.find(sentinel, start)
             if at < 0:
                 break
             ids += [*self._ids_with_masks(text[start:at].removesuffix(" ")), self.size - 1 - number]
-            start = at + len(mark)
+            start = at + len(sentinel)
         return [*ids, *self._ids_with_masks(text[start:]), self.vocabulary.eos]
 
     def _ids_with_masks(self, text: str) -> list[int]:
@@ -113,7 +113,7 @@ class Tokenizer:
             "files": files,
             "sha256": self.sha256,
             "size": self.size,
-            "pieces": self.pieces,
+            "pieces": self.vocab_size,
             "special_tokens": list(self.special_tokens),
             "sentinels": self.sentinels,
             "pad": vocabulary.pad,
@@ -200,8 +200,6 @@ def write_files(model: TextModel, directory: Path) -> None:
 
 def _read_description(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        return json.loads(read_file(path))
     except ValueError:
         raise FailedError(f"{path}: damaged: not valid JSON") from None

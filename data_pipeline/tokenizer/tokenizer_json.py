@@ -22,7 +22,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, starts_word
+from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, read_file, starts_word
 
 Json = dict[str, Any]
 
@@ -70,13 +70,11 @@ class TokenizerJson(TextModel):
 
         Raises UserError if a file is missing, FailedError if one is damaged.
         """
+        content = read_file(directory / MODEL)
         try:
-            content = (directory / MODEL).read_text(encoding="utf-8")
             config, roles = read_json(directory / CONFIG, Json), read_json(directory / ROLES, Roles)
-        except OSError as error:
-            raise UserError(f"{error.filename}: {(error.strerror or 'can not be read').lower()}") from None
-        except ValueError:
-            raise FailedError(f"{directory / MODEL}: damaged: not valid UTF-8") from None
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename}: no such file or directory") from None
         return cls(content, config, roles, directory / MODEL)
 
     @cached_property
@@ -197,15 +195,15 @@ class TokenizerJson(TextModel):
 
 
 def _batches(parts: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Batches of `parts`, each (number of a text, a part of it), of at most `_PART_CHARACTERS` beside the last part."""
+    """Batches of `parts`, each (index of a text, a part of it), of at most `_PART_CHARACTERS` beside the last part."""
     batch: list[tuple[int, str]] = []
-    held = 0
+    characters = 0
     for part in parts:
         batch.append(part)
-        held += len(part[1])
-        if held > _PART_CHARACTERS:
+        characters += len(part[1])
+        if characters > _PART_CHARACTERS:
             yield batch
-            batch, held = [], 0
+            batch, characters = [], 0
     yield batch
 
 

@@ -18,10 +18,10 @@ from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
 _LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
-_MORE_THAN_ANY = 500_000  # pieces; 1 MB of text gives some 30,000
+_MORE_THAN_ANY = 500_000  # tokens; 1 MB of text gives some 30,000
 _TOO_HIGH = r"Vocabulary size too high .* a value <= (\d+)"
 _THREADS = 8  # affects the result: another number trains another vocabulary
-# Measured with 20, 100 and 166 MB of English and 32,000 pieces: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
+# Measured with 20, 100 and 166 MB of English and 32,000 tokens: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
 # Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
 # itself takes one more byte.
 MEMORY_PER_BYTE = 23
@@ -54,8 +54,8 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
     return SentencePiece(model.getvalue(), "the trained tokenizer")
 
 
-def most_pieces(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
-    """The most pieces that can be trained on `sample`, at most 1 MB: what sentencepiece says when asked for more.
+def largest_vocabulary(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
+    """The largest vocabulary that can be trained on `sample`, at most 1 MB, as sentencepiece's refusal names it.
 
     Raises UserError where it can't train any.
     """
@@ -70,16 +70,16 @@ def most_pieces(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
 
 def _refusal(config: TokenizerConfig, error: str) -> str:
     """What sentencepiece says of a vocabulary that it can't train."""
-    pieces = config.vocab_size
+    size = config.vocab_size
     if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         also, way_out = (" and 256 bytes", ", or set byte_fallback to false") if config.byte_fallback else ("", "")
         return (
-            f"{pieces:,} pieces are too few: the sample's characters{also} need {int(least[1]):,}; ask for more, lower "
+            f"{size:,} tokens are too few: the sample's characters{also} need {int(least[1]):,}; ask for more, lower "
             f"character_coverage{way_out}"
         )
     if most := re.search(_TOO_HIGH, error):
-        return f"the sample gives at most {int(most[1]):,} pieces, not {pieces:,}; ask for fewer, or add text"
-    return f"sentencepiece can't train {pieces:,} pieces: {' '.join(error.split())}"
+        return f"the sample gives at most {int(most[1]):,} tokens, not {size:,}; ask for fewer, or add text"
+    return f"sentencepiece can't train {size:,} tokens: {' '.join(error.split())}"
 
 
 def check_memory(sample_bytes: int) -> None:
@@ -105,13 +105,13 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
         for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document.split != "train":
                 continue
-            place = -place_of(seed, document.id)
+            rank = -sample_rank(seed, document.id)
             full = len(heap) == documents or size >= sample_bytes
-            if full and place < heap[0][0]:
+            if full and rank < heap[0][0]:
                 continue
             sides = (document.text, document.target)  # train on both sides of a pair
             text = "\n".join(side for side in sides if side).encode()
-            heapq.heappush(heap, (place, text))
+            heapq.heappush(heap, (rank, text))
             size += len(text)
             while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:
                 size -= len(heapq.heappop(heap)[1])
@@ -121,8 +121,8 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     return sample
 
 
-def place_of(seed: int, identity: str) -> int:
-    """Where a document comes in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
+def sample_rank(seed: int, identity: str) -> int:
+    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
     digest = hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -134,7 +134,7 @@ def _lines(text: bytes) -> Iterator[str]:
 
 
 def _cut(line: str) -> Iterator[str]:
-    """`line` in pieces of at most `_LINE_BYTES` bytes, cut at spaces where there are any."""
+    """`line` in parts of at most `_LINE_BYTES` bytes, cut at spaces where there are any."""
     while len(line.encode()) > _LINE_BYTES:
         head = line.encode()[:_LINE_BYTES].decode(errors="ignore")
         at = head.rfind(" ") if " " in head.strip() else len(head)

@@ -15,10 +15,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, parts
+from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, parts, read_file
 
 LISTING, SETTINGS = "vocab.txt", "wordpiece.json"
 PREFIX = "##"
@@ -60,12 +60,7 @@ class WordPiece(TextModel):
         Raises UserError if vocab.txt is missing or isn't BERT's, FailedError if it is damaged.
         """
         path = directory / LISTING
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except OSError as error:
-            raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
-        except ValueError:
-            raise FailedError(f"{path}: damaged: not valid UTF-8") from None
+        lines = read_file(path).split("\n")
         tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         return cls(tokens, _normalization(directory), path)
 

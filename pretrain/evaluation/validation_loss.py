@@ -47,7 +47,7 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
     loss, text, entropy = (metrics[metric] for metric in _METRICS)
     yield (
         f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
-        f"(unigram entropy is {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.pieces):.4f})"
+        f"(unigram entropy is {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.vocab_size):.4f})"
     )
     if damaged := metrics.get("damaged_rows"):
         yield (

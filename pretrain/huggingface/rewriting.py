@@ -28,7 +28,7 @@ def exported(
     check(shapes(config), state, "the weights don't fit the model")
     if tokenizer.size != config.vocab_size:
         raise UserError(
-            f"the tokenizer's {tokenizer.pieces} pieces, {len(tokenizer.special_tokens)} special tokens and "
+            f"the tokenizer's {tokenizer.vocab_size} tokens, {len(tokenizer.special_tokens)} special tokens and "
             f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
             f"but the model's vocab_size is {config.vocab_size}"
         )

@@ -236,7 +236,7 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     assert 2 <= left < length  # the sample's tail
     batch = next(validation_batches(corpus, BatchLayout(0, 1, rows, 1)))
     masked = (batch["labels"][-1] != IGNORE_INDEX).sum() + batch["encoder_attention_mask"][-1].sum()
-    spans = (batch["labels"][-1] >= corpus.tokenizer.pieces).sum()
+    spans = (batch["labels"][-1] >= corpus.tokenizer.vocab_size).sum()
     assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both EOS tokens
     assert batch["encoder_attention_mask"][:-1].all()
     built = next(validation_batches(open_corpus(corpus_built_with_noise), BatchLayout(0, 1, rows, 1)))

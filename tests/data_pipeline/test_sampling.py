@@ -11,7 +11,7 @@ from data_pipeline.stages import sampling
 from data_pipeline.stages.sampling import files_to_read, plan
 from data_pipeline.stages.tokenizer import plan as plan_tokenizer
 from data_pipeline.text.document import Document
-from data_pipeline.tokenizer.training import draw_sample, place_of
+from data_pipeline.tokenizer.training import draw_sample, sample_rank
 
 PARTS, DOCUMENTS = 6, 300  # and documents of a part
 
@@ -68,7 +68,7 @@ def test_the_sample_of_the_candidates_is_that_of_all_documents(parts, tmp_path, 
 def test_all_documents_are_read_if_the_candidates_are_too_few(tmp_path):
     """Nearly all text is in one document, which isn't among the candidates."""
     texts = [["a"] * DOCUMENTS for _ in range(PARTS)]
-    last = max(range(PARTS), key=lambda number: place_of(0, f"c4/{number}/{0:09d}"))
+    last = max(range(PARTS), key=lambda number: sample_rank(0, f"c4/{number}/{0:09d}"))
     texts[last][0] = "long " * 100_000
     parts = [write_part(tmp_path, number, own) for number, own in enumerate(texts)]
     config = TokenizerConfig(sample_bytes=100_000)

@@ -196,7 +196,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
         assert same(again, tokenizer)
         assert again.encode(texts) == tokenizer.encode(texts)
         assert again.describe() == described
-    assert (described.special["[R]"], described.first_sentinel) == (tokenizer.pieces, tokenizer.size - 1)
+    assert (described.special["[R]"], described.first_sentinel) == (tokenizer.vocab_size, tokenizer.size - 1)
     with pytest.raises(FailedError, match="not the tokenizer"):
         load(tmp_path, {**described, "sha256": "0" * 64})
     (tmp_path / "tokenizer/description.json").unlink()
@@ -307,10 +307,10 @@ def test_characters_without_a_piece_become_bytes_by_default():
 def test_a_vocabulary_without_room_for_the_bytes_or_the_characters_is_refused():
     with pytest.raises(UserError) as error:
         in_bytes(262)
-    told = "tokenizer.vocab_size: 262 pieces are too few: the sample's characters and 256 bytes need 277; ask"
+    told = "tokenizer.vocab_size: 262 tokens are too few: the sample's characters and 256 bytes need 277; ask"
     assert re.match(told, str(error.value))
     assert str(error.value).endswith("lower character_coverage, or set byte_fallback to false")
-    with pytest.raises(UserError, match=r"10 pieces are too few: the sample's characters need 21; ask for more"):
+    with pytest.raises(UserError, match=r"10 tokens are too few: the sample's characters need 21; ask for more"):
         in_bytes(10, byte_fallback=False)
 
 
@@ -408,7 +408,7 @@ def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path
     config = write_corpus_file(tmp_path / "corpus.yaml")
     done = run_here("data-pipeline", "tokenizer", config, "tokenizer.vocab_size=32000")
     assert done.returncode == 2
-    (told,) = re.findall(r"^error: tokenizer.vocab_size: the sample gives at most ([0-9,]+) pieces", done.stderr, re.M)
+    (told,) = re.findall(r"^error: tokenizer.vocab_size: the sample gives at most ([0-9,]+) tokens", done.stderr, re.M)
     assert "not 32,000; ask for fewer, or add text" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "corpus/tokenizer/spiece.model").exists()
@@ -426,7 +426,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
     assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
     for override, problem in {
-        "tokenizer.vocab_size=499": f"tokenizer.vocab_size: {model} has 500 pieces, not 499",
+        "tokenizer.vocab_size=499": f"tokenizer.vocab_size: {model} has 500 tokens, not 499",
         "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
         "tokenizer.path=nowhere.model": "nowhere.model: no such file",
     }.items():
@@ -449,7 +449,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         (["tokenizer.sentinels=-1"], "tokenizer.sentinels"),
         (
             ["tokenizer.byte_fallback=true", "tokenizer.vocab_size=259"],
-            "tokenizer: vocab_size: 259 pieces are too few for byte_fallback, which takes 256",
+            "tokenizer: vocab_size: 259 tokens are too few for byte_fallback, which takes 256",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import regex
 
-from data_pipeline.text.words import Alphabet, Words, batches, bounds, exact, normalised, pieces
+from data_pipeline.text.words import Alphabet, Words, batches, bounds, chunks, exact, normalised
 from tests.conftest import C4_SAMPLE, SAMPLES
 
 ODD = "Ulm,\u00a01890 –\tÉCOLE_normale\n\n “It’s”\u3000x² \U0001f600 a\U0001d400b \x1f0 İstanbul"
@@ -44,17 +44,17 @@ def in_python(text: str, alphabet: Alphabet) -> list[str]:
     return regex.findall(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*", spaced("".join(letter.lower()[0] for letter in text)))
 
 
-def in_arrays(words: Words, piece: int) -> list[str]:
-    first, count = int(words.first[piece]), int(words.count[piece])
+def in_arrays(words: Words, chunk: int) -> list[str]:
+    first, count = int(words.first[chunk]), int(words.count[chunk])
     return [words.text[start:end] for start, end in zip(words.starts, words.ends, strict=True)][first : first + count]
 
 
 @pytest.mark.parametrize("alphabet", [exact(), normalised()], ids=["exact", "normalised"])
 def test_words_are_those_of_python(alphabet):
     found = [
-        (words.pieces[piece].number, in_arrays(words, piece))
+        (words.chunks[chunk].number, in_arrays(words, chunk))
         for words in batches(enumerate(texts()), alphabet, 1, size=10**6)
-        for piece in range(len(words.pieces))
+        for chunk in range(len(words.chunks))
     ]
     assert [number for number, _ in found] == list(range(len(texts())))
     for (_, own), text in zip(found, texts(), strict=True):
@@ -93,21 +93,21 @@ def test_each_run_of_words_lies_in_one_piece(length):
     words = ["".join(chance.choices("abé", k=chance.choice([1, 3, 8, 250]))) for _ in range(400)]
     text = "".join(word + chance.choice([" ", "\n", "  \t"]) for word in words)
     runs: list[tuple[int, tuple[str, ...]]] = []
-    for piece in pieces(7, text, exact(), length, size=100):
-        own = piece.text.split()
-        assert piece.number == 7
-        assert text[piece.character :].startswith(piece.text)
-        runs += [(piece.word + at, tuple(own[at : at + length])) for at in range(len(own) - length + 1)]
+    for chunk in chunks(7, text, exact(), length, size=100):
+        own = chunk.text.split()
+        assert chunk.number == 7
+        assert text[chunk.character :].startswith(chunk.text)
+        runs += [(chunk.word + at, tuple(own[at : at + length])) for at in range(len(own) - length + 1)]
     assert runs == [(at, tuple(words[at : at + length])) for at in range(len(words) - length + 1)]
 
 
 def test_places_and_bounds_count_from_the_start_of_a_text():
-    long = " ".join(f"word{number}" for number in range(60_000))  # several pieces
+    long = " ".join(f"word{number}" for number in range(60_000))  # several chunks
     starts, ends = bounds(long, exact())
     assert [long[starts[at] : ends[at]] for at in (0, 59_999)] == ["word0", "word59999"]
     assert len(starts) == 60_000
-    places = np.concatenate([words.places for words in batches([(3, "a b"), (9, long)], exact(), length=5)])
-    assert set(places.tolist()) == {3 << 32, 3 << 32 | 1, *(9 << 32 | number for number in range(60_000))}
+    positions = np.concatenate([words.positions for words in batches([(3, "a b"), (9, long)], exact(), length=5)])
+    assert set(positions.tolist()) == {3 << 32, 3 << 32 | 1, *(9 << 32 | number for number in range(60_000))}
 
 
 def normal_words(text: str) -> list[str]:
@@ -153,10 +153,10 @@ def test_each_run_of_letters_lies_in_one_piece():
     text = "ภาษาไทยดีที่สุด人人生而自由 in Ulm ひらがな" * 40
     (whole,) = batches([(0, text)], normalised(), 5)
     runs = []
-    for piece in pieces(0, text, normalised(), 5, size=100):
-        words = Words([piece], normalised())
+    for chunk in chunks(0, text, normalised(), 5, size=100):
+        words = Words([chunk], normalised())
         stops = words.stops(5)
         firsts = np.flatnonzero(words.within(np.arange(len(stops)), stops))
-        runs += list(zip(words.places[firsts].tolist(), words.runs(5, 0).tolist(), strict=True))
+        runs += list(zip(words.positions[firsts].tolist(), words.runs(5, 0).tolist(), strict=True))
     assert runs == list(enumerate(whole.runs(5, 0).tolist()))
     assert len(runs) > 500

@@ -164,7 +164,7 @@ def test_a_failed_export_leaves_nothing(spiece, tmp_path, monkeypatch):
 
 def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
     model = new_model()
-    with pytest.raises(UserError, match="300 pieces, 0 special tokens and 99 sentinels make 399 ids"):
+    with pytest.raises(UserError, match="300 tokens, 0 special tokens and 99 sentinels make 399 ids"):
         export(model.state_dict(), model.config, tokenizer_of(spiece, 99), tmp_path / "out")
     state = model.state_dict()
     del state["encoder.final_norm.weight"]

@@ -13,9 +13,9 @@ from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, me
 
 # Around a template's number on the page and its text, until its line is complete; no page contains them.
 _OPEN, _THEN, _CLOSE = "\x01", "\x03", "\x02"
-_MARKED = re.compile(f"{_OPEN}(\\d+){_THEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
-_MARKED_AND_SPACE = re.compile(rf"{_MARKED.pattern} *")
-_PART_OF_A_MARK = re.compile(f"{_OPEN}\\d*{_THEN}?|[{_THEN}{_CLOSE}]")
+_PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_THEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern} *")
+_PART_OF_A_PLACEHOLDER = re.compile(f"{_OPEN}\\d*{_THEN}?|[{_THEN}{_CLOSE}]")
 _MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin with
 _LONGEST, _LONGEST_NAME = 1000, 60
 _LOOKED_AT = 8  # characters looked at on each side
@@ -71,8 +71,8 @@ _GOES_ON = re.compile(rf"[.,;:!?)\]”»\"'’]|-?[^\W_]|{_OPEN}| +\S")
 _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
 
-class Marks:
-    """The templates of a page that may leave a hole, marked in its text until their lines are complete.
+class Placeholders:
+    """Stand-ins for the templates of a page that may leave a hole, until their lines are complete.
 
     `holes` counts those that left one, by their names in lower case.
     """
@@ -81,8 +81,8 @@ class Marks:
         self._holes = holes
         self._names: list[str] = []
 
-    def of(self, name: str, written: str, source: str) -> str | None:
-        """The mark of an unknown template; "" if it has no words, None if it is no part of a sentence.
+    def replace(self, name: str, written: str, source: str) -> str | None:
+        """The placeholder of an unknown template; "" if it has no words, None if it is no part of a sentence.
 
         `name` is `written` in lower case; `source` is the inside of the template.
         """
@@ -92,29 +92,29 @@ class Marks:
         return self.around(name, text) if text else text
 
     def around(self, name: str, text: str = "") -> str:
-        """The mark of the template `name` around its text."""
+        """The placeholder of the template `name` around its text."""
         self._names.append(name)
         return f"{_OPEN}{len(self._names) - 1}{_THEN}{text}{_CLOSE}"
 
     def fill_in(self, line: str) -> str:
-        r"""A line in which each mark has become its text or been removed.
+        r"""A line in which each placeholder has become its text or been removed.
 
         "built in \x010\x031900\x02 by"  ->  "built in 1900 by"        "by them. \x010\x03A 7\x02"  ->  "by them. "
         """
         if _OPEN not in line and _CLOSE not in line:  # only one of them if {{#switch}} has split an argument
             return line
         pieces, position, before = list[str](), 0, ""
-        for mark in _MARKED.finditer(line):
-            between = line[position : mark.start()]
+        for placeholder in _PLACEHOLDER.finditer(line):
+            between = line[position : placeholder.start()]
             before = (before + between)[-_LOOKED_AT:]
-            amid = _amid_a_sentence(before, line[mark.end() : mark.end() + _LOOKED_AT])
-            text = mark[2] if amid else ""
+            amid = _amid_a_sentence(before, line[placeholder.end() : placeholder.end() + _LOOKED_AT])
+            text = placeholder[2] if amid else ""
             if amid and not text and not before.rstrip().endswith(("(", "[")):  # emptied brackets are removed
-                self._holes[self._names[int(mark[1])].partition(":")[0][:_LONGEST_NAME]] += 1
+                self._holes[self._names[int(placeholder[1])].partition(":")[0][:_LONGEST_NAME]] += 1
             pieces += [between, text]
             before = (before + text)[-_LOOKED_AT:]
-            position = mark.end()
-        return _unmarked("".join([*pieces, line[position:]]))
+            position = placeholder.end()
+        return _without_placeholders("".join([*pieces, line[position:]]))
 
 
 def _text(name: str, written: str, source: str) -> str | None:
@@ -130,7 +130,7 @@ def _text(name: str, written: str, source: str) -> str | None:
         return None
     arguments = positional(rest)
     if _OPEN in rest or _CLOSE in rest:
-        arguments = [_unmarked(argument) for argument in arguments]
+        arguments = [_without_placeholders(argument) for argument in arguments]
     if "\n" in rest and any("\n" in argument for argument in arguments):
         return None
     if not any(arguments):
@@ -153,7 +153,7 @@ def _is_prose(argument: str) -> bool:
 
 
 def without_edges(line: str) -> str:
-    r"""A line without marks at its end, which can't be text, or before its markup, which they would hide.
+    r"""A line without placeholders at its end, which can't be text, or before its markup, which they would hide.
 
     "== A ==\x010\x03b\x02"  ->  "== A =="        "\x010\x03b\x02* c"  ->  "* c"
     """
@@ -163,13 +163,13 @@ def without_edges(line: str) -> str:
     while end and line[end - 1] in f"{_CLOSE} ":
         opening = line.rfind(_OPEN, 0, end) if line[end - 1] == _CLOSE else -1
         end = opening if opening >= 0 else end - 1
-    while start < end and (mark := _MARKED_AND_SPACE.match(line, start)):
-        start = mark.end()
+    while start < end and (placeholder := _PLACEHOLDER_AND_SPACE.match(line, start)):
+        start = placeholder.end()
     return line[start if line[start : start + 1] in _MARKUP else 0 : end]
 
 
-def _unmarked(text: str) -> str:
-    return _PART_OF_A_MARK.sub("", text)
+def _without_placeholders(text: str) -> str:
+    return _PART_OF_A_PLACEHOLDER.sub("", text)
 
 
 def _amid_a_sentence(before: str, after: str) -> bool:

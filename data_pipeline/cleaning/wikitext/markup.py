@@ -10,7 +10,7 @@ import html
 import re
 from collections import Counter
 
-from data_pipeline.cleaning.wikitext.inline import Marks, without_edges
+from data_pipeline.cleaning.wikitext.inline import Placeholders, without_edges
 from data_pipeline.cleaning.wikitext.math import math_text
 from data_pipeline.cleaning.wikitext.namespaces import (
     CATEGORY_NAMESPACES,
@@ -55,11 +55,11 @@ def plain_text(
         text = _INLINE_TAG.sub("", text)
     if "-{" in text:
         text = one_variant(text)
-    marks = Marks(Counter() if holes is None else holes)
-    text = _resolve_nested(text, _Nesting(title, timestamp[:4], _without_text(hidden_namespaces), marks))
+    placeholders = Placeholders(Counter() if holes is None else holes)
+    text = _resolve_nested(text, _Nesting(title, timestamp[:4], _without_text(hidden_namespaces), placeholders))
     if "[" in text:
         text = _EXTERNAL_LINK.sub(r"\1", text)
-    return _assemble(text.split("\n"), marks)
+    return _assemble(text.split("\n"), placeholders)
 
 
 # --- what is never shown --------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _drop_hidden(text: str) -> str:
     """
     kept = []
     position = 0
-    never_closed: set[str] = set()  # asked once: a search to the end of the page per tag would be quadratic
+    never_closed: set[str] = set()  # a search to the end of the page per tag would be quadratic
     while opening := _HIDDEN.search(text, position):
         kept.append(text[position : opening.start()])
         position = opening.end()
@@ -171,10 +171,10 @@ def _resolve_nested(text: str, nesting: "_Nesting") -> str:
 class _Nesting:
     """The constructs that are open at a position in the page, each with its pieces of text."""
 
-    def __init__(self, title: str, year: str, hidden: frozenset[str], marks: Marks) -> None:
+    def __init__(self, title: str, year: str, hidden: frozenset[str], placeholders: Placeholders) -> None:
         """`title` and `year` are the page's; `hidden` are the namespaces and prefixes whose links show no text."""
         self.out: list[str] = []  # the pieces of the innermost construct
-        self._title, self._year, self._hidden, self._marks = title, year, hidden, marks
+        self._title, self._year, self._hidden, self._placeholders = title, year, hidden, placeholders
         self._outer: list[tuple[str, list[str]]] = []
         self._open = {"link": 0, "template": 0, "table": 0}
 
@@ -214,11 +214,11 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         elif "\n" not in written:
-            text = self._marks.of(name, written, "".join(inside))
+            text = self._placeholders.replace(name, written, "".join(inside))
         if text:
             self.out.append(text)
         elif text is not None and not self._outer:
-            self.out.append(self._marks.around(name))
+            self.out.append(self._placeholders.around(name))
 
     def finish(self) -> str:
         while self._outer:
@@ -305,7 +305,7 @@ _BEFORE_STOP = re.compile(r" (?=[,.](?: |$))")
 _BODY = 9  # below every heading
 
 
-def _assemble(lines: list[str], marks: Marks) -> str:
+def _assemble(lines: list[str], placeholders: Placeholders) -> str:
     """Joins the cleaned lines, without empty sections.
 
     It works from the last line to the first: a heading stays if text or a deeper heading remains below it.
@@ -313,7 +313,7 @@ def _assemble(lines: list[str], marks: Marks) -> str:
     kept: list[str] = []
     below = 0
     for raw in reversed(lines):
-        level, line = _line_text(raw, marks)
+        level, line = _line_text(raw, placeholders)
         if not line:
             if kept and kept[-1]:
                 kept.append("")
@@ -324,7 +324,7 @@ def _assemble(lines: list[str], marks: Marks) -> str:
     return "\n".join(kept).strip("\n")
 
 
-def _line_text(line: str, marks: Marks) -> tuple[int, str]:
+def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
     """The level (1 to 6 for a heading, else `_BODY`) and text of a line; "" for a line without a letter or digit.
 
     "== '''A''' =="  ->  (2, "A")        "* b  c"  ->  (9, "b c")        "| a cell"  ->  (9, "")
@@ -348,7 +348,7 @@ def _line_text(line: str, marks: Marks) -> tuple[int, str]:
         line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line).replace("\n", " ")
     if not line.isascii():
         line = _INVISIBLE.sub("", _SPACE.sub(" ", line))
-    line = marks.fill_in(line)
+    line = placeholders.fill_in(line)
     if "  " in line:
         line = _SPACES.sub(" ", line)
     if "(" in line or "[" in line:

@@ -16,8 +16,8 @@ class DamagedBeyond(DamagedInput):
     """Damage beyond the end of the range. It matters only to a record that begins in the range and ends beyond it."""
 
 
-def pieces(file: Input) -> Generator[tuple[bytes, bool], None, None]:
-    """The content from `file.start` to the end of the file: pieces, each with whether it lies beyond `file.stop`.
+def chunks(file: Input) -> Generator[tuple[bytes, bool], None, None]:
+    """The content from `file.start` to the end of the file: chunks, each with whether it lies beyond `file.stop`.
 
     A record that begins in the range may end beyond it, so the caller decides where to stop. Raises `UserError` if the
     file can't be opened, `DamagedInput` at the first byte that can't be decompressed.

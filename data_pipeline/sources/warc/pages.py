@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import compat32
+from typing import Any
 
 import brotli
 import zstandard
@@ -22,7 +23,7 @@ _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _ZSTANDARD_WINDOW = 1 << 23  # bytes, the most of a Content-Encoding: RFC 9659
-_ZSTANDARD_SLICE = 1 << 12  # bytes of input: the library can't limit its output, here to 128 MiB
+_SLICE = 1 << 12  # bytes of input: zstandard can't limit its output, which is here at most 128 MiB
 _BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -94,13 +95,15 @@ def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
     if _says(headers, "transfer-encoding", "chunked") and _CHUNK_SIZE.match(body):
         body = _unchunked(body)
     if body.startswith(b"\x1f\x8b"):
-        return _inflated(body, 16 + zlib.MAX_WBITS, limit)
+        return _decompressed(body, zlib.decompressobj(16 + zlib.MAX_WBITS), limit, "gzip")
     if body.startswith(zstandard.FRAME_HEADER):
-        return _unzstandard(body, limit)
+        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
+        return _decompressed(body, frame, limit, "zstd")
     if body.lstrip()[:1] == b"<":
         return body
     if _says(headers, "content-encoding", "deflate"):
-        return _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, limit)
+        inflate = zlib.decompressobj(zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS)
+        return _decompressed(body, inflate, limit, "deflate")
     if _says(headers, "content-encoding", "br"):
         return _unbrotlied(body, limit)
     return body
@@ -112,26 +115,31 @@ def _says(headers: Message, name: str, encoding: str) -> bool:
 
 def _unchunked(body: bytes) -> bytes:
     """b"3\\r\\nabc\\r\\n0\\r\\n\\r\\n"  ->  b"abc"; raises ValueError where a chunk is cut or malformed."""
-    pieces, position = list[bytes](), 0
+    chunks, position = list[bytes](), 0
     while size := _CHUNK_SIZE.match(body, position):
         start, length = size.end(), int(size[1], 16)
         if not length:
-            return b"".join(pieces)
-        pieces.append(body[start : start + length])
+            return b"".join(chunks)
+        chunks.append(body[start : start + length])
         position = start + length
         position += 2 if body[position : position + 2] == b"\r\n" else 1
     raise ValueError(f"corrupt chunked encoding at byte {position}")
 
 
-def _inflated(body: bytes, wbits: int, limit: int) -> bytes:
-    inflate = zlib.decompressobj(wbits)
+def _decompressed(body: bytes, decompressor: Any, limit: int, encoding: str) -> bytes:
+    """The content of `body`, decompressed in slices until there are `limit` bytes."""
+    chunks, size = list[bytes](), 0
     try:
-        content = inflate.decompress(body, limit)
-    except zlib.error as error:
-        raise ValueError(f"corrupt gzip or deflate encoding ({error})") from None
-    if not inflate.eof:
-        raise ValueError("gzip or deflate encoding is cut off, or holds more than max_record_bytes")
-    return content
+        for start in range(0, len(body), _SLICE):
+            if decompressor.eof or size > limit:
+                break
+            chunks.append(decompressor.decompress(body[start : start + _SLICE]))
+            size += len(chunks[-1])
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise ValueError(f"corrupt {encoding} encoding ({error})") from None
+    if not decompressor.eof or size > limit:
+        raise ValueError(f"{encoding} encoding is cut off, or holds more than max_record_bytes")
+    return b"".join(chunks)
 
 
 def _unbrotlied(body: bytes, limit: int) -> bytes:
@@ -143,22 +151,6 @@ def _unbrotlied(body: bytes, limit: int) -> bytes:
     if not decompressor.is_finished():
         raise ValueError("br encoding is cut off, or holds more than max_record_bytes")
     return content
-
-
-def _unzstandard(body: bytes, limit: int) -> bytes:
-    frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
-    pieces, size = list[bytes](), 0
-    try:
-        for start in range(0, len(body), _ZSTANDARD_SLICE):
-            if frame.eof or size > limit:
-                break
-            pieces.append(frame.decompress(body[start : start + _ZSTANDARD_SLICE]))
-            size += len(pieces[-1])
-    except zstandard.ZstdError as error:
-        raise ValueError(f"corrupt zstd encoding ({error})") from None
-    if not frame.eof or size > limit:
-        raise ValueError("zstd encoding is cut off, or holds more than max_record_bytes")
-    return b"".join(pieces)
 
 
 def _text_of(body: bytes, headers: Message, intake: Intake) -> str:

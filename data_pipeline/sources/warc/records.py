@@ -29,8 +29,8 @@ class WarcOptions(RecordOptions):
 
 @dataclass(slots=True)
 class WarcRecord:
-    """`ordinal` is the index among all records of the archive, `position` the place for messages. Header names are in
-    lower case."""
+    """`ordinal` is the index among all records of the archive. Messages name `position`. Header names are in lower
+    case."""
 
     ordinal: int
     position: str
@@ -43,7 +43,7 @@ class _Malformed(ValueError):
 
 
 class _TooLong(_Malformed):
-    """A record longer than the limit. Its length may be right, so it only matters for a record of the wanted type."""
+    """A record longer than the limit. Its length may be right, so it matters only if its type is the one to read."""
 
 
 def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
@@ -69,11 +69,11 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             try:
                 headers = _headers(source)
                 types.add(headers["warc-type"])
-                wanted = headers["warc-type"] == record_type
+                matches = headers["warc-type"] == record_type
                 block = _block(source, headers, options)
             except _TooLong as problem:
                 astray = True
-                if wanted:
+                if matches:
                     _note(intake, position, str(problem))
             except _Malformed as problem:
                 astray = True
@@ -81,7 +81,7 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             except EOFError as end:
                 raise DamagedInput(file.path, position, str(end)) from None
             else:
-                if wanted:
+                if matches:
                     intake.counters["read"] += 1
                     if options.verify_digests and not _digest_holds(headers.get("warc-block-digest", ""), block):
                         intake.damaged(position, "its content differs from its WARC-Block-Digest")

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, pieces
+from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, chunks
 from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
 from data_pipeline.sources.wikipedia.redirects import is_redirect
@@ -45,7 +45,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     reader = _Reader(file, intake)
     if file.start:
         reader.find_head()
-    with closing(as_utf8(pieces(file))) as content:
+    with closing(as_utf8(chunks(file))) as content:
         try:
             for before, name, position, beyond in page_tags(content):
                 record = reader.take(before, name)
@@ -89,7 +89,7 @@ class _Reader:
         """
         self._skipping = True
         head = bytearray()
-        with closing(as_utf8(pieces(Input(self._file.path)))) as content:
+        with closing(as_utf8(chunks(Input(self._file.path)))) as content:
             for before, name, _, _ in page_tags(content):
                 head += before
                 if name == PAGE or len(head) > _MAX_BETWEEN:

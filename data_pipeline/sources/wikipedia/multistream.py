@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.compression.byte_ranges import pieces
+from data_pipeline.sources.compression.byte_ranges import chunks
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input
 from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
@@ -71,7 +71,7 @@ def _cut(path: str, offsets: Iterable[int], target_bytes: int) -> list[Input]:
 
 def _has_streams(path: str) -> bool:
     """Whether the file is bzip2 and its text is UTF-8, in which tags can be found as bytes."""
-    with closing(pieces(Input(path, verified=False))) as content:
+    with closing(chunks(Input(path, verified=False))) as content:
         utf8 = is_utf8(next(content, (b"", False))[0])
     with stores.open_file(path) as file:
         return utf8 and _begins_stream(file, 0)
@@ -87,13 +87,13 @@ def _begins_stream(file: BinaryIO, offset: int) -> bool:
 
 def _stream_offsets(path: str) -> Iterator[int]:
     with stores.open_file(path) as file:
-        base, held = 0, b""
+        base, rest = 0, b""
         while data := file.read(_CHUNK):
-            data = held + data
+            data = rest + data
             for stream in _STREAM.finditer(data):
                 yield base + stream.start()
-            keep = min(len(data), _MAGIC_BYTES - 1)
-            base, held = base + len(data) - keep, data[len(data) - keep :]
+            overlap = min(len(data), _MAGIC_BYTES - 1)
+            base, rest = base + len(data) - overlap, data[len(data) - overlap :]
 
 
 def _page_counts(inputs: list[Input]) -> list[int]:
@@ -105,7 +105,7 @@ def _count_pages(file: Input) -> int:
     """The number of pages that begin in the range, up to the first damage: the pages that its reader will number."""
     pages = 0
     try:
-        for tag in page_tags(pieces(file)):
+        for tag in page_tags(chunks(file)):
             if tag.beyond and tag.name != b"":
                 break
             pages += tag.name == PAGE

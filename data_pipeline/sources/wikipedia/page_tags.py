@@ -11,14 +11,14 @@ from typing import NamedTuple
 PAGE, END, ROOT = b"<page", b"</page>", b"<mediawiki"
 
 _TAG = re.compile(rb"<(?:/page\s*>|(?:page|mediawiki)(?=[\s/>]))")
-_LONGEST = 64  # the most bytes of a tag that a piece may cut
+_LONGEST = 64  # the most bytes of a tag that a chunk may cut
 
 
 class Tag(NamedTuple):
     """A tag and the bytes before it.
 
     `before` has the bytes since the last tag. `name` is PAGE, END, ROOT, or b"" for more text without a tag. `position`
-    counts from the first byte given. `beyond`: the tag begins in a piece beyond the range.
+    counts from the first byte given. `beyond`: the tag begins in a chunk beyond the range.
     """
 
     before: bytes
@@ -27,17 +27,17 @@ class Tag(NamedTuple):
     beyond: bool
 
 
-def page_tags(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
-    """The tags in pieces of XML, (bytes, whether beyond the range), with all bytes between them.
+def page_tags(chunks: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
+    """The tags in chunks of XML, (bytes, whether beyond the range), with all bytes between them.
 
     [(b"<mediawiki><pa", False), (b"ge>a</page>", True)]  ->  Tag(b"", ROOT, 0, False), Tag(b">", PAGE, 11, False),
     Tag(b">a", END, 18, True)
     """
-    base, held, boundary = 0, b"", None
-    for piece, beyond in pieces:
+    base, rest, boundary = 0, b"", None
+    for chunk, beyond in chunks:
         if beyond and boundary is None:
-            boundary = base + len(held)
-        data = held + piece
+            boundary = base + len(rest)
+        data = rest + chunk
         done = 0
         for tag in _TAG.finditer(data):
             name = END if tag[0].startswith(b"</") else tag[0]
@@ -49,5 +49,5 @@ def page_tags(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
             cut = len(data)
         if cut > done:
             yield Tag(data[done:cut], b"", base + cut, boundary is not None)
-        base, held = base + cut, data[cut:]
-    yield Tag(held, b"", base + len(held), boundary is not None)
+        base, rest = base + cut, data[cut:]
+    yield Tag(rest, b"", base + len(rest), boundary is not None)

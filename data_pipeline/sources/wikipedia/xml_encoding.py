@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from itertools import chain
 
 _DECLARED = re.compile(rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]{1,40})[\"']")
-_MARK = "\ufeff"
+_BYTE_ORDER_MARK = "\ufeff"
 _HEAD = 200  # bytes that hold the XML declaration, if there is one
 _KNOWN = re.compile(
     r"utf-16(?:-[bl]e)?|utf-32(?:-[bl]e)?|ascii|iso8859-\d+|cp125\d|koi8-[ru]|gb18030|gbk|big5|shift_jis|euc_.*"
@@ -20,33 +20,33 @@ def is_utf8(head: bytes) -> bool:
     return _encoding(head) == "utf-8"
 
 
-def as_utf8(pieces: Iterable[tuple[bytes, bool]]) -> Generator[tuple[bytes, bool], None, None]:
-    """Converts pieces of XML to UTF-8 from the encoding given by the byte order mark or the declaration.
+def as_utf8(chunks: Iterable[tuple[bytes, bool]]) -> Generator[tuple[bytes, bool], None, None]:
+    """Converts chunks of XML to UTF-8 from the encoding given by the byte order mark or the declaration.
 
     Raises `LookupError` for an unknown encoding.
 
         [(b"\\xff\\xfe<\\0a\\0/\\0>\\0", False)]  ->  (b"<a/>", False)
     """
-    source = iter(pieces)
+    source = iter(chunks)
     first: list[tuple[bytes, bool]] = []
     head = b""
-    for piece, beyond in source:
-        first.append((piece, beyond))
-        head += piece
+    for chunk, beyond in source:
+        first.append((chunk, beyond))
+        head += chunk
         if len(head) >= _HEAD:
             break
     encoding = _encoding(head)
     if encoding == "utf-8":
-        mark = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
-        for piece, beyond in first:
-            yield piece[mark:], beyond
-            mark = max(0, mark - len(piece))
+        bom = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+        for chunk, beyond in first:
+            yield chunk[bom:], beyond
+            bom = max(0, bom - len(chunk))
         yield from source
         return
     decoder = codecs.getincrementaldecoder(encoding)("not-xml")
     beyond = False
-    for piece, beyond in chain(first, source):
-        yield decoder.decode(piece).replace(_MARK, "").encode(), beyond
+    for chunk, beyond in chain(first, source):
+        yield decoder.decode(chunk).replace(_BYTE_ORDER_MARK, "").encode(), beyond
     yield decoder.decode(b"", True).encode(), beyond
 
 

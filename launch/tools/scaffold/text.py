@@ -114,11 +114,11 @@ class Sample:
         sentencepiece says how many tokens the sample gives. All of the text gives more, by a power of its size: the
         one by which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
         """
-        from data_pipeline.tokenizer.training import most_pieces
+        from data_pipeline.tokenizer.training import largest_vocabulary
 
         config = TokenizerConfig()
-        possible = most_pieces(config, self.texts)
-        half = most_pieces(config, _half(self.texts))
+        possible = largest_vocabulary(config, self.texts)
+        half = largest_vocabulary(config, _half(self.texts))
         growth = max(1.0, self.bytes / sum(map(len, self.texts)))
         possible = int(possible * growth ** min(0.5, max(0.0, 0.8 * math.log2(possible / half))))
         known = Counter("".join(text.decode(errors="ignore") for text in self.texts))
