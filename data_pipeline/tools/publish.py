@@ -77,7 +77,7 @@ class _Publication:
         was_sent = []
         with ThreadPoolExecutor(connections) as pool:
             try:
-                brought = zip(files, pool.map(self._bring, files), strict=True)
+                brought = zip(files, pool.map(self._upload, files), strict=True)
                 shown = track(
                     brought, len(files), "publish", lambda pair: pair[0].bytes, total, under_way=self._bytes_under_way
                 )
@@ -113,7 +113,7 @@ class _Publication:
                 "publish to another URL, or delete that one first"
             )
 
-    def _bring(self, file: _File) -> bool:
+    def _upload(self, file: _File) -> bool:
         """Makes sure that `file` is there; returns whether it had to be sent."""
         sums = _Sums.of(file.path)
         if file.sha256 and sums.sha256 != file.sha256:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(
 
 def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
     path = a_run(tmp_path, small_corpus)
-    (job,) = submitted(path, "--doctor", container=inside("doctor-node", "echo no such image >&2; exit 3"))
+    (job,) = submitted(path, "--doctor", container=inside("agent", "echo no such image >&2; exit 3"))
     assert cluster.until(job, "FAILED", "COMPLETED") == "FAILED"
     assert "fault    node on n1, n2: srun ended with exit code 3: " in said(tmp_path, job)
     assert "2 faults would stop a run" in said(tmp_path, job)

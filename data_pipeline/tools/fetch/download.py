@@ -2,16 +2,16 @@
 
 import gzip
 import hashlib
-import json
 import os
 import re
 import zlib
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import requests
 
 from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.json_file import read_sound_json
 from data_pipeline.tools.fetch.client import (
     NETWORK_ERRORS,
     Client,
@@ -28,11 +28,32 @@ _BLOCK = 1 << 18
 _WRONG_CONTENTS = 3  # complete downloads with wrong content after which a file is given up
 
 
+@dataclass(frozen=True)
+class PartVersion:
+    """The version of a file that the bytes received so far belong to, by the server's own identifier."""
+
+    url: str = ""
+    validator: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A complete file as it was when it was checked."""
+
+    url: str
+    bytes: int
+    modified_ns: int
+    checksum: str
+    checked_against: str
+
+
 class Download:
     """The download of one file to its place below `folder`.
 
-    Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` the server's
-    identifier of the version they belong to, and `PATH.json` describes the complete file as it was checked.
+    Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` their
+    `PartVersion`, and `PATH.json` is the `CheckedFile`. If one of them is missing or damaged, the
+    content is checked instead.
     """
 
     def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: DownloadMeter):
@@ -52,18 +73,18 @@ class Download:
         """
         if not self._path.exists():
             return False
-        status, record = self._path.stat(), _read_json(self._record)
-        checksum = self._file.checksum or record.get("checksum")
-        if checksum is None or self._file.size not in (None, status.st_size):
+        record = read_sound_json(self._record, CheckedFile)
+        checksum = self._file.checksum or (record and record.checksum)
+        if not checksum or self._file.size not in (None, self._path.stat().st_size):
             return False
         found = self._describe(self._path, checksum)
-        if recheck or any(record.get(key) != found[key] for key in ("bytes", "modified_ns", "checksum")):
+        if recheck or record is None or replace(record, url=found.url, checked_against=found.checked_against) != found:
             if _digest(self._path, checksum) != checksum:
                 self._client.note(
                     f"{self._file.path}: exists, but its content isn't what was checked or published; fetching it again"
                 )
                 return False
-            write_json(self._record, found)
+            write_json(self._record, asdict(found))
         return True
 
     def run(self) -> None:
@@ -76,26 +97,26 @@ class Download:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _attempt(self) -> None:
-        version = _read_json(self._version)
-        if version.get("url") != self._file.url:
+        version = read_sound_json(self._version, PartVersion) or PartVersion()
+        if version.url != self._file.url:
             self._discard()
-        size = self._file.size if self._file.size is not None else version.get("size")
+        size = self._file.size if self._file.size is not None else version.size
         if size is not None and self._have() > size:
             self._discard()
         if size is None or self._have() < size or not self._part.exists():
             self._receive(version)
         self._publish(self._check())
 
-    def _receive(self, version: dict[str, Any]) -> None:
+    def _receive(self, version: PartVersion) -> None:
         """Requests the missing bytes and appends them; starts over if the server can't or won't continue."""
         have = self._have()
         # Without a validator, parts of two versions could be joined; only a published checksum would show that.
-        if have and not (version.get("validator") or self._file.checksum):
+        if have and not (version.validator or self._file.checksum):
             self._discard()
             have = 0
         headers = {"Range": f"bytes={have}-"} if have else {}
-        if have and version.get("validator"):
-            headers["If-Range"] = version["validator"]
+        if have and version.validator:
+            headers["If-Range"] = version.validator
         try:
             with self._client.get(self._file.url, headers) as response:
                 if response.status_code == 206 and not self._continues(response, have, version):
@@ -106,8 +127,7 @@ class Download:
                 size = self._total(response, have)
                 if have == 0:
                     self._discard()
-                    validator = _validator(response)
-                    write_json(self._version, {"url": self._file.url, "validator": validator, "size": size})
+                    write_json(self._version, asdict(PartVersion(self._file.url, _validator(response), size)))
                 self._meter.expect(self._file.path, size)
                 self._append(response, size)
         except PermanentError as error:
@@ -117,14 +137,14 @@ class Download:
             raise TransientError("the server no longer has the bytes that are missing") from None
 
     @staticmethod
-    def _continues(response: requests.Response, have: int, version: dict[str, Any]) -> bool:
+    def _continues(response: requests.Response, have: int, version: PartVersion) -> bool:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         return (
             have > 0
             and content_range is not None
             and int(content_range[1]) == have
-            and (version.get("size") is None or content_range[2] in ("*", str(version["size"])))
-            and _validator(response) in (None, version.get("validator"))  # a server may ignore If-Range
+            and (version.size is None or content_range[2] in ("*", str(version.size)))
+            and _validator(response) in (None, version.validator)  # a server may ignore If-Range
         )
 
     def _total(self, response: requests.Response, have: int) -> int | None:
@@ -172,20 +192,14 @@ class Download:
     def _publish(self, checksum: str) -> None:
         # The record is written first, so that the file never exists without it; before the rename it matches nothing.
         # If a power failure undoes the rename, the .part, on disk since `_append`, is published next time.
-        write_json(self._record, self._describe(self._part, checksum))
+        write_json(self._record, asdict(self._describe(self._part, checksum)))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._part.replace(self._path)
         self._version.unlink(missing_ok=True)
 
-    def _describe(self, path: Path, checksum: str) -> dict[str, Any]:
-        status = path.stat()
-        return {
-            "url": self._file.url,
-            "bytes": status.st_size,
-            "modified_ns": status.st_mtime_ns,
-            "checksum": checksum,
-            "checked_against": "published checksum" if self._file.checksum else "size and format",
-        }
+    def _describe(self, path: Path, checksum: str) -> CheckedFile:
+        status, against = path.stat(), "published checksum" if self._file.checksum else "size and format"
+        return CheckedFile(self._file.url, status.st_size, status.st_mtime_ns, checksum, against)
 
     def _discard(self) -> None:
         self._meter.add(-self._have())
@@ -223,11 +237,3 @@ def _gzip_problem(path: Path) -> str | None:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         return f"the file received is no complete gzip file: {error}"
     return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote; {} if the file is missing or damaged, so that the content is checked instead."""
-    try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
