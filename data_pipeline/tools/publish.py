@@ -41,7 +41,7 @@ class _File:
 
     name: str
     path: Path
-    sha256: str
+    sha256: str = ""
 
     @property
     def bytes(self) -> int:
@@ -65,7 +65,6 @@ class _Publication:
     def __init__(self, corpus: Corpus, url: str):
         self._corpus, self._url = corpus, url
         self._filesystem, self._root = stores.filesystem(url)
-        self._manifest = (corpus.directory / _MANIFEST).read_bytes()
         self._lock, self._under_way = threading.Lock(), dict[str, Callback]()
 
     def run(self, documents: bool, connections: int) -> Published:
@@ -74,19 +73,19 @@ class _Publication:
         if missing := [str(file.path) for file in files if not file.path.exists()]:
             raise FailedError("\n".join(f"{path}: missing; nothing was published" for path in missing))
         total = sum(file.bytes for file in files)
-        was_sent = []
+        uploads: list[tuple[_File, bool]] = []
         with ThreadPoolExecutor(connections) as pool:
             try:
-                brought = zip(files, pool.map(self._upload, files), strict=True)
-                shown = track(
-                    brought, len(files), "publish", lambda pair: pair[0].bytes, total, under_way=self._bytes_under_way
+                finished = zip(files, pool.map(self._upload, files), strict=True)
+                uploads += track(
+                    finished, len(files), "publish", lambda pair: pair[0].bytes, total, under_way=self._bytes_under_way
                 )
-                was_sent = [(file.bytes, sent) for file, sent in shown]
             finally:
                 pool.shutdown(cancel_futures=True)
-        was_sent.append((len(self._manifest), self._send_manifest()))
-        sizes = [[size for size, sent in was_sent if sent is now] for now in (True, False)]
-        return Published(len(sizes[0]), sum(sizes[0]), len(sizes[1]), sum(sizes[1]))
+        manifest = _File(_MANIFEST, self._corpus.directory / _MANIFEST)
+        uploads.append((manifest, self._upload(manifest)))  # which makes the copy a corpus
+        sent, present = ([file.bytes for file, new in uploads if new is is_new] for is_new in (True, False))
+        return Published(len(sent), sum(sent), len(present), sum(present))
 
     def _files(self, documents: bool) -> Iterator[_File]:
         """The files of the corpus, without its manifest."""
@@ -100,11 +99,12 @@ class _Publication:
             yield _File(name, directory / name, sha256)
 
     def _refuse_another(self) -> None:
-        there = self._content(_MANIFEST)
-        if there is None:
+        try:
+            content = self._patiently(partial(self._filesystem.cat_file, self._remote_path(_MANIFEST)), _MANIFEST)
+        except FileNotFoundError:
             return
         try:
-            other = parse_json(there, dict[str, Any], f"{self._url}/{_MANIFEST}")
+            other = parse_json(content, dict[str, Any], f"{self._url}/{_MANIFEST}")
         except FailedError:  # left by a writer that was killed
             return
         if other.get("fingerprint") != self._corpus.fingerprint:
@@ -115,14 +115,14 @@ class _Publication:
 
     def _upload(self, file: _File) -> bool:
         """Makes sure that `file` is there; returns whether it had to be sent."""
-        sums = _Sums.of(file.path)
+        sums = _Checksums.of(file.path)
         if file.sha256 and sums.sha256 != file.sha256:
             raise FailedError(
                 f"{file.path}: sha256 differs from the manifest's; to rebuild it byte for byte: "
                 "data-pipeline build CORPUS.yaml --repair"
             )
         for tries in range(_TRIES):
-            if self._is_there(file.name, sums):
+            if self._is_present(file.name, sums):
                 return tries > 0
             callback = Callback()
             with self._lock:
@@ -130,12 +130,12 @@ class _Publication:
             self._patiently(partial(self._put, file.path, file.name, callback), file.name)
             with self._lock:
                 del self._under_way[file.name]
-        if self._is_there(file.name, sums):
+        if self._is_present(file.name, sums):
             return True
         raise FailedError(f"{self._url}/{file.name}: differs from {file.path} after {_TRIES} uploads")
 
     def _put(self, path: Path, name: str, callback: Callback) -> None:
-        target = self._place(name)
+        target = self._remote_path(name)
         callback.absolute_update(0)
         if "s3" in _protocols(self._filesystem):
             self._filesystem.put_file(str(path), target, callback=callback, chunksize=_PART, max_concurrency=2)
@@ -144,20 +144,10 @@ class _Publication:
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, callback=callback)
 
-    def _send_manifest(self) -> bool:
-        """Writes the manifest, which makes the copy a corpus; returns whether it was missing."""
-        for tries in range(_TRIES):
-            if self._content(_MANIFEST) == self._manifest:
-                return tries > 0
-            self._patiently(partial(self._filesystem.pipe_file, self._place(_MANIFEST), self._manifest), _MANIFEST)
-        if self._content(_MANIFEST) == self._manifest:
-            return True
-        raise FailedError(f"{self._url}/{_MANIFEST}: differs after {_TRIES} uploads")
-
-    def _is_there(self, name: str, sums: "_Sums") -> bool:
+    def _is_present(self, name: str, sums: "_Checksums") -> bool:
         """Whether the copy has the right size and content. The server has made its ETag from what it received."""
         try:
-            info = self._patiently(partial(self._filesystem.info, self._place(name)), name)
+            info = self._patiently(partial(self._filesystem.info, self._remote_path(name)), name)
         except FileNotFoundError:
             return False
         if info["type"] != "file" or info["size"] != sums.size:
@@ -166,12 +156,6 @@ class _Publication:
             return True
         with stores.open_file(f"{self._url}/{name}") as copy:
             return hashlib.file_digest(copy, "sha256").hexdigest() == sums.sha256  # type: ignore[arg-type]
-
-    def _content(self, name: str) -> bytes | None:
-        try:
-            return self._patiently(partial(self._filesystem.cat_file, self._place(name)), name)
-        except FileNotFoundError:
-            return None
 
     def _patiently(self, attempt: Any, name: str) -> Any:
         try:
@@ -182,7 +166,7 @@ class _Publication:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise FailedError(f"{self._url}/{name}: can't be written: {reason}") from None
 
-    def _place(self, name: str) -> str:
+    def _remote_path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _bytes_under_way(self) -> int:
@@ -195,7 +179,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _Checksums:
     """Size and checksums of a file. `etags`: what S3 calls it, sent in one piece or in parts of `_PART` bytes."""
 
     size: int
@@ -203,7 +187,7 @@ class _Sums:
     etags: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, path: Path) -> "_Sums":
+    def of(cls, path: Path) -> "_Checksums":
         size, sha256, whole, parts, part = 0, hashlib.sha256(), _md5(), list[bytes](), _md5()
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
