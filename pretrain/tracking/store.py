@@ -1,16 +1,15 @@
 """MLflow's client and its store: a server, or a sqlite file, which may have been moved."""
 
 import contextlib
-import http.client
 import logging
 import os
 import re
 import sqlite3
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import requests
 
 from data_pipeline.foundation.atomic import hidden, reveal
 from data_pipeline.foundation.locks import lock
@@ -136,12 +135,9 @@ def answers(uri: str) -> bool:
     """Whether the MLflow server at `uri` answers within a second; False for what is no server."""
     if not uri.startswith(("http://", "https://")):
         return False
-    try:
-        with urllib.request.urlopen(f"{without_login(uri).rstrip('/')}/health", timeout=1.0):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500  # a proxy that wants a password answers; one without a server behind it doesn't
-    except (OSError, http.client.HTTPException, ValueError):
+    try:  # a proxy that wants a password answers; one without a server behind it doesn't
+        return requests.get(f"{without_login(uri).rstrip('/')}/health", timeout=1.0).status_code < 500
+    except requests.RequestException:
         return False
 
 

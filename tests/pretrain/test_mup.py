@@ -320,7 +320,7 @@ def test_coordinates_stay_with_mup_and_grow_without(checked, overrides):
 
 def test_verdicts_have_their_bounds():
     for values, expected in (([1, 2], "passes"), ([1, 5], "warns"), ([1, 5.1], "fails"), ([1, math.nan], "fails")):
-        assert Verdict.of_ratio("", values, checks.PASSES, checks.WARNS).verdict == expected
+        assert Verdict.from_ratio("", values, checks.PASSES, checks.WARNS).verdict == expected
 
 
 def test_the_best_rate_is_the_vertex_of_a_parabola():

@@ -31,26 +31,25 @@ def adapt(
 ) -> list[str]:
     """Writes the checkpoint `out` of step 0; returns the lines that say what was copied, and what is new.
 
-    `decoder` and `encoder` are directories that transformers saved, our checkpoints or runs. `sentinels`: as many as
-    the tokenizer shall have, for objectives that need them; None: as it has. `seed` draws new weights.
+    `decoder` and `encoder` are directories that transformers saved, our checkpoints or runs. `sentinels`: how many
+    the tokenizer gets, for objectives that need them; None: as many as it has. `seed` draws new weights.
     """
     if style not in STYLES:
         raise UserError(f"--style: expected {', '.join(STYLES)}, got {style!r}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; choose another directory")
-    of_decoder = read(decoder)
-    of_encoder = read(encoder) if encoder else None
-    if of_encoder and _ids(of_encoder.tokenizer) != _ids(of_decoder.tokenizer):
+    source = read(decoder)
+    encoder_source = read(encoder) if encoder else source
+    if _ids(encoder_source.tokenizer) != _ids(source.tokenizer):
         raise UserError(f"--encoder: {encoder} has another tokenizer than {decoder}")
-    tokenizer = _with_sentinels(of_decoder.tokenizer, sentinels)
+    tokenizer = _with_sentinels(source.tokenizer, sentinels)
     try:
         config = target(
-            style, of_decoder.config, of_encoder.config if of_encoder else None, tokenizer.vocabulary.start
+            style, source.config, encoder_source.config if encoder else None, tokenizer.vocabulary.start
         ).model_copy(update={"vocab_size": tokenizer.size})
     except UserError as error:
         raise UserError(f"{decoder}: {error}") from None
-    encoder_state = of_encoder.state if of_encoder else of_decoder.state
-    result = adapted(config, encoder_state, of_decoder.state, crosses_like_self(config), seed)
+    result = adapted(config, encoder_source.state, source.state, crosses_like_self(config), seed)
     save_weights(config, result.state, tokenizer, out)
     return table(result, {"decoder": decoder, "encoder": encoder or decoder})
 
@@ -88,10 +87,10 @@ def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:
 
 
 def table(result: Adapted, paths: dict[str, Path]) -> list[str]:
-    """One line for each group of parameters that come from the same place, then the sums. `paths`: the decoders, by the
-    stacks that they became."""
+    """One line for each group of parameters with one origin, then the sums. `paths`: the decoders, by the stacks that
+    they became."""
 
-    def whence(one: Origin) -> str:
+    def origin(one: Origin) -> str:
         return f"{_group(one.name.removeprefix('decoder.'))} of {paths[one.stack]}"
 
     rows: Counter[tuple[str, str]] = Counter()
@@ -99,17 +98,17 @@ def table(result: Adapted, paths: dict[str, Path]) -> list[str]:
         size = result.state[name].numel()
         new = size if found is None else result.new.get(name, 0)
         if found is not None:
-            rows[_group(name), whence(found)] += size - new
+            rows[_group(name), origin(found)] += size - new
         if new:
             rows[_group(name), _NEW] += new
-    new = sum(size for (_, place), size in rows.items() if place == _NEW)
+    new = sum(size for (_, source), size in rows.items() if source == _NEW)
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"{part:{widths[0]}}  {place:{widths[1]}}  {size:>15,}" for (part, place), size in rows.items()]
+    lines = [f"{part:{widths[0]}}  {source:{widths[1]}}  {size:>15,}" for (part, source), size in rows.items()]
     lines.append(f"{rows.total() - new:,} parameters copied, {new:,} new")
     unused: Counter[str] = Counter()
     for one, size in result.unused.items():
-        unused[whence(one)] += size
-    return [*lines, *(f"not used: {place}, {size:,} parameters" for place, size in unused.items())]
+        unused[origin(one)] += size
+    return [*lines, *(f"not used: {source}, {size:,} parameters" for source, size in unused.items())]
 
 
 def _group(name: str) -> str:

@@ -31,8 +31,8 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
     first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
     first.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
-    for row, of_seeds in curves.items():
-        _draw(first, row, of_seeds, band=False)
+    for row, by_seed in curves.items():
+        _draw(first, row, by_seed, band=False)
     first.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
     if any(curves.values()):
         first.legend(fontsize=5, ncols=2)
@@ -54,10 +54,10 @@ def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Ma
     for row in group.rows:
         if row == group.baseline:
             continue
-        of_seeds = curves[row]
+        by_seed = curves[row]
         pairs = {
-            seed: {step: of_seeds[seed][step] - baseline[seed][step] for step in of_seeds[seed].keys() & baseline[seed]}
-            for seed in of_seeds.keys() & baseline.keys()
+            seed: {step: by_seed[seed][step] - baseline[seed][step] for step in by_seed[seed].keys() & baseline[seed]}
+            for seed in by_seed.keys() & baseline.keys()
         }
         _draw(axes, row, pairs)
     axes.set(title=fill(group.title, _TITLE), xlabel="step", ylabel=f"nats above {group.baseline}")
@@ -65,12 +65,12 @@ def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Ma
         axes.legend(fontsize=7)
 
 
-def _draw(axes: "Axes", row: str, of_seeds: Mapping[int, Mapping[int, float]], band: bool = True) -> None:
+def _draw(axes: "Axes", row: str, by_seed: Mapping[int, Mapping[int, float]], band: bool = True) -> None:
     """The mean over seeds at the steps that all of them have."""
-    if not of_seeds:
+    if not by_seed:
         return
-    steps = sorted(set.intersection(*(set(curve) for curve in of_seeds.values())))
-    values = np.array([[curve[step] for step in steps] for curve in of_seeds.values()])
+    steps = sorted(set.intersection(*(set(curve) for curve in by_seed.values())))
+    values = np.array([[curve[step] for step in steps] for curve in by_seed.values()])
     mean = values.mean(axis=0)
     (line,) = axes.plot(steps, mean, label=row, linewidth=1.2, marker=".", markersize=3)
     if band and len(values) > 1:

@@ -42,7 +42,7 @@ class Verdict:
     verdict: str
 
     @classmethod
-    def of_ratio(cls, what: str, values: Sequence[float], passes: float, warns: float) -> "Verdict":
+    def from_ratio(cls, what: str, values: Sequence[float], passes: float, warns: float) -> "Verdict":
         """`passes`, `warns` or `fails`. Values that aren't finite fail, and so does zero beside others."""
         least = min(values)
         valid = all(map(math.isfinite, values)) and least > 0
@@ -58,14 +58,14 @@ def coordinates(subject: Subject, optimizer: OptimizerConfig, widths: Sequence[i
     for width in widths:
         trial = Trial(subject.at(width, mup), optimizer, seed=0)
         first = subject.batches[0]
-        before, of_targets = trial.activations(first)
+        before, target_lift = trial.activations(first)
         weights = trial.weights()
         for step in range(STEPS):
             trial.step(subject.batches[step])
             if step == 0:
                 changes = trial.changes(weights)
-        ended, of_targets_then = trial.activations(first)
-        ended[LOGITS] = of_targets_then - of_targets
+        ended, target_lift_then = trial.activations(first)
+        ended[LOGITS] = target_lift_then - target_lift
         for into, found in ((start, before), (after, ended), (change, changes)):
             for kind, value in found.items():
                 into.setdefault(kind, {})[width] = value
@@ -75,16 +75,16 @@ def coordinates(subject: Subject, optimizer: OptimizerConfig, widths: Sequence[i
 def judged(found: Coordinates, subject: Subject, optimizer: OptimizerConfig) -> list[Verdict]:
     """The verdicts on muP's coordinates. Logits at the start fall with the width by design, so they don't count."""
     verdicts = [
-        Verdict.of_ratio(f"{kind}, {when}", list(of_widths.values()), PASSES, WARNS)
+        Verdict.from_ratio(f"{kind}, {when}", list(by_width.values()), PASSES, WARNS)
         for when, values in (("start", found.start), (f"after {STEPS} steps", found.after))
-        for kind, of_widths in values.items()
+        for kind, by_width in values.items()
         if (kind, when) != (LOGITS, "start")
     ]
-    for kind, of_widths in found.change.items():
+    for kind, by_width in found.change.items():
         # Adam's step has the size of its rate; a scaled step falls as m^-½ besides, and an orthogonal one of n × n has
         # elements of n^-½ and singular values of 1
         exponent = {"matrices": 0.5 if optimizer.algorithm("matrices") == "muon" else 1.0}.get(kind, 0.0)
-        scaled = [value * (width / subject.base_width) ** exponent for width, value in of_widths.items()]
+        scaled = [value * (width / subject.base_width) ** exponent for width, value in by_width.items()]
         middle = math.exp(sum(math.log(max(value, 1e-300)) for value in scaled) / len(scaled))
         off = max(abs(value / middle - 1) for value in scaled)
         power = {0.0: "flat", 0.5: "∝ m^-½", 1.0: "∝ 1/m"}[exponent]
@@ -101,19 +101,19 @@ class Transfer:
     def best(self, width: int) -> float:
         """The factor of the rate with the lowest loss: the vertex of the parabola, over the rate's logarithm, through
         the best rate and its neighbours."""
-        of_width = {power: loss for power, loss in self.losses[width].items() if math.isfinite(loss)}
-        if not of_width:
+        losses = {power: loss for power, loss in self.losses[width].items() if math.isfinite(loss)}
+        if not losses:
             return math.nan
-        lowest = min(of_width, key=lambda power: of_width[power])
-        below, above = of_width.get(lowest - 1), of_width.get(lowest + 1)
+        lowest = min(losses, key=lambda power: losses[power])
+        below, above = losses.get(lowest - 1), losses.get(lowest + 1)
         if below is None or above is None:
             return 2.0**lowest
-        curvature = below - 2 * of_width[lowest] + above
+        curvature = below - 2 * losses[lowest] + above
         return 2.0 ** (lowest + (0.5 * (below - above) / curvature if curvature > 0 else 0.0))
 
     def verdict(self) -> Verdict:
         best = [self.best(width) for width in self.losses]
-        return Verdict.of_ratio("best learning rate over widths", best, TRANSFERS, TRANSFERS_BADLY)
+        return Verdict.from_ratio("best learning rate over widths", best, TRANSFERS, TRANSFERS_BADLY)
 
 
 def transfer(subject: Subject, optimizer: OptimizerConfig, widths: Sequence[int], mup: bool = True) -> Transfer:
@@ -135,7 +135,7 @@ def _loss(subject: Subject, optimizer: OptimizerConfig, width: int, power: int, 
     losses = []
     for seed in SEEDS:
         trial = Trial(subject.at(width, mup), optimizer, seed, rate=2.0**power)
-        of_steps = [trial.step(batch) for batch in subject.batches[:STEPS_OF_TRANSFER]]
-        losses.append(sum(of_steps[-_LAST:]) / _LAST)
+        step_losses = [trial.step(batch) for batch in subject.batches[:STEPS_OF_TRANSFER]]
+        losses.append(sum(step_losses[-_LAST:]) / _LAST)
     mean = sum(losses) / len(losses)
     return mean if math.isfinite(mean) else math.inf

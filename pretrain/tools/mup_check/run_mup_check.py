@@ -44,13 +44,13 @@ def mup_check(path: Path, overrides: Sequence[str], widths: str | None, out: Pat
     with_mup, without = (coordinates(checked, config.optimizer, chosen, mup) for mup in (True, False))
     verdicts = judged(with_mup, checked, config.optimizer)
     print("\n" + coordinate_table(with_mup, without, verdicts, chosen) + "\n", flush=True)
-    moved = transfer(checked, config.optimizer, chosen[:3])
-    verdicts.append(moved.verdict())
-    print(transfer_table(moved, config.optimizer.learning_rate) + "\n")
+    rates = transfer(checked, config.optimizer, chosen[:3])
+    verdicts.append(rates.verdict())
+    print(transfer_table(rates, config.optimizer.learning_rate) + "\n")
     out = out or Path("runs", f"mup-check-{config.run.name}")
-    content = as_json(checked, with_mup, without, moved, verdicts)
+    content = as_json(checked, with_mup, without, rates, verdicts)
     write_json(out / "mup-check.json", content)
-    write_bytes(out / "mup-check.png", png(picture(with_mup, without, moved, config.optimizer.learning_rate)))
+    write_bytes(out / "mup-check.png", png(picture(with_mup, without, rates, config.optimizer.learning_rate)))
     failed = [verdict.what for verdict in verdicts if verdict.verdict == "fails"]
     print(f"{out}: mup-check.json, mup-check.png ({time.monotonic() - started:.0f} s)")
     print(f"fails: {'; '.join(failed)}" if failed else "muP holds over these widths")
@@ -106,7 +106,7 @@ def transfer_table(found: Transfer, rate: float) -> str:
 
 
 def as_json(
-    checked: Subject, with_mup: Coordinates, without: Coordinates, moved: Transfer, verdicts: Sequence[Verdict]
+    checked: Subject, with_mup: Coordinates, without: Coordinates, rates: Transfer, verdicts: Sequence[Verdict]
 ) -> dict[str, object]:
     """Everything, unrounded."""
     return {
@@ -117,13 +117,13 @@ def as_json(
             for name, found in (("mup", with_mup), ("standard", without))
         },
         "transfer": {
-            str(width): {"losses": losses, "best_factor": moved.best(width)} for width, losses in moved.losses.items()
+            str(width): {"losses": losses, "best_factor": rates.best(width)} for width, losses in rates.losses.items()
         },
         "verdicts": [vars(verdict) for verdict in verdicts],
     }
 
 
-def picture(with_mup: Coordinates, without: Coordinates, moved: Transfer, rate: float) -> "Figure":
+def picture(with_mup: Coordinates, without: Coordinates, rates: Transfer, rate: float) -> "Figure":
     """Activations after some steps over the width, with muP and without, and losses over the rate for each width."""
     from matplotlib.figure import Figure
 
@@ -134,7 +134,7 @@ def picture(with_mup: Coordinates, without: Coordinates, moved: Transfer, rate: 
     _draw(second, without, f"without, after {STEPS} steps")
     first.set_ylabel("root mean square (logits: rise of the targets')")
     first.legend(fontsize=7)
-    for width, losses in moved.losses.items():
+    for width, losses in rates.losses.items():
         powers = sorted(losses)
         third.plot([rate * 2.0**power for power in powers], [losses[power] for power in powers], ".-", label=str(width))
     third.set(title="with muP: loss over the learning rate", xscale="log", xlabel="learning rate", ylabel="nats")
@@ -143,6 +143,6 @@ def picture(with_mup: Coordinates, without: Coordinates, moved: Transfer, rate: 
 
 
 def _draw(axes: "Axes", found: Coordinates, title: str) -> None:
-    for kind, of_widths in found.after.items():
-        axes.plot(list(of_widths), list(of_widths.values()), ".-", label=kind)
+    for kind, by_width in found.after.items():
+        axes.plot(list(by_width), list(by_width.values()), ".-", label=kind)
     axes.set(title=title, xscale="log", yscale="log", xlabel="d_model")

@@ -76,11 +76,11 @@ class Trial:
     def changes(self, before: dict[str, Tensor]) -> dict[str, float]:
         """Root mean squares of what changed since `before`, over the elements that did, by kind of parameter."""
         found: dict[str, list[float]] = defaultdict(list)
-        of_kind = kinds(self.model)
+        kind_of = kinds(self.model)
         for name, weight in self.model.named_parameters():
             change = (weight.detach() - before[name]).double()
-            if (count := int(change.count_nonzero())) and of_kind[name] in ("embeddings", "output", "matrices"):
-                found[of_kind[name]].append(float(change.square().sum()) / count)
+            if (count := int(change.count_nonzero())) and kind_of[name] in ("embeddings", "output", "matrices"):
+                found[kind_of[name]].append(float(change.square().sum()) / count)
         return {kind: (sum(squares) / len(squares)) ** 0.5 for kind, squares in found.items()}
 
 
@@ -97,9 +97,9 @@ def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[floa
     def note_logits(module: Head, inputs: Any) -> None:
         x, labels = inputs[0].detach().flatten(0, -2), inputs[1].flatten()
         logits = (module.scaled(x[labels != IGNORE_INDEX]) @ module.weight.t()).double()
-        of_targets = logits.gather(-1, labels[labels != IGNORE_INDEX][:, None])
+        targets = logits.gather(-1, labels[labels != IGNORE_INDEX][:, None])
         squares[LOGITS].append(float(logits.square().mean()))
-        lifts.append(float(of_targets.mean() - logits.mean()))
+        lifts.append(float(targets.mean() - logits.mean()))
 
     hooks = [
         module.register_forward_hook(partial(note, kind))

@@ -51,25 +51,21 @@ def subject(config: RunConfig, steps: int) -> Subject:
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
         setup = validate(config, 0, 1, ranks_are_here=False)
-        of_corpus, source = setup.model, str(directory)
+        model, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, BatchLayout(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]
-        model = of_corpus
     ids = min(_IDS, model.vocab_size or _IDS)
     changes = {
         **_fewer_layers(model),
         **{name: 0.0 for name in type(model).training_only if hasattr(model, name)},
-        **{
-            "vocab_size": ids,
-            "pad_id": model.pad_id % ids,
-            "eos_id": model.eos_id % ids,
-            "pad_vocab_to_multiple_of": 1,
-        },
+        "vocab_size": ids,
+        "pad_id": model.pad_id % ids,
+        "eos_id": model.eos_id % ids,
+        "pad_vocab_to_multiple_of": 1,
     }
-    base_width = model.base_width
     small = type(model).model_validate({**model.model_dump(exclude_unset=True), **changes, "mup": None})
     batches = batches or [_generated(small, ids, step) for step in range(steps)]
-    return Subject(small, base_width, [_folded(batch, ids) for batch in batches], source)
+    return Subject(small, model.base_width, [_folded(batch, ids) for batch in batches], source)
 
 
 def _fewer_layers(model: ModelConfig) -> dict[str, object]:
