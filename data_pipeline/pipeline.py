@@ -16,7 +16,7 @@ from data_pipeline.execution.work_units import Finished, forget_damaged, has_beg
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication as dedup
 from data_pipeline.stages import documents, evaluation_sets, sampling, shards, tokenizer, tokens
@@ -169,7 +169,7 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
         stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
         for stage, units in built.by_stage.items()
     }
-    recorded = read_sound_json(_mark(corpus), dict[str, str]) or {}
+    recorded = read_valid_json(_mark(corpus), dict[str, str]) or {}
     files = [corpus / report.FILE, *([corpus / FILE, corpus / BLOCKS] if built.shards else [])]
     if stages.items() <= recorded.items() and all(file.exists() for file in files):
         found = report.read(corpus)  # perhaps of more stages than this command asks for

@@ -26,7 +26,7 @@ from data_pipeline.corpus.manifest import (
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.code_version import code_version
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.sources import OPTIONS
 from data_pipeline.stages.built import Built
@@ -116,7 +116,7 @@ def write_settings(config: CorpusConfig, corpus: Path) -> None:
     ):
         given["path"] = _absolute(one.path)
     settings = masked_values({**settings, "output": str(corpus.absolute())})
-    if read_sound_json(corpus / SETTINGS, dict[str, Any]) != settings:
+    if read_valid_json(corpus / SETTINGS, dict[str, Any]) != settings:
         write_json(corpus / SETTINGS, settings)
 
 

@@ -58,46 +58,46 @@ def count_tokens(block: Block) -> int:
     return sum(block[name].size for name in ("tokens", "inputs", "targets") if name in block)
 
 
-def rows_in(blocks: list[Block], places: list[int]) -> Padded:
-    """Tokens of row `places[i]` of `blocks[i]`, for each i."""
-    return _gather(blocks, places, "tokens", "row_offsets")
+def rows_in(blocks: list[Block], rows: list[int]) -> Padded:
+    """Tokens of row `rows[i]` of `blocks[i]`, for each i."""
+    return _gather(blocks, rows, "tokens", "row_offsets")
 
 
-def column_in(blocks: list[Block], places: list[int], name: str) -> np.ndarray:
-    """(n,) values of the column `name`: of row `places[i]` of `blocks[i]`, for each i."""
-    return np.array([block[name][place] for block, place in zip(blocks, places, strict=True)])
+def column_in(blocks: list[Block], rows: list[int], name: str) -> np.ndarray:
+    """(n,) values of the column `name`: of row `rows[i]` of `blocks[i]`, for each i."""
+    return np.array([block[name][row] for block, row in zip(blocks, rows, strict=True)])
 
 
-def examples_in(blocks: list[Block], places: list[int]) -> Examples:
-    """Row `places[i]` of `blocks[i]`, for each i, with the noise applied when the shard was written."""
+def examples_in(blocks: list[Block], rows: list[int]) -> Examples:
+    """Row `rows[i]` of `blocks[i]`, for each i, with the noise applied when the shard was written."""
     extra = {
-        name: _gather(blocks, places, name, offsets).values
+        name: _gather(blocks, rows, name, offsets).values
         for name, (_, offsets) in _OF_TOKENS.items()
         if name in blocks[0]
     }
     if "predicted" in extra:
         extra["predicted"] = extra["predicted"].astype(bool)
     if "next_sentence" in blocks[0]:
-        extra["next_sentence"] = column_in(blocks, places, "next_sentence")
+        extra["next_sentence"] = column_in(blocks, rows, "next_sentence")
     return Examples(
-        _gather(blocks, places, "inputs", "input_offsets"),
-        _gather(blocks, places, "targets", "target_offsets"),
+        _gather(blocks, rows, "inputs", "input_offsets"),
+        _gather(blocks, rows, "targets", "target_offsets"),
         **extra,
     )
 
 
-def _gather(blocks: list[Block], places: list[int], name: str, offsets: str) -> Padded:
+def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Padded:
     parts = []
-    for block, place in zip(blocks, places, strict=True):
+    for block, row in zip(blocks, rows, strict=True):
         bounds = block[offsets]
-        parts.append(block[name][bounds[place] : bounds[place + 1]])
+        parts.append(block[name][bounds[row] : bounds[row + 1]])
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     flat, longest = np.concatenate(parts), int(lengths.max())
     if (lengths == longest).all():
         return Padded(flat.reshape(len(parts), longest), lengths)
-    rows = Padded(np.zeros((len(parts), longest), dtype=flat.dtype), lengths)
-    rows.values[rows.filled] = flat
-    return rows
+    padded = Padded(np.zeros((len(parts), longest), dtype=flat.dtype), lengths)
+    padded.values[padded.filled] = flat
+    return padded
 
 
 def as_members(block: Block) -> dict[str, np.ndarray]:

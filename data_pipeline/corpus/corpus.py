@@ -54,8 +54,8 @@ class Blocks:
         """Numbers of the blocks of one shard."""
         return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
 
-    def is_whole(self, place: int, content: bytes | memoryview) -> bool:
-        return hashlib.sha256(content).digest() == self.sha256[place].tobytes()
+    def is_whole(self, number: int, content: bytes | memoryview) -> bool:
+        return hashlib.sha256(content).digest() == self.sha256[number].tobytes()
 
 
 @dataclass(frozen=True)

@@ -105,16 +105,16 @@ def _verify_shard(corpus: Corpus, shard: ShardEntry, blocks: Blocks | None) -> I
                 yield f"{path}: {size} bytes, expected {shard.bytes}"
                 return
             at = 0
-            for place in sorted(blocks.of_shard(shard.name).tolist(), key=lambda place: blocks.offset[place]):
-                start, length = int(blocks.offset[place]), int(blocks.length[place])
+            for number in sorted(blocks.of_shard(shard.name).tolist(), key=lambda number: blocks.offset[number]):
+                start, length = int(blocks.offset[number]), int(blocks.length[number])
                 digest.update(file.read(start - at))
                 content = file.read(length)
                 digest.update(content)
                 at = start + length
-                if blocks.is_whole(place, content):
+                if blocks.is_whole(number, content):
                     rows += count_rows(decode_block(content))
                 else:
-                    damaged.append(str(blocks.first_row[place]))
+                    damaged.append(str(blocks.first_row[number]))
             _hash_rest(file, digest)
     except FileNotFoundError:
         yield f"{path}: missing"

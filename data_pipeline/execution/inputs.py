@@ -17,7 +17,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
@@ -221,7 +221,7 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:
         return [Range()]
     plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
-    cuts = read_sound_json(plan, list[Range])
+    cuts = read_valid_json(plan, list[Range])
     if cuts is None:
         index = index_of(file.path)
         exists = index != file.path and stores.exists(index)

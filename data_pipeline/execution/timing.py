@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def note(corpus: Path, stage: str, timing: Timing) -> None:
 
 def noted(corpus: Path, stage: str) -> Timing | None:
     """None if the stage has never had a unit to do, or was run by a version that didn't note its time."""
-    return read_sound_json(_path(corpus, stage), Timing)
+    return read_valid_json(_path(corpus, stage), Timing)
 
 
 def _path(corpus: Path, stage: str) -> Path:

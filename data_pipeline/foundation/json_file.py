@@ -44,7 +44,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     return parse_json(content, kind, path)
 
 
-def read_sound_json(path: Path, kind: type[T]) -> T | None:
+def read_valid_json(path: Path, kind: type[T]) -> T | None:
     """Like `read_json` for a file that isn't essential: None if it is missing or damaged. Damage is logged."""
     try:
         return read_json(path, kind)

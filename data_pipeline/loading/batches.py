@@ -22,14 +22,14 @@ _PREFETCH = 4
 
 
 @dataclass(frozen=True)
-class Made:
+class MicroBatch:
     """A micro-batch, and the damaged blocks found while making it."""
 
     batch: Batch
     skipped: list[Skipped]
 
-    def pin_memory(self) -> "Made":
-        return Made({name: tensor.pin_memory() for name, tensor in self.batch.items()}, self.skipped)
+    def pin_memory(self) -> "MicroBatch":
+        return MicroBatch({name: tensor.pin_memory() for name, tensor in self.batch.items()}, self.skipped)
 
 
 class TrainingBatches(Dataset):
@@ -50,9 +50,9 @@ class TrainingBatches(Dataset):
                 corpus,
                 "train",
                 stream.objective,
-                cached=stream.lanes + 2,
+                cached=stream.interleaved + 2,
                 skip_damage=stream.on_damage == "skip",
-                damaged=start.places(corpus, "train"),
+                damaged=start.skipped_blocks(corpus, "train"),
             )
             for corpus in stream.corpora
         ]
@@ -66,10 +66,10 @@ class TrainingBatches(Dataset):
         """Each worker process makes its own readers and caches."""
         return type(self), self._arguments
 
-    def __getitem__(self, first: int) -> Made:
+    def __getitem__(self, first: int) -> MicroBatch:
         known = [len(reader.damaged) for reader in self._readers]
         batch = self._batch(np.arange(first, first + self._layout.micro_batch))
-        return Made(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
+        return MicroBatch(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
     def loader(
         self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
@@ -79,9 +79,9 @@ class TrainingBatches(Dataset):
         `steps` is a number of steps, or the accumulation of each step.
         """
         accumulations = [self._layout.accumulation] * steps if isinstance(steps, int) else steps
-        made = items(self, self._firsts(accumulations), workers, prefetch, pin)
+        micro_batches = items(self, self._firsts(accumulations), workers, prefetch, pin)
         for accumulation in accumulations:
-            step = [next(made) for _ in range(accumulation)]
+            step = [next(micro_batches) for _ in range(accumulation)]
             for one in (one for micro in step for one in micro.skipped):
                 self._skipped[one.corpus, one.shard, one.offset] = one
             yield [micro.batch for micro in step]
@@ -99,8 +99,8 @@ class TrainingBatches(Dataset):
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(corpus, epoch, row id), each (n,), at `positions` (n,) of the stream."""
-        corpora, places = self._mixture.deal(positions)
-        epochs, inside = np.divmod(places, self._rows[corpora])
+        corpora, rows_before = self._mixture.deal(positions)
+        epochs, inside = np.divmod(rows_before, self._rows[corpora])
         ids = np.empty(len(positions), dtype=np.int64)
         for corpus, epoch in set(zip(corpora.tolist(), epochs.tolist(), strict=True)):
             chosen = (corpora == corpus) & (epochs == epoch)
@@ -123,7 +123,7 @@ class TrainingBatches(Dataset):
                 key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
             }
             blocks, stream = self._readers[corpus].blocks, self._stream
-            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
+            self._orders[corpus, epoch] = EpochOrder(blocks, stream.interleaved, stream.seed, epoch)
         return self._orders[corpus, epoch]
 
 
@@ -178,15 +178,15 @@ def as_batch(examples: Examples, pad: int) -> Batch:
 
 def _positions(segments: np.ndarray) -> np.ndarray:
     """(n, width): each token's position in its segment. [[1, 1, 1, 2, 2, 0]]  ->  [[0, 1, 2, 0, 1, 0]]"""
-    places = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+    indices = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     begins = np.ones(segments.shape, dtype=bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return np.where(segments > 0, places - np.maximum.accumulate(np.where(begins, places, 0), axis=1), 0)
+    return np.where(segments > 0, indices - np.maximum.accumulate(np.where(begins, indices, 0), axis=1), 0)
 
 
 def _new_damage(reader: Reader, known: int) -> list[Skipped]:
     blocks = reader.blocks
     return [
-        Skipped(reader.corpus.fingerprint, blocks.shards[blocks.shard[place]], int(blocks.offset[place]), reason)
-        for place, reason in list(reader.damaged.items())[known:]
+        Skipped(reader.corpus.fingerprint, blocks.shards[blocks.shard[number]], int(blocks.offset[number]), reason)
+        for number, reason in list(reader.damaged.items())[known:]
     ]

@@ -39,5 +39,5 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
 def with_target_indices(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The batch with its `target_indices`, pinned where its labels are."""
     labels = batch["labels"]
-    places = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
-    return {**batch, "target_indices": places.pin_memory() if labels.is_pinned() else places}
+    indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+    return {**batch, "target_indices": indices.pin_memory() if labels.is_pinned() else indices}

@@ -1,4 +1,4 @@
-"""Looks one item ahead, so that a loader's end by its store is known while there is still work to do."""
+"""Looks one item ahead, so that a run knows that its store has failed while it can still use the items it has."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -8,37 +8,37 @@ from data_pipeline.foundation.errors import StoreError
 Item = TypeVar("Item")
 
 
-class Ahead(Iterator[Item], Generic[Item]):
-    """The same items. Each is given out once the next one is there, or once getting it has failed.
+class Lookahead(Iterator[Item], Generic[Item]):
+    """The same items. Each is returned once the next one has been fetched, or has failed to be.
 
-    Then `lost` is why, if a remote store is the reason: the last items are still to come, and after them the error is
-    raised. A run that stops after the current item has taken all that it was given.
+    If a remote store failed, `lost` is its error. The item that was fetched before is still returned; then the error
+    is raised. A run that stops after the current item has used everything that it was given.
     """
 
     def __init__(self, items: Iterator[Item]):
         self._items = items
-        self._held: list[Item] = []
+        self._next: list[Item] = []
         self._error: Exception | None = None
-        self._begun = False
+        self._started = False
 
     @property
     def lost(self) -> StoreError | None:
         return self._error if isinstance(self._error, StoreError) else None
 
     def __next__(self) -> Item:
-        if not self._begun:
-            self._begun = True
-            self._look()
-        if not self._held:
+        if not self._started:
+            self._started = True
+            self._fetch()
+        if not self._next:
             raise self._error or StopIteration
-        item = self._held.pop()
-        self._look()
+        item = self._next.pop()
+        self._fetch()
         return item
 
-    def _look(self) -> None:
+    def _fetch(self) -> None:
         if self._error is None:
             try:
-                self._held = [next(self._items)]
+                self._next = [next(self._items)]
             except (StoreError, StopIteration) as error:
                 # its traceback would keep the loader, and with it the loader's processes, until the process ends
                 self._error = error.with_traceback(None)

@@ -24,27 +24,27 @@ _PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
 
 @dataclass(frozen=True)
-class _Made(Generic[Item]):
+class _ItemOrError(Generic[Item]):
     """An item, or the error that making it raised: an error raised in a worker would lose its type."""
 
     item: Item | None
     error: Exception | None = None
 
-    def pin_memory(self) -> "_Made[Item]":
+    def pin_memory(self) -> "_ItemOrError[Item]":
         """The DataLoader calls this, since it doesn't look into dataclasses."""
         pin = getattr(self.item, "pin_memory", None)
-        return _Made(pin() if pin else self.item, self.error)
+        return _ItemOrError(pin() if pin else self.item, self.error)
 
 
 class _Guarded(Dataset):
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
 
-    def __getitem__(self, number: int) -> _Made[Any]:
+    def __getitem__(self, number: int) -> _ItemOrError[Any]:
         try:
-            return _Made(self._dataset[number])
+            return _ItemOrError(self._dataset[number])
         except Exception as error:
-            return _Made(None, error)
+            return _ItemOrError(None, error)
 
 
 def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool = False) -> Iterator[Any]:

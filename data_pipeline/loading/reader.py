@@ -51,9 +51,9 @@ class Reader:
                 f"but row {beyond[0]} was asked for"
             )
         epochs = np.broadcast_to(epochs, ids.shape)
-        places = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
-        inside = ids - self.blocks.first_row[places]
-        blocks = self._blocks(places)
+        numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
+        inside = ids - self.blocks.first_row[numbers]
+        blocks = self._blocks(numbers)
         whole = np.array([block is not None for block in blocks])
         chosen = [block for block in blocks if block is not None]
         if len(chosen) == len(blocks):
@@ -65,26 +65,26 @@ class Reader:
         return together([(np.flatnonzero(whole), some), (np.flatnonzero(~whole), empty)], self._vocabulary.pad)
 
     def _examples(self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray) -> Examples:
-        places = inside.tolist()
+        rows = inside.tolist()
         if self.corpus.applied_at_build:
-            return examples_in(blocks, places)
-        columns = {name: column_in(blocks, places, name) for name in self._objective.columns}
+            return examples_in(blocks, rows)
+        columns = {name: column_in(blocks, rows, name) for name in self._objective.columns}
         keys = noise_keys(self.corpus.seed, self.split, epochs, ids)
-        return self._objective.apply(rows_in(blocks, places), keys, self._vocabulary, columns)
+        return self._objective.apply(rows_in(blocks, rows), keys, self._vocabulary, columns)
 
-    def _blocks(self, places: np.ndarray) -> list[Block | None]:
+    def _blocks(self, numbers: np.ndarray) -> list[Block | None]:
         """The block of each row, or None if the block is damaged and skipped."""
         found: list[Block | None] = []
-        for place in places.tolist():
-            if place in self.damaged:
+        for number in numbers.tolist():
+            if number in self.damaged:
                 found.append(None)
                 continue
             try:
-                found.append(self._store[place])
+                found.append(self._store[number])
             except DamagedInput as error:
                 if not self._skip_damage:
                     raise
-                self.damaged[place] = str(error)
+                self.damaged[number] = str(error)
                 found.append(None)
         return found
 

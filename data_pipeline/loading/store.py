@@ -29,40 +29,40 @@ class BlockStore:
         self._cache = DiskCache(remote.cache / "blocks", remote.cache_bytes) if remote else None
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
 
-    def __getitem__(self, place: int) -> Block:
+    def __getitem__(self, number: int) -> Block:
         """Raises DamagedInput, which names shard and byte, if a block can't be read or its checksum differs.
 
         Raises StoreError if the store of a remote corpus refuses or doesn't answer.
         """
-        return self._cached(place)
+        return self._cached(number)
 
-    def _read(self, place: int) -> Block:
-        content = self._content(place)
-        if not self._checked[place]:
-            if not self.index.is_whole(place, content):
-                raise self._damage(place, "sha256 differs; data-pipeline verify lists all damage")
-            self._checked[place] = True
+    def _read(self, number: int) -> Block:
+        content = self._content(number)
+        if not self._checked[number]:
+            if not self.index.is_whole(number, content):
+                raise self._damage(number, "sha256 differs; data-pipeline verify lists all damage")
+            self._checked[number] = True
         return decode_block(content)
 
-    def _content(self, place: int) -> memoryview:
+    def _content(self, number: int) -> memoryview:
         if self._cache is not None:
-            return self._cache.get(self.index.sha256[place].tobytes().hex(), lambda: self._fetch(place))
-        shard = self.index.shards[self.index.shard[place]]
-        start, length = int(self.index.offset[place]), int(self.index.length[place])
+            return self._cache.get(self.index.sha256[number].tobytes().hex(), lambda: self._fetch(number))
+        shard = self.index.shards[self.index.shard[number]]
+        start, length = int(self.index.offset[number]), int(self.index.length[number])
         try:
             mapped = self._mapped(str(self.corpus.directory / shard))
         except OSError as error:
-            raise self._damage(place, error.strerror or "can't be read") from None
+            raise self._damage(number, error.strerror or "can't be read") from None
         if len(mapped) < start + length:  # reading past the end would be a bus error
-            raise self._damage(place, f"the file ends at byte {len(mapped)}")
+            raise self._damage(number, f"the file ends at byte {len(mapped)}")
         return mapped[start : start + length]
 
-    def _fetch(self, place: int) -> bytes:
+    def _fetch(self, number: int) -> bytes:
         assert self.corpus.remote is not None
         url = self.corpus.remote.url
         filesystem, root = stores.filesystem(url)
-        shard = self.index.shards[self.index.shard[place]]
-        start, length = int(self.index.offset[place]), int(self.index.length[place])
+        shard = self.index.shards[self.index.shard[number]]
+        start, length = int(self.index.offset[number]), int(self.index.length[number])
         path = f"{root.rstrip('/')}/{shard}"
         read = partial(filesystem.cat_file, path, start=start, end=start + length)
         for _ in range(_ATTEMPTS):
@@ -71,11 +71,11 @@ class BlockStore:
             except UserError:
                 raise
             except Exception as error:  # each file system raises its own errors
-                raise self._damage(place, f"can't be read: {' '.join(str(error).split())[:200]}") from None
-            if self.index.is_whole(place, content):
+                raise self._damage(number, f"can't be read: {' '.join(str(error).split())[:200]}") from None
+            if self.index.is_whole(number, content):
                 return content
-        raise self._damage(place, "sha256 differs")
+        raise self._damage(number, "sha256 differs")
 
-    def _damage(self, place: int, reason: str) -> DamagedInput:
-        shard = self.index.shards[self.index.shard[place]]
-        return DamagedInput(f"{self.corpus.location}/{shard}", f"byte {self.index.offset[place]}", reason)
+    def _damage(self, number: int, reason: str) -> DamagedInput:
+        shard = self.index.shards[self.index.shard[number]]
+        return DamagedInput(f"{self.corpus.location}/{shard}", f"byte {self.index.offset[number]}", reason)

@@ -23,15 +23,15 @@ class Skipped:
 class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
-    Each epoch is read from `lanes` ranges in turn. `objective` overrides the corpora's if noise is applied at load.
-    `on_damage` chooses whether to stop at a damaged block or give its rows weight 0. `pack` examples of
-    a micro-batch share a row.
+    Each epoch is read as `interleaved` streams, one row of each in turn. `objective` overrides the corpora's if noise
+    is applied at load. At a damaged block, `on_damage` says whether to stop or to give its rows weight 0. `pack`
+    examples of a micro-batch share a row.
     """
 
     corpora: list[Corpus]
     weights: list[float]
     seed: int
-    lanes: int
+    interleaved: int
     objective: Objective | None = None
     on_damage: Literal["stop", "skip"] = "stop"
     pack: int = 1
@@ -46,8 +46,7 @@ class Stream:
             ],
             "objective": self.objective and self.objective.model_dump(mode="json"),
             "seed": self.seed,
-            "lanes": self.lanes,
-            **({"mixture": "exact shares"} if len(self.corpora) > 1 else {}),  # once, shares were rounded
+            "lanes": self.interleaved,
         }
 
     @property
@@ -79,15 +78,15 @@ class StreamState:
         if problem := stream.mixture.miscount(self.consumed, self.position):
             raise UserError(f"the data state is inconsistent: {problem}")
 
-    def places(self, corpus: Corpus, split: str) -> list[int]:
+    def skipped_blocks(self, corpus: Corpus, split: str) -> list[int]:
         """Numbers of the blocks of `corpus` that were skipped."""
         blocks = corpus.blocks(split)
-        wanted = {(skipped.shard, skipped.offset) for skipped in self.skipped if skipped.corpus == corpus.fingerprint}
+        known = {(skipped.shard, skipped.offset) for skipped in self.skipped if skipped.corpus == corpus.fingerprint}
         return [
-            place
-            for shard, offset in sorted(wanted)
-            for place in blocks.of_shard(shard).tolist()
-            if blocks.offset[place] == offset
+            block
+            for shard, offset in sorted(known)
+            for block in blocks.of_shard(shard).tolist()
+            if blocks.offset[block] == offset
         ]
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 
-TEXTS = ("text_ids", "text_places", "in_text")
+TEXTS = ("text_ids", "text_indices", "in_text")
 
 
 def with_texts(batch: Batch) -> Batch:
@@ -14,14 +14,14 @@ def with_texts(batch: Batch) -> Batch:
 
     - `text_ids` (texts, longest) int64: each text without its last token, after which nothing is predicted. It begins
       where the input begins, and its parts follow each other without the EOS tokens that prefix LM gave them.
-    - `text_places` (n,) int64: for each label that counts, in their order, the place in the flattened `text_ids` of the
+    - `text_indices` (n,) int64: for each label that counts, in order, the index in the flattened `text_ids` of the
       token before it.
     - `in_text` (n,) bool: whether the label is a token of the text. An EOS token that prefix LM added isn't; it gets
-      the place of the last token that is read.
+      the index of the last token that is read.
 
         inputs   Thank you </s> your party </s>        text_ids      Thank you for inviting
         targets  for inviting me </s> is over </s>                   your party is ∅
-        segments      1     1     1  1    2   2    2   text_places   1 2 3 3 5 6 6
+        segments      1     1     1  1    2   2    2   text_indices   1 2 3 3 5 6 6
                                                        in_text       1 1 1 0 1 1 0
 
     Examples whose labels don't count have no text. They are pinned where the labels are.
@@ -32,7 +32,7 @@ def with_texts(batch: Batch) -> Batch:
     targets = counted * batch.get("decoder_segment_ids", torch.ones_like(labels))
     segments = int(max(inputs.max(), targets.max())) + 1  # with 0, which is padding's
     of_inputs, of_targets = (_examples(part, segments) for part in (inputs, targets))
-    place, place_in_target = (
+    position, target_position = (
         batch.get(f"{side}_positions", torch.arange(part.size(1), device=ids.device).expand_as(part))
         for side, part in (("encoder", inputs), ("decoder", targets))
     )
@@ -47,17 +47,17 @@ def with_texts(batch: Batch) -> Batch:
     starts = (has_text.cumsum(0) - 1) * longest
 
     texts = ids.new_zeros(max(1, int(has_text.sum())) * longest)
-    kept = (inputs > 0) & has_text[of_inputs] & (place < before[of_inputs])
-    texts[(starts[of_inputs] + place)[kept]] = ids[kept]
-    at = before[of_targets] + place_in_target  # in the text
+    kept = (inputs > 0) & has_text[of_inputs] & (position < before[of_inputs])
+    texts[(starts[of_inputs] + position)[kept]] = ids[kept]
+    at = before[of_targets] + target_position  # in the text
     kept = counted & (at < read[of_targets])
     texts[(starts[of_targets] + at)[kept]] = labels[kept]
 
-    places = starts[of_targets] + torch.minimum(at, read[of_targets]) - 1
+    indices = starts[of_targets] + torch.minimum(at, read[of_targets]) - 1
     found = {
         "text_ids": texts.view(-1, longest),
-        "text_places": places[counted],
-        "in_text": (place_in_target < after[of_targets])[counted],
+        "text_indices": indices[counted],
+        "in_text": (target_position < after[of_targets])[counted],
     }
     return {**batch, **{name: one.pin_memory() if labels.is_pinned() else one for name, one in found.items()}}
 

@@ -215,8 +215,8 @@ def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
 def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray, rules: Rules) -> Examples:
     if rows.examples is not None:
         return rows.examples.part(start, stop)
-    places = list(range(stop - start))
-    tokens = blocks.rows_in([block] * len(places), places)
+    numbers = list(range(stop - start))
+    tokens = blocks.rows_in([block] * len(numbers), numbers)
     return rules.objective.apply(tokens, keys, rules.vocabulary, block)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.evaluation.hook import Findings
 from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY
 
@@ -44,7 +44,7 @@ def keep(folder: Path, step: int, findings: Findings) -> None:
 
 def table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table; none if there is no sound file."""
-    found = read_sound_json(path, _Table)
+    found = read_valid_json(path, _Table)
     return [dict(zip(found.columns, values, strict=True)) for values in found.data] if found else []
 
 

@@ -6,7 +6,7 @@ import yaml
 
 from data_pipeline import report as corpus_report
 from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.tables import markdown
 from pretrain.huggingface.conversion import Conversion
 from pretrain.huggingface.lineage import Lineage, TrainingCorpus
@@ -128,7 +128,7 @@ def _data(lineage: Lineage) -> list[str]:
 
 def _corpus(trained_on: TrainingCorpus) -> list[str]:
     corpus, manifest = trained_on.corpus, trained_on.corpus.manifest
-    report = read_sound_json(corpus.directory / corpus_report.FILE, corpus_report.Report)
+    report = read_valid_json(corpus.directory / corpus_report.FILE, corpus_report.Report)
     rows = [
         ["sha256 of its manifest", f"`{sha256(corpus.directory / 'manifest.json')}`"],
         ["rows read", f"{trained_on.rows:,}"],

@@ -8,7 +8,7 @@ from pydantic import NonNegativeInt
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 
 STATUS, STOP = "status.json", "stop"
 
@@ -28,7 +28,7 @@ class Status:
 
 def read(run: Path) -> Status:
     """The status of `run`; that of a new run if the file is missing or damaged."""
-    return read_sound_json(run / STATUS, Status) or Status()
+    return read_valid_json(run / STATUS, Status) or Status()
 
 
 def write(run: Path, status: Status) -> None:

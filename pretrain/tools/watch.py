@@ -17,7 +17,7 @@ from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
@@ -146,7 +146,7 @@ def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
 
 def _samples(path: Path, width: int) -> Iterator[Text]:
     """What the model wrote at the last step of the table."""
-    table = read_sound_json(path, _Table)
+    table = read_valid_json(path, _Table)
     rows = [dict(zip(table.columns, values, strict=False)) for values in table.data] if table else []
     if not rows:
         return

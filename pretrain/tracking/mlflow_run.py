@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.tracking.store import uri_now
 
 TRACKING_FILE, STATE_FILE = "tracking.json", "mlflow.json"
@@ -63,7 +63,7 @@ class TrackedRun:
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
-        run = read_sound_json(run_dir / TRACKING_FILE, cls)
+        run = read_valid_json(run_dir / TRACKING_FILE, cls)
         return replace(run, uri=uri_now(run.uri, run_dir)) if run and run.uri else run
 
     @property
@@ -107,7 +107,7 @@ class FeedState:
 
     @classmethod
     def load(cls, run_dir: Path) -> "FeedState | None":
-        state = read_sound_json(run_dir / STATE_FILE, cls)
+        state = read_valid_json(run_dir / STATE_FILE, cls)
         return replace(state, tracking_uri=uri_now(state.tracking_uri, run_dir)) if state else None
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from pretrain.models.loss import PARTS
@@ -77,7 +77,7 @@ def _conditions(setup: ValidatedRun, engine: Engine) -> dict[str, Any]:
 
 def _kept(setup: ValidatedRun, conditions: dict[str, Any]) -> int:
     """The choice of an earlier start under the same conditions; 0 if there is none."""
-    kept = read_sound_json(setup.directory / FILE, Choice)
+    kept = read_valid_json(setup.directory / FILE, Choice)
     return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
 
 

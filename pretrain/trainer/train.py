@@ -13,7 +13,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
-from data_pipeline.loading.lookahead import Ahead
+from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import StreamState
 from data_pipeline.loading.texts import with_texts
 from pretrain import models
@@ -153,7 +153,7 @@ class Training:
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
         if self.teacher:
             loaded = ([with_texts(batch) for batch in step] for step in loaded)
-        ahead = Ahead(loaded) if any(corpus.remote for corpus in setup.training) else None
+        ahead = Lookahead(loaded) if any(corpus.remote for corpus in setup.training) else None
         last_step = time.monotonic()
         self.meter.restart()
         watchdog.starting()  # because the loader's processes start now

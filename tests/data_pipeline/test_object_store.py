@@ -19,7 +19,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.lookahead import Ahead
+from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.stages import documents
 from data_pipeline.tools import publish as publishing
@@ -121,7 +121,7 @@ def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store,
     """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
     corpus = open_corpus(published, tmp_path, wait_seconds=0.5)
     stream, layout = Stream([corpus], [1.0], 0, 1), BatchLayout(0, 1, 64, 1)
-    ahead = Ahead(TrainingBatches(stream, layout).loader(8, 0))
+    ahead = Lookahead(TrainingBatches(stream, layout).loader(8, 0))
     taken = [next(ahead)[0]]
     store.away = True
     while ahead.lost is None:

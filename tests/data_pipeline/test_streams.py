@@ -27,7 +27,7 @@ from data_pipeline.loading.stream import Skipped, Stream, StreamState
 
 def stream_of(*corpora: Path, **changes) -> Stream:
     opened = [open_corpus(corpus) for corpus in corpora]
-    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "lanes": 8, **changes})
+    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "interleaved": 8, **changes})
 
 
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
@@ -81,7 +81,7 @@ from data_pipeline.loading.stream import StreamState, Stream
 
 if __name__ == "__main__":
     corpus, out, rank, ranks, workers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    stream = Stream([open_corpus(corpus)], [1.0], seed=3, lanes=8)
+    stream = Stream([open_corpus(corpus)], [1.0], seed=3, interleaved=8)
     batches = TrainingBatches(stream, BatchLayout(rank, ranks, 24 // ranks // 2, 2), StreamState.at(stream, 48, []))
     torch.save(list(batches.loader(4, workers)), f"{out}/{ranks}-{rank}.pt")
 """
@@ -111,7 +111,7 @@ def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp
     ("changes", "said"),
     [
         ({"seed": 4}, "seed is 3 there, 4 here"),
-        ({"lanes": 9}, "lanes is 8 there, 9 here"),
+        ({"interleaved": 9}, "lanes is 8 there, 9 here"),
         ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
     ],
 )

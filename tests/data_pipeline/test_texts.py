@@ -22,7 +22,7 @@ def test_the_example_of_the_docstring():
     }
     found = with_texts(batch)
     assert found["text_ids"].tolist() == [[5, 6, 10, 11], [7, 8, 13, 0]]
-    assert found["text_places"].tolist() == [1, 2, 3, 3, 5, 6, 6]
+    assert found["text_indices"].tolist() == [1, 2, 3, 3, 5, 6, 6]
     assert found["in_text"].tolist() == [True, True, True, False, True, True, False]
 
 
@@ -39,7 +39,7 @@ def test_texts_are_the_rows_that_were_cut(form):
     texts, width = found["text_ids"].tolist(), found["text_ids"].size(1)
     labels = batch["labels"][batch["labels"] != IGNORE_INDEX].tolist()
     whole = {}
-    for place, label, inside in zip(found["text_places"].tolist(), labels, found["in_text"].tolist(), strict=True):
+    for place, label, inside in zip(found["text_indices"].tolist(), labels, found["in_text"].tolist(), strict=True):
         text, at = divmod(place, width)
         if inside:
             assert whole.get(text, texts[text][: at + 1]) == texts[text][: at + 1]
@@ -65,7 +65,7 @@ def test_rows_without_labels_have_no_text():
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     found = with_texts({"encoder_input_ids": ids, "labels": labels, "encoder_attention_mask": mask})
     assert found["text_ids"].tolist() == [[5, 6]]
-    assert found["text_places"].tolist() == [1, 1]
+    assert found["text_indices"].tolist() == [1, 1]
     none = with_texts({"encoder_input_ids": ids[1:], "labels": labels[1:], "encoder_attention_mask": mask[1:]})
     assert none["text_ids"].shape == (1, 1)
-    assert len(none["text_places"]) == len(none["in_text"]) == 0
+    assert len(none["text_indices"]) == len(none["in_text"]) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import requests
 
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.tools.fetch.client import (
     NETWORK_ERRORS,
     Client,
@@ -73,7 +73,7 @@ class Download:
         """
         if not self._path.exists():
             return False
-        record = read_sound_json(self._record, CheckedFile)
+        record = read_valid_json(self._record, CheckedFile)
         checksum = self._file.checksum or (record and record.checksum)
         if not checksum or self._file.size not in (None, self._path.stat().st_size):
             return False
@@ -97,7 +97,7 @@ class Download:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _attempt(self) -> None:
-        version = read_sound_json(self._version, PartVersion) or PartVersion()
+        version = read_valid_json(self._version, PartVersion) or PartVersion()
         if version.url != self._file.url:
             self._discard()
         size = self._file.size if self._file.size is not None else version.size

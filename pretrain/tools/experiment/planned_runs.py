@@ -8,7 +8,7 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import read_sound_json
+from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.tools.experiment.budget import Budget
@@ -89,7 +89,7 @@ def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -
 
 def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
     """A run can't go on with other overrides than it was started with."""
-    before = read_sound_json(out / _FILE, dict[str, list[str]]) or {}
+    before = read_valid_json(out / _FILE, dict[str, list[str]]) or {}
     changed = [row for row, given in rows.items() if before.get(row, given) != given and (out / row).exists()]
     if changed:
         raise UserError(
