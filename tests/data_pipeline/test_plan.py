@@ -88,7 +88,7 @@ def test_the_command_prints_80_columns_and_json(small_corpus):
 
 def test_rays_start_counts_as_the_report_has_it(small_corpus):
     found = report.read(small_corpus)
-    found["stages"][0]["ray_start_seconds"] = 9.0
+    found.stages[0] = replace(found.stages[0], ray_start_seconds=9.0)
     for changes, start in (((), 0.0), (("ray.small_bytes=0",), 9.0)):
         planned = forecast.forecast_build(settings(small_corpus, *changes), found, "", workers=2)
         assert planned.seconds == pytest.approx(start + sum(stage.seconds for stage in planned.stages))

@@ -68,7 +68,7 @@ def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
         output = {"output": str(folder / name), "sources": sources, "tokenizer": tokenizer}
         config = write_corpus_file(folder / f"{name}.yaml", **output, **changes)
         with without_ray():
-            made.append(build(load(config, [], CorpusConfig)))
+            made.append(build(load(config, [], CorpusConfig), render=render))
     return made[0], made[1]
 
 
