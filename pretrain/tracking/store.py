@@ -41,7 +41,7 @@ def client(uri: str) -> Any:
     os.environ.update(NO_TELEMETRY)
     for name, value in _FAIL_FAST.items():
         os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
+    from mlflow.tracking import MlflowClient  # takes a second
 
     # errors are raised and reported in one line; MLflow's own logger would add pages of traceback
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)

@@ -71,7 +71,7 @@ class Uploads:
 
     def _send_image(self, file: _File, step: int) -> None:
         """Uploads an image as MlflowClient.log_image names it, but under the same name each time."""
-        from mlflow.tracking.multimedia import Image, compress_image_size
+        from mlflow.tracking.multimedia import Image, compress_image_size  # mlflow takes a second to import
 
         key = str(PurePosixPath(PICTURES, *file.target.parent.parts[1:]))
         unique = uuid.uuid5(uuid.UUID(self._run.description.key), str(file.target))

@@ -46,7 +46,7 @@ def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[in
 
 
 def _units_with(build: FinishedBuild, url: str) -> set[str]:
-    """The units of inputs whose keys of URLs have `url` or, if URLs weren't compared, whose documents have it."""
+    """The units that have `url`: among their keys of URLs or, if URLs weren't deduplicated, among their documents."""
     if build.config.dedup.urls:
         key: set[tuple[int, ...]] = {(hash64(url),)}
         return {

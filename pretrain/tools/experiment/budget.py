@@ -12,7 +12,7 @@ _BUDGET = re.compile(r"(?P<steps>[1-9]\d*)steps?|(?P<percent>\d+(\.\d+)?)%")
 
 @dataclass(frozen=True)
 class Budget:
-    """The steps of each run, or the share of its own steps."""
+    """A number of steps for every run, or a share of the steps in each run's file."""
 
     steps: int | None = None
     share: float = 1.0

@@ -22,7 +22,7 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
 
     A line is the mean over seeds; the band of a difference reaches one standard deviation to each side.
     """
-    from matplotlib import colormaps
+    from matplotlib import colormaps  # slow to import
     from matplotlib.figure import Figure
 
     curves = {row: _curves(results, row) for row in experiment.rows}

@@ -24,7 +24,7 @@ def experiment(
     """Trains what hasn't finished, unless `train` is False, then writes and prints the table; returns the exit code.
 
     `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.json, table.md, runs.csv and
-    curves.png. Called again, it goes on: finished runs stay, cut ones resume.
+    curves.png. Calling it again continues: finished runs are kept, and interrupted ones resume.
     """
     found = experiment_file.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean of some runs, and their standard deviation with n − 1 below; None for one run."""
+    """The mean of some runs, and their sample standard deviation (n − 1); None for one run."""
 
     mean: float
     deviation: float | None

@@ -123,7 +123,7 @@ class Report:
             f"degrees of freedom: {law.degrees}."
         )
         if law.bounded:
-            said.append("E or α is at the edge of what is allowed: these rungs don't fix it.")
+            said.append("E or α is at the bound of its range: these rungs don't determine it.")
         if prediction.reached is not None:
             where = "inside" if prediction.inside else "outside"
             off = prediction.reached.mean - prediction.loss
@@ -145,7 +145,7 @@ class Report:
 
     def picture(self) -> "Figure":
         """Losses over the measure, the law through them, the prediction with its interval and what was reached."""
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # slow to import
 
         ladder, law, prediction = self.ladder, self.law, self.prediction
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")

@@ -24,8 +24,8 @@ def ladder(
 ) -> int:
     """Trains what hasn't finished of the rungs, and of the next one if `train_next`; returns the exit code.
 
-    `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png. Called
-    again, it goes on.
+    `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png. Calling
+    it again continues.
     """
     found = rungs.sized(path, *ladder_file.read(path), overrides)
     out = out or Path("runs", found.name)

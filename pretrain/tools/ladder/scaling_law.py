@@ -15,7 +15,7 @@ class Law:
     """L(x) = E + A · x^−α (Kaplan et al. 2020; Hoffmann et al. 2022), with 0 ≤ E. Losses are in nats per token.
 
     `intervals`: 95 % of `E`, `A` and `α`, in this order. `residual`: the standard deviation of the losses around the
-    law, by n − 3. `bounded`: whether E, or α, ended at the edge of what is allowed, so that the losses don't fix it.
+    law, by n − 3. `bounded`: whether E or α ended at the bound of its range, so that the losses don't determine it.
     """
 
     E: float
@@ -44,7 +44,8 @@ def fit(x: Sequence[float], losses: Sequence[float]) -> Law:
     """The law that fits `losses` at `x` by least squares, and the linearised covariance of its constants.
 
     Bootstraps of four or five points repeat points and come out too narrow; the t quantile with n − 3 degrees of
-    freedom (12.7 at four points, 4.3 at five) doesn't hide how little they fix. Raises ValueError for fewer than four.
+    freedom (12.7 at four points, 4.3 at five) doesn't hide how little they determine. Raises ValueError for fewer than
+    four.
     """
     from scipy.optimize import least_squares  # slow to import
 
@@ -110,6 +111,6 @@ def _gradient(a: float, alpha: float, x: float) -> tuple[float, float, float]:
 
 
 def _t(degrees: int) -> float:
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # slow to import
 
     return float(stdtrit(degrees, (1 + _CONFIDENCE) / 2))

@@ -1,4 +1,4 @@
-"""A few steps of a small model on the CPU, and what its activations and weights do meanwhile."""
+"""A few steps of a small model on the CPU, and how its activations and weights change."""
 
 import re
 from collections import defaultdict

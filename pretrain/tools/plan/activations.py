@@ -1,7 +1,7 @@
 """The memory of a forward and backward pass, from a pass of the run's own model on the meta device.
 
-The model's code runs as it would on a GPU, on tensors without memory that say they were there: which kernels and
-forms training takes, and what autograd saves for them, follows from the layers themselves. No formula repeats it.
+The model's code runs on tensors without memory that report a GPU as their device. So the layers themselves decide
+which kernels run and what autograd saves for them; no formula repeats that.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ HEAD, TEACHER = "head", "teacher"
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is asked for.
+    """The run, the GPUs and the prices that a plan is made for.
 
     - `rows`: one row of the run. `network`: GB/s of a GPU to other nodes. `price`: dollars for a GPU and an hour.
     - `mfu`: the share of its peak that a GPU reaches while it computes. `days`: how long the run may take.
@@ -62,7 +62,7 @@ class Option:
 
 
 class Planner:
-    """Answers for one run and one kind of GPU."""
+    """Finds what fits on numbers of GPUs of one kind, how long a run takes there, and what it costs."""
 
     def __init__(self, question: Question):
         self.question = question

@@ -57,10 +57,10 @@ def traffic(
 ) -> Traffic:
     """The traffic of a step of `micro_batches` on each GPU.
 
-    Gradients travel in fp32: once a step at stage 1, with each micro-batch at stages 2 and 3. Stages 1 and 2 send all
-    of them to all GPUs (an all-reduce) and gather the new weights once; stage 3 scatters them and gathers the weights
-    for each pass, but for small parameters, which stay whole, and those of which the backward pass has use soon enough
-    after the forward pass to keep them. With overlap, all buckets but the last travel during the backward pass.
+    Gradients travel in fp32: once a step at stage 1, with each micro-batch at stages 2 and 3. Stages 1 and 2 all-reduce
+    them and gather the new weights once. Stage 3 scatters them and gathers the weights for each pass, except for small
+    parameters, which stay whole, and for those that the backward pass needs so soon after the forward pass that they
+    are kept. With overlap, all buckets but the last travel during the backward pass.
     """
     others = (gpus - 1) / gpus  # the share of a tensor that a GPU sends, in a ring, to gather or to scatter it
     sizes, count = zero_sizes(zero), parameters.count
