@@ -13,6 +13,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as normalized
 
 from data_pipeline.foundation import paths
 from launch.hosts import read
@@ -23,22 +25,29 @@ CUDA = re.compile(r"nvidia-|cuda-|triton$")  # torch asks for them on machines w
 BUILDERS = {"setuptools", "wheel", "packaging"}
 
 
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def requirements(path: str) -> list[str]:
+    lines = (ROOT / path).read_text().replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def pins(path: str) -> dict[str, str]:
-    found = re.findall(r"^([\w.-]+)==([^\s\\;]+)", (ROOT / path).read_text(), re.MULTILINE)
-    return {normalized(name): version for name, version in found}
+    """The versions of a requirements file; a requirement without exactly one version is an error."""
+    found = {}
+    for line in requirements(path):
+        requirement = Requirement(line.partition("--hash")[0])
+        (version,) = requirement.specifier
+        assert version.operator == "==", line
+        found[normalized(requirement.name)] = version.version
+    return found
 
 
 @pytest.mark.parametrize("lock", ["docker/requirements.txt", "docker/build-requirements.txt"])
 def test_every_requirement_of_the_image_is_locked_by_hashes(lock):
-    text = re.sub(r"\\\n", "", (ROOT / lock).read_text())
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    assert len(lines) == len(pins(lock))
-    for line in lines:
-        assert re.fullmatch(r"[\w.-]+==\S+(\s+--hash=sha256:[0-9a-f]{64})+", line), line
+    for line in requirements(lock):
+        hashes = line.split("--hash=")[1:]
+        assert hashes, line
+        for kind, _, digest in (word.strip().partition(":") for word in hashes):
+            assert (kind, len(bytes.fromhex(digest))) == ("sha256", 32), line
 
 
 def test_the_image_has_the_tested_versions_of_all_that_the_product_needs():
@@ -46,7 +55,7 @@ def test_the_image_has_the_tested_versions_of_all_that_the_product_needs():
     assert {name for name in locked if not CUDA.match(name)} <= tested.keys() | BUILDERS
     assert {name: version for name, version in locked.items() if tested.get(name, version) != version} == {}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {normalized(re.match(r"[\w.-]+", line)[0]) for line in project["dependencies"]}
+    needed = {normalized(Requirement(line).name) for line in project["dependencies"]}
     assert needed <= locked.keys()
     builders = pins("docker/build-requirements.txt")
     assert builders.keys() == BUILDERS
@@ -54,15 +63,13 @@ def test_the_image_has_the_tested_versions_of_all_that_the_product_needs():
 
 
 def test_the_image_copies_what_its_steps_read_and_no_step_runs_as_root_afterwards():
-    dockerfile = (ROOT / "docker/Dockerfile").read_text()
-    sources = [word for line in re.findall(r"^COPY (.*)", dockerfile, re.MULTILINE) for word in line.split()[:-1]]
+    lines = (ROOT / "docker/Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    steps = [line.split() for line in lines if line.startswith(("RUN", "COPY", "USER", "WORKDIR"))]
+    sources = [source for instruction, *words in steps if instruction == "COPY" for source in words[:-1]]
     assert all((ROOT / source).exists() for source in sources)
-    included = re.findall(r"^!(.*)", (ROOT / "docker/Dockerfile.dockerignore").read_text(), re.MULTILINE)
-    assert {source.split("/")[0] for source in sources} == set(included)
-    assert re.findall(r"^(?:RUN|COPY|USER|WORKDIR).*", dockerfile, re.MULTILINE)[-2:] == [
-        "USER trainer",
-        "WORKDIR /work",
-    ]
+    ignored = (ROOT / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    assert {source.split("/")[0] for source in sources} == {line[1:] for line in ignored if line.startswith("!")}
+    assert steps[-2:] == [["USER", "trainer"], ["WORKDIR", "/work"]]
 
 
 def manifest(path: str) -> dict:

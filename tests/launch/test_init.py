@@ -29,10 +29,7 @@ from tests.in_process import run_here
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 # of each family one, and those that differ in their positions
-MODELS = (
-    *("t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "transformer-base"),
-    *("decoder-only-yan2024-15m", "autoregressive-yan2024"),
-)
+MODELS = (*("t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"),)
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +234,7 @@ def test_xml_that_is_no_dump_of_a_wiki_is_refused():
     assert (done.returncode, done.stderr) == (2, said)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("number", [1, 2, 5])
 def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
     pages = gzip.decompress(next(SAMPLES.glob("c4-train*.json.gz")).read_bytes()).splitlines(keepends=True)
     Path("a.jsonl").write_bytes(b"".join(pages[100 : 100 + number]))
