@@ -80,8 +80,8 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
     return [
         line.row + ("*" if line.is_baseline else "") + (f"({number})" if number < most_seeds else ""),
         _count(line.parameters),
-        _spread(line.train_loss),
-        _spread(line.validation_loss),
+        str(line.train_loss or ""),
+        str(line.validation_loss or ""),
         _small(line.embedding_loss.mean if line.embedding_loss else None),
         _decimals(line.effective_rank.mean if line.effective_rank else None, 1),
         _decimals(comparison.difference, 3, sign=True) if comparison else "",
@@ -135,12 +135,6 @@ def as_csv(results: Sequence[Result]) -> str:
     writer.writerow(names)
     writer.writerows([getattr(result, name) for name in names] for result in results)
     return stream.getvalue()
-
-
-def _spread(value: Spread | None) -> str:
-    if value is None:
-        return ""
-    return _decimals(value.mean, 3) + ("" if value.deviation is None else f"±{value.deviation:.3f}")
 
 
 def _count(number: int | None) -> str:

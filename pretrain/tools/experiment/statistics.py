@@ -21,6 +21,10 @@ class Spread:
             return None
         return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
+    def __str__(self) -> str:
+        """ "3.290±0.010" """
+        return f"{self.mean:.3f}" + ("" if self.deviation is None else f"±{self.deviation:.3f}")
+
 
 @dataclass(frozen=True)
 class Comparison:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,10 +47,9 @@ class Report:
     def of(cls, ladder: Ladder, results: Sequence[Result]) -> "Report":
         """The law is fitted to the mean over seeds of each rung, so that its scatter is that of rungs."""
         losses = {rung.name: losses_by_seed(results, rung.name) for rung in ladder.all}
-        spreads = [Spread.of(list(losses[rung.name].values())) for rung in ladder.rungs]
-        means = [spread.mean for spread in spreads if spread]
-        if len(means) < len(ladder.rungs):
+        if not all(losses[rung.name] for rung in ladder.rungs):
             return cls(ladder, losses, None, None)
+        means = [fmean(losses[rung.name].values()) for rung in ladder.rungs]
         law = fit([_measure(ladder, rung) for rung in ladder.rungs], means)
         x = _measure(ladder, ladder.next)
         reached = Spread.of(list(losses[ladder.next.name].values()))
@@ -58,7 +58,7 @@ class Report:
     @property
     def means(self) -> dict[str, float]:
         """The mean loss of each rung that has any."""
-        return {name: spread.mean for name, of in self.losses.items() if (spread := Spread.of(list(of.values())))}
+        return {name: fmean(losses.values()) for name, losses in self.losses.items() if losses}
 
     def as_json(self) -> dict[str, object]:
         """Everything: FLOPs, tokens and losses unrounded."""
@@ -134,10 +134,7 @@ class Report:
         return said
 
     def _cells(self, rung: SizedRung) -> list[str]:
-        spread = Spread.of(list(self.losses[rung.name].values()))
-        loss = "" if spread is None else f"{spread.mean:.3f}"
-        if spread and spread.deviation is not None:
-            loss += f"±{spread.deviation:.3f}"
+        loss = str(Spread.of(list(self.losses[rung.name].values())) or "")
         law = "" if self.law is None else f"{self.law(_measure(self.ladder, rung)):.3f}"
         name = rung.name + (" (next)" if rung is self.ladder.next else "")
         tokens, flops = f"{rung.tokens:.3g}".replace("e+0", "e"), f"{rung.flops:.3g}".replace("e+", "e")
