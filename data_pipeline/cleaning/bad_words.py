@@ -74,8 +74,8 @@ def _anywhere(phrases: set[str]) -> Callable[[str], bool]:
 def _between_boundaries(phrases: set[str]) -> Callable[[str], bool]:
     r"""Matches like `(?<!\w)(…|…)(?!\w)`, ten times as fast.
 
-    RE2 has no such conditions, and other letters than Python, so it looks for phrases between boundaries of ASCII. What
-    it finds, a page in fifty, is looked at again.
+    RE2 has no lookaround, and its word characters are ASCII, so it only finds candidates: phrases between ASCII
+    boundaries, in one page of fifty. Python's expressions decide about them.
     """
     likely = re2.compile(rf"(?:^|[^a-z0-9_])(?:{_either(phrases)})(?:[^a-z0-9_]|$)")
     exact = {phrase: re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)") for phrase in phrases}

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import fasttext
 from pydantic import Field
 
 from data_pipeline.foundation.atomic import sha256
@@ -88,8 +89,6 @@ def _sha256(path: str, modified: int) -> str:
 @functools.lru_cache(maxsize=1)
 def _loaded(path: str, modified: int) -> Callable[[str], dict[str, float]]:
     """A function from a line to the probability of each label."""
-    import fasttext
-
     model = fasttext.load_model(path)
 
     def predict(line: str) -> dict[str, float]:

@@ -103,7 +103,7 @@ class CleaningConfig(Section):
         """What the rules depend on besides these settings: the content of the classifier's model."""
         return [] if self.classifier is None else [content_of(self.classifier)]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The settings, with the checksum of the classifier's model in place of its path."""
         settings = self.model_dump()
         if self.classifier is not None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from importlib import resources
 from typing import Literal, NamedTuple
 
+import pycld2
+
 from data_pipeline.text.tally import Tally
 
 
@@ -40,8 +42,6 @@ def codes(name: DetectorName) -> dict[str, str]:
 
     codes("fast")["de"]  ->  "german"
     """
-    import pycld2
-
     renamed = {language: _RENAMED.get(code, code) for language, code in pycld2.LANGUAGES}
     names = {code: language.lower() for language, code in reversed(renamed.items())}
     if name == "fast":
@@ -84,7 +84,7 @@ def keep_language(
 
 def _langdetect() -> Detector:
     """langdetect (Nakatani 2010) with seed 0, as TFDS `c4_utils` uses it."""
-    from langdetect import DetectorFactory, LangDetectException, detect_langs
+    from langdetect import DetectorFactory, LangDetectException, detect_langs  # takes 0.1 s, and few configs use it
 
     DetectorFactory.seed = 0  # each text is sampled with its own generator
 
@@ -113,7 +113,6 @@ def _cld2() -> Detector:
     `probability` is the top language's share of the text whose language is known, or 0 if CLD2 calls its answer
     unreliable.
     """
-    import pycld2
 
     def detect(text: str) -> Detection | None:
         try:

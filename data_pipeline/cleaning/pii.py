@@ -4,7 +4,7 @@ The placeholders are Dolma's (Soldaini et al. 2024). As in FineWeb (Penedo et al
 replaced. The patterns find what is written as such data; they don't understand the text.
 
 - `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Letters are those of all scripts
-  that put spaces between words; in others, the words before an address would be taken for its beginning. Not the user
+  that put spaces between words; in other scripts, the pattern would include the words before an address. Not the user
   in a URL (`https://user@host.org/`) or in an address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
 - `ip`: IPv4 and IPv6 in their usual forms, outside the networks that are private or reserved. Four numbers below 32,
   as 1.2.3.4, are taken for a version, and so are those after a word like "version" or "section".

@@ -226,8 +226,7 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
         index = index_of(file.path)
         exists = index != file.path and stores.exists(index)
         try:
-            found = ranges(file.path, index if exists else None, bytes_per_unit)
-            cuts = [Range(cut.start, cut.stop, cut.first_ordinal) for cut in found]
+            cuts = ranges(file.path, index if exists else None, bytes_per_unit)
         except DamagedInput:
             cuts = [Range()]  # read from the start, it shows where the damage is
         write_json(plan, cuts)

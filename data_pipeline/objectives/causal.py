@@ -31,7 +31,6 @@ class CausalLM(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets)."""
         return self.length, self.length
 
     def accepts(self, length: int) -> bool:

@@ -94,7 +94,6 @@ class Denoising(Objective):
         return self.length, self.raw_length + 2
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """One line for each thing that this noise needs and the tokenizer lacks."""
         masks = self.insert_ratio or (self.mask_ratio and (self.replace_length or self.span_length == "span_poisson"))
         words = self.mask_ratio and self.span_length != "subword"
         lacks = {

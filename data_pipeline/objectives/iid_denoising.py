@@ -53,7 +53,6 @@ class IidDenoising(Objective):
         return self._most_runs + 1
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
-        """Inputs and targets of `rows`, each masked by its key."""
         below = np.uint64(int(self.noise_density * 2**64))
         masked = (random_bits(keys, _MASK, rows.values.shape[1]) < below) & rows.filled
         self._unmask_overflow(masked)

@@ -73,11 +73,9 @@ class MaskedLM(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the targets are the row before masking."""
         return self.length, self.length
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """One line for each thing that the vocabulary lacks."""
         lacking = super().problems(vocabulary)
         if vocabulary.mask is None:
             lacking.append("masks tokens, but the vocabulary has no mask token")

@@ -55,7 +55,6 @@ class PrefixLM(Objective):
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row before it is split."""
         return 2 * (self.length - 2) if self.packed else self.length
 
     @property
@@ -72,7 +71,6 @@ class PrefixLM(Objective):
         return 2 <= length <= self.raw_length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
-        """Inputs and targets of `rows`, each split by its key."""
         bits = random_bits(keys, _SPLIT, 1)[:, 0]
         pad, eos = vocabulary.pad, vocabulary.eos
         start = np.zeros_like(rows.lengths)
@@ -115,7 +113,6 @@ class FullLM(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets)."""
         return 1, self.length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:

@@ -90,7 +90,6 @@ class UL2(Objective):
 
     @property
     def raw_length(self) -> int:
-        """Tokens of the longest row."""
         return int(self.raw_lengths.max())
 
     @property
@@ -101,11 +100,9 @@ class UL2(Objective):
 
     @property
     def sentinels(self) -> int:
-        """The maximum over denoisers."""
         return max(denoiser.denoiser.sentinels for denoiser in self.denoisers)
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """One line for each thing that the vocabulary lacks."""
         tokens = [self.mode_tokens[mode] for mode in sorted({denoiser.mode for denoiser in self.denoisers})]
         missing = [token for token in tokens if token not in vocabulary.special]
         absent = [f"mode_tokens: the vocabulary has no special token {token}" for token in missing]

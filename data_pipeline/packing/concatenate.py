@@ -18,7 +18,7 @@ def concatenate(documents: Documents, rules: Rules) -> Rows:
 
 
 def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(offsets (rows + 1,), columns) of the rows that a bucket of `tokens` tokens makes, whatever the tokens are."""
+    """(offsets (rows + 1,), columns) of the rows that a bucket of `tokens` tokens makes."""
     objective = rules.objective
     columns: dict[str, np.ndarray] = {}
     if isinstance(objective, UL2):

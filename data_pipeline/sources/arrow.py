@@ -20,7 +20,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
     Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. Raises
     `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` where a batch can't be read,
-    since nothing says where the next one begins, and at the end of a stream without its end-of-stream marker.
+    since the next one can't be found then, and at the end of a stream without its end-of-stream marker.
 
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """

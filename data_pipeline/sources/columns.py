@@ -72,7 +72,7 @@ def _values(column: pa.Array) -> list[Any]:
     return (column if pa.types.is_temporal(column.type) else column.cast(pa.large_binary())).to_pylist()
 
 
-def _record(ordinal: int, row: dict[str, Any], intake: Intake) -> Record | None:
+def _record(ordinal: int, row: dict[str, object], intake: Intake) -> Record | None:
     intake.counters["read"] += 1
     try:
         values: dict[str, Any] = {field: _text(value) for field, value in row.items() if value is not None}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
@@ -27,7 +27,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     yield from jsonl.records(found, unit, options, intake)
 
 
-def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
+def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
     """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
     with open_stream(file.path, verified=False) as stream:
         while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":

@@ -37,7 +37,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def records(
-    objects: Iterable[tuple[int, dict[str, Any]]], unit: str, options: Options, intake: Intake
+    objects: Iterable[tuple[int, dict[str, object]]], unit: str, options: Options, intake: Intake
 ) -> Iterator[Record]:
     """The records of `objects`, each with its number from 1; `unit` is what messages call it."""
     fields = ["url", "title", "language", "timestamp"]
@@ -61,7 +61,7 @@ def begins_object(file: Input) -> bool:
         return stream.read(1) == b"{"
 
 
-def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, object]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
     with open_stream(file.path, file.verified) as stream:
         yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", intake, options)
@@ -69,7 +69,7 @@ def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[
 
 def parsed(
     lines: Iterable[tuple[int, bytes | None]], unit: str, intake: Intake, options: RecordOptions
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, dict[str, object]]]:
     """The number and object of every line or element, as `json_lines`; None is one that is too long."""
     for number, line in lines:
         if line is not None and not line.strip():
@@ -89,7 +89,7 @@ def parsed(
             intake.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
 
 
-def strings(record: dict[str, Any], keys: dict[str, str]) -> dict[str, str]:
+def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
     """The strings under `keys`, which options name: {"inputs": "question", "targets": "answer"}.
 
     Raises ValueError if one isn't there. If `record` has no such key, but enough strings under others, the message has
@@ -108,7 +108,7 @@ def strings(record: dict[str, Any], keys: dict[str, str]) -> dict[str, str]:
         raise ValueError(f"{error}; for other keys set options: {{{advice}}}") from None
 
 
-def _lengths(record: dict[str, Any], before: str = "") -> Iterator[tuple[str, int]]:
+def _lengths(record: dict[str, object], before: str = "") -> Iterator[tuple[str, int]]:
     """The length of each string of `record`, by the name under which `string` finds it."""
     for key, value in record.items():
         if isinstance(value, str) and not (before and "." in key):
@@ -117,7 +117,7 @@ def _lengths(record: dict[str, Any], before: str = "") -> Iterator[tuple[str, in
             yield from _lengths(value, f"{before}{key}.")
 
 
-def string(record: dict[str, Any], name: str, required: bool = True) -> str:
+def string(record: dict[str, object], name: str, required: bool = True) -> str:
     """The string under `name`, or "" if it is absent and not `required`. Raises ValueError otherwise.
 
     {"meta": {"url": "https://a.org/"}}, "meta.url"  ->  "https://a.org/"

@@ -5,7 +5,7 @@ to choose from.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
@@ -83,7 +83,7 @@ def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
         yield Record(number - 1, source, target=target, targets=targets, choices=choices)
 
 
-def _strings(pair: dict[str, Any], name: str) -> list[str]:
+def _strings(pair: dict[str, object], name: str) -> list[str]:
     """The strings in the list under `name`. Raises ValueError if it isn't a list of strings."""
     values = pair[name]
     if not isinstance(values, list):

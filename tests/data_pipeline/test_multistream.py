@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, Intake, Range, Record
 from data_pipeline.sources.wikipedia.dump import read
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
@@ -63,10 +63,14 @@ def test_names_of_indexes_are_wikimedias():
     )
 
 
+def inputs_of(dump: Path, index_path: str | None, target_bytes: int) -> list[Input]:
+    return [Input(str(dump), *cut) for cut in ranges(str(dump), index_path, target_bytes)]
+
+
 @pytest.mark.parametrize("target", [1, 5_000, 20_000, 33_333, 50_000, 100_000, 10**9])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_ranges_together_are_the_file(dump, target, indexed):
-    inputs = ranges(str(dump), index_of(str(dump)) if indexed else None, target)
+    inputs = inputs_of(dump, index_of(str(dump)) if indexed else None, target)
     assert inputs[0].start == 0
     assert inputs[-1].stop is None
     assert all(left.stop == right.start for left, right in pairwise(inputs))
@@ -79,10 +83,7 @@ def test_ranges_together_are_the_file(dump, target, indexed):
 
 def test_index_and_scan_find_the_same_streams(dump):
     by_index, by_scan = ranges(str(dump), index_of(str(dump)), 1), ranges(str(dump), None, 1)
-    assert by_scan[:-1] == [
-        *by_index[:-1],
-        Input(str(dump), by_index[-1].start, by_scan[-1].start, by_index[-1].first_ordinal),
-    ]
+    assert by_scan[:-1] == [*by_index[:-1], by_index[-1]._replace(stop=by_scan[-1].start)]
     assert by_scan[-1].first_ordinal == 60  # the last stream, which no line of the index names
 
 
@@ -98,7 +99,7 @@ def test_streams_cut_anywhere(xml, tmp_path):
         )
         parts = [xml[start:stop] for start, stop in zip([0, *cuts], [*cuts, None], strict=True)]
         path.write_bytes(b"".join(map(bz2.compress, parts)))
-        inputs = ranges(str(path), None, 1)
+        inputs = inputs_of(path, None, 1)
         assert len(inputs) == len(parts)
         assert read_all(inputs) == whole
 
@@ -112,13 +113,13 @@ def test_a_dump_cut_off_is_noted_once(xml, tmp_path, at):
     whole, counters, damage = read_all([Input(str(path))])
     assert counters["truncated_xml"] == len(damage) == 1
     assert counters["damaged"] == (at == "page")
-    cut = read_all(ranges(str(path), None, 1))
+    cut = read_all(inputs_of(path, None, 1))
     assert cut[:2] == (whole, counters)
     assert [reason for _, reason in cut[2]] == [reason for _, reason in damage]
 
 
 def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
-    inputs = ranges(str(dump), index_of(str(dump)), 1)
+    inputs = inputs_of(dump, index_of(str(dump)), 1)
     data = bytearray(dump.read_bytes())
     data[inputs[4].start + 3000] ^= 0xFF
     path = tmp_path / "a.xml.bz2"
@@ -140,7 +141,7 @@ def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):
         ("b.bz2", bz2.compress(xml.decode().encode("utf-16"))),
     ]:
         (tmp_path / name).write_bytes(data)
-        assert ranges(str(tmp_path / name), None, 1) == [Input(str(tmp_path / name))]
+        assert ranges(str(tmp_path / name), None, 1) == [Range()]
 
 
 def test_an_index_of_other_pages_is_one_clear_error(dump, tmp_path):

@@ -196,7 +196,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
         assert same(again, tokenizer)
         assert again.encode(texts) == tokenizer.encode(texts)
         assert again.describe() == described
-    assert (described.special["[R]"], described.first_sentinel) == (tokenizer.vocab_size, tokenizer.size - 1)
+    assert (described["special"]["[R]"], described["first_sentinel"]) == (tokenizer.vocab_size, tokenizer.size - 1)
     with pytest.raises(FailedError, match="not the tokenizer"):
         load(tmp_path, {**described, "sha256": "0" * 64})
     (tmp_path / "tokenizer/description.json").unlink()

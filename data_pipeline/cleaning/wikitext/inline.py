@@ -18,7 +18,7 @@ _PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern} *")
 _PART_OF_A_PLACEHOLDER = re.compile(f"{_OPEN}\\d*{_THEN}?|[{_THEN}{_CLOSE}]")
 _MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin with
 _LONGEST, _LONGEST_NAME = 1000, 60
-_LOOKED_AT = 8  # characters looked at on each side
+_CONTEXT = 8  # characters of context on each side
 
 # Names, in lower case, of templates whose argument is no text, by their purpose.
 _NO_TEXT_NAMES = {
@@ -106,13 +106,13 @@ class Placeholders:
         pieces, position, before = list[str](), 0, ""
         for placeholder in _PLACEHOLDER.finditer(line):
             between = line[position : placeholder.start()]
-            before = (before + between)[-_LOOKED_AT:]
-            amid = _amid_a_sentence(before, line[placeholder.end() : placeholder.end() + _LOOKED_AT])
+            before = (before + between)[-_CONTEXT:]
+            amid = _amid_a_sentence(before, line[placeholder.end() : placeholder.end() + _CONTEXT])
             text = placeholder[2] if amid else ""
             if amid and not text and not before.rstrip().endswith(("(", "[")):  # emptied brackets are removed
                 self._holes[self._names[int(placeholder[1])].partition(":")[0][:_LONGEST_NAME]] += 1
             pieces += [between, text]
-            before = (before + text)[-_LOOKED_AT:]
+            before = (before + text)[-_CONTEXT:]
             position = placeholder.end()
         return _without_placeholders("".join([*pieces, line[position:]]))
 

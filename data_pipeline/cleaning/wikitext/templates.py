@@ -104,16 +104,12 @@ def coordinates(source: str) -> str:
     return f"{north}{found[2]} {east}{found[4]}"
 
 
-def _first(arguments: list[str]) -> str:
-    return arguments[0] if arguments else ""
+def _argument(number: int) -> Callable[[list[str]], str]:
+    """The argument `number`, from 0, or from -1 counted from the end; "" if there is none."""
+    return lambda arguments: "".join(arguments[number:][:1])
 
 
-def _second(arguments: list[str]) -> str:
-    return arguments[1] if len(arguments) > 1 else ""
-
-
-def _last(arguments: list[str]) -> str:
-    return arguments[-1] if arguments else ""
+_first, _second, _last = map(_argument, (0, 1, -1))
 
 
 def _block(arguments: list[str]) -> str:

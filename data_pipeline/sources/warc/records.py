@@ -108,7 +108,7 @@ def _note(intake: Intake, position: str, reason: str) -> None:
 
 
 class _Source:
-    """A stream that knows its offset and whose reads can be undone."""
+    """A stream with an offset, into which bytes can be pushed back."""
 
     def __init__(self, stream: BinaryIO):
         self._stream, self._back = stream, io.BytesIO()

@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression.byte_ranges import chunks
 from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input
+from data_pipeline.sources.record import Input, Range
 from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
 from data_pipeline.sources.wikipedia.xml_encoding import is_utf8
 
@@ -36,37 +36,36 @@ def index_of(path: str) -> str:
     return re.sub(r"multistream(\d*)\.xml([^/]*)$", r"multistream-index\1.txt\2", path)
 
 
-def ranges(path: str, index_path: str | None, target_bytes: int) -> list[Input]:
-    """Inputs that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
+def ranges(path: str, index_path: str | None, target_bytes: int) -> list[Range]:
+    """Ranges that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
 
     A file with one stream or another compression is one range. Without an index, the streams are found by their first
     bytes, and their pages are counted by decompressing the file on all cores. That works
     for any concatenated bzip2 (pbzip2's too), but takes as long as reading the file once. Raises `UserError` if the
     index belongs to another file, `DamagedInput` if it can't be read.
 
-        ranges("a.bz2", None, 1 << 26)  ->  [Input("a.bz2", 0, 67108901), Input("a.bz2", 67108901, None, 1420)]
+        ranges("a.bz2", None, 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
     """
     if not _has_streams(path):
-        return [Input(path)]
+        return [Range()]
     if index_path is None:
-        inputs = _cut(path, _stream_offsets(path), target_bytes)
-        return _numbered(inputs, _page_counts(inputs)) if len(inputs) > 1 else inputs
+        cuts = _cut(_stream_offsets(path), target_bytes)
+        before = list(accumulate(_page_counts(path, cuts), initial=0)) if len(cuts) > 1 else [0]
+        return [cut._replace(first_ordinal=first) for cut, first in zip(cuts, before, strict=False)]
     offsets, counts = _read_index(index_path)
-    inputs = _cut(path, offsets, target_bytes)
-    _check_index(path, index_path, offsets, counts, [file.start for file in inputs])
-    before = [0]
-    for count in counts:
-        before.append(before[-1] + count)
-    return [Input(path, file.start, file.stop, before[bisect_left(offsets, file.start)]) for file in inputs]
+    cuts = _cut(offsets, target_bytes)
+    _check_index(path, index_path, offsets, counts, [cut.start for cut in cuts])
+    before = list(accumulate(counts, initial=0))
+    return [cut._replace(first_ordinal=before[bisect_left(offsets, cut.start)]) for cut in cuts]
 
 
-def _cut(path: str, offsets: Iterable[int], target_bytes: int) -> list[Input]:
-    """offsets 10, 90, 110, 205 by 100  ->  Input(0, 110), Input(110, None)"""
+def _cut(offsets: Iterable[int], target_bytes: int) -> list[Range]:
+    """offsets 10, 90, 110, 205 by 100  ->  Range(0, 110), Range(110, None)"""
     starts = [0]
     for offset in offsets:
         if offset - starts[-1] >= target_bytes:
             starts.append(offset)
-    return [Input(path, start, stop) for start, stop in pairwise([*starts, None]) if start is not None]
+    return [Range(start, stop) for start, stop in pairwise([*starts, None]) if start is not None]
 
 
 def _has_streams(path: str) -> bool:
@@ -96,9 +95,9 @@ def _stream_offsets(path: str) -> Iterator[int]:
             base, rest = base + len(data) - overlap, data[len(data) - overlap :]
 
 
-def _page_counts(inputs: list[Input]) -> list[int]:
+def _page_counts(path: str, cuts: list[Range]) -> list[int]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decompression releases the GIL
-        return list(pool.map(_count_pages, inputs))
+        return list(pool.map(_count_pages, [Input(path, cut.start, cut.stop) for cut in cuts]))
 
 
 def _count_pages(file: Input) -> int:
@@ -112,14 +111,6 @@ def _count_pages(file: Input) -> int:
     except DamagedInput:
         pass
     return pages
-
-
-def _numbered(inputs: list[Input], counts: list[int]) -> list[Input]:
-    numbered, ordinal = [], 0
-    for file, count in zip(inputs, counts, strict=True):
-        numbered.append(Input(file.path, file.start, file.stop, ordinal))
-        ordinal += count
-    return numbered
 
 
 # --- with an index --------------------------------------------------------------------------------
