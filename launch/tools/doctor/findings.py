@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from data_pipeline.foundation.formatting import counted
+
 Level = Literal["ok", "warning", "fault"]
 _COLUMNS, _INDENT = 80, 9
 
@@ -32,8 +34,9 @@ def report(findings: Sequence[Finding]) -> str:
         words = "" if finding.level == "ok" and len(nodes) > 1 and finding.node else finding.found
         key = Finding(finding.check, finding.level, words, finding.expected, finding.remedy)
         alike.setdefault(key, []).append(finding.node)
+    order = list(dict.fromkeys(finding.check for finding in findings))
     lines = []
-    for finding, where in sorted(alike.items(), key=lambda item: _place(item[0], findings)):
+    for finding, where in sorted(alike.items(), key=lambda item: order.index(item[0].check)):
         names = [name for name in dict.fromkeys(where) if name]
         at = f" on {_names(names)}" if names and len(nodes) > 1 else ""
         text = "; ".join(
@@ -55,10 +58,6 @@ def report(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, _summary(findings)])
 
 
-def _place(finding: Finding, findings: Sequence[Finding]) -> int:
-    return next(place for place, other in enumerate(findings) if other.check == finding.check)
-
-
 def _names(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} nodes ({names[0]} … {names[-1]})"
 
@@ -66,9 +65,5 @@ def _names(names: list[str]) -> str:
 def _summary(findings: Sequence[Finding]) -> str:
     faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
     if faults:
-        return f"{_counted(faults, 'fault')} would stop a run; {_counted(warnings, 'warning')}"
-    return f"nothing would stop a run; {_counted(warnings, 'warning')}"
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+        return f"{counted(faults, 'fault')} would stop a run; {counted(warnings, 'warning')}"
+    return f"nothing would stop a run; {counted(warnings, 'warning')}"
