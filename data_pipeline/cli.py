@@ -46,7 +46,6 @@ def build_command(
     print(f"{directory} is complete. Next: data-pipeline show {directory}")
 
 
-@app.command("clean", hidden=True)  # its former name
 @app.command(epilog="Example: data-pipeline documents configs/corpora/quickstart.yaml cleaning.min_words_per_line=3")
 def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
     """Read and clean only: writes documents/*.parquet."""

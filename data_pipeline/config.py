@@ -27,18 +27,7 @@ class SourceConfig(Section):
     """Files of one format."""
 
     format: Literal[
-        "wet",
-        "warc",
-        "c4",
-        "wikipedia",
-        "wikiextractor",
-        "jsonl",
-        "json",
-        "csv",
-        "text",
-        "parquet",
-        "arrow",
-        "pairs",
+        "wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "json", "csv", "text", "parquet", "arrow", "pairs"
     ]
     """The format of the files."""
     path: str | list[str]

@@ -80,7 +80,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     if not has_begun(documents.STAGE, corpus):  # planning many inputs takes as long as Ray does to start
         workers.expect(len(inputs), config.ray)
     built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
-    tell_damage(built.documents, strict)
+    report_damage(built.documents, strict)
     parts = parts_of(built.documents)
     if config.steps:
         keep_only(corpus, ".stages/documents", parts)
@@ -121,7 +121,7 @@ def _prepare(corpus: Path) -> None:
     remove_leftovers(corpus)
 
 
-def tell_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
+def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
     """Prints one line for each damaged input: its first damage, and the number of damaged records.
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.

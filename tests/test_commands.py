@@ -1,6 +1,5 @@
 """What all commands of the three packages have in common."""
 
-import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -46,11 +45,3 @@ def test_help_ends_with_an_example_that_the_command_accepts(words):
 def test_every_package_has_its_commands():
     some = [("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")]
     assert [words for words in some if words not in ALL] == []
-
-
-def test_the_old_name_of_documents_does_the_same_and_is_not_listed():
-    group = typer.main.get_command(APPS["data-pipeline"])
-    assert isinstance(group, TyperGroup)
-    old, new = (inspect.unwrap(group.commands[name].callback) for name in ("clean", "documents"))
-    assert old is new
-    assert group.commands["clean"].hidden

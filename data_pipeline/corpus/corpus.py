@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from data_pipeline.corpus.manifest import FILE, Manifest, read_manifest
 from data_pipeline.foundation import stores
-from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
 from data_pipeline.foundation.errors import FailedError
@@ -114,8 +113,7 @@ class Corpus:
     def blocks(self, split: str) -> Blocks:
         """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
         path = self.directory / "blocks.parquet"
-        with absent("pandas"):  # pyarrow would import it, for 0.3 s, to see whether it is given any of its objects
-            blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
+        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
         for name in blocks.shards:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise FailedError(f"{path}: damaged: the shard {name!r} isn't a file of this corpus")

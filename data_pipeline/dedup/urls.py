@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from data_pipeline.dedup.keys import Keys, hash64
+from data_pipeline.dedup.keys import hash64
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
@@ -27,10 +27,6 @@ class NewestUrl:
     """
 
     group, order = 1, 4
-
-    @classmethod
-    def noted(cls) -> Keys:
-        return Keys(cls.group, cls.order)
 
     @staticmethod
     def words(url: str, timestamp: str, kept: bool) -> tuple[int, ...]:

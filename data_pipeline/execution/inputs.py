@@ -22,7 +22,7 @@ from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 
 _OPENING = 4096  # bytes that could be read in the time that it takes to open a file
-_CORPORA_TOLD = 3
+_CORPORA_SHOWN = 3
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 _WRITTEN = {  # by a build, in the directory of its corpus
     *(".stages", "documents", "tokenizer", "shards", "manifest.json", "blocks.parquet"),
@@ -66,8 +66,8 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
             files = stores.patiently(found_there, pattern, stores.LISTING_SECONDS)
         if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
             corpora = sorted(set(built.values()))
-            told = ", ".join(corpora[:_CORPORA_TOLD]) + (", …" if len(corpora) > _CORPORA_TOLD else "")
-            reason = f"{counted(len(built), 'file')} of corpora that were built there ({told})"
+            shown = ", ".join(corpora[:_CORPORA_SHOWN]) + (", …" if len(corpora) > _CORPORA_SHOWN else "")
+            reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
             if len(built) == len(files):
                 raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
             print(f"{pattern}: left out {reason}", file=sys.stderr)

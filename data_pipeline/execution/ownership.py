@@ -38,7 +38,7 @@ def claim(corpus: Path) -> None:
     except OSError as error:
         raise UserError(f"output: {path} can't be written: {error.strerror}") from None
     try:
-        lock(descriptor, f"{corpus}: a second build would spoil this one; see that only one runs at a time")
+        lock(descriptor, f"{corpus}: a second build at the same time would damage the corpus; run only one")
     except BlockingIOError:
         holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
         os.close(descriptor)

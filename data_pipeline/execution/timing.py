@@ -32,7 +32,7 @@ def note(corpus: Path, stage: str, timing: Timing) -> None:
 
 
 def noted(corpus: Path, stage: str) -> Timing | None:
-    """None if the stage has never had a unit to do, or was run by a version that didn't note its time."""
+    """None if the stage has never had a unit to do."""
     return read_valid_json(_path(corpus, stage), Timing)
 
 

@@ -106,7 +106,7 @@ class Finished(Generic[ResultType]):
     result: ResultType
     outputs: dict[str, Output]
     seconds: float
-    wall_seconds: float = 0.0  # not known of units of old builds
+    wall_seconds: float = 0.0
 
     @property
     def checksums(self) -> list[str]:

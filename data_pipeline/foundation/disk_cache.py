@@ -20,14 +20,14 @@ _LOOK, _KEEP = 0.01, 0.9
 def default_directory() -> Path:
     """A directory of this user below $SLURM_TMPDIR, $TMPDIR or /tmp: on this machine's disk, unlike home directories.
 
-    It is created for this user alone. Raises UserError if somebody else has a directory of that name, whose content
-    they could replace.
+    It is created for this user alone. Raises UserError if the directory belongs to another user, who could
+    replace its content.
     """
     directory = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
-    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+    with contextlib.suppress(OSError):  # the first write reports it
         directory.mkdir(mode=0o700, exist_ok=True)
     if directory.exists() and {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
-        raise UserError(f"data.cache.directory: {directory}, the default, belongs to somebody else; name another one")
+        raise UserError(f"data.cache.directory: {directory}, the default, belongs to another user; name another one")
     return directory
 
 
@@ -65,7 +65,7 @@ class DiskCache:
         try:
             with atomic_file(path) as file:
                 file.write(content)
-        except OSError as error:  # the disk of a node is full of other things: slower, but no reason to end a run
+        except OSError as error:  # the disk is full: reading is slower, but the run can go on
             if not self._refused:
                 self._refused = True
                 print(f"warning: {self.directory}: blocks can't be cached: {error.strerror}", file=sys.stderr)

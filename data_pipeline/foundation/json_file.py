@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ENDS_IN_CHECKSUM = re.compile(rb'[0-9a-f]{64}"\n}\n\Z')
 _LONGEST_VALUE = 60  # characters of a wrong value that a message shows
-_SAY_ALL = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
+_COMPLETE = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
 
 
 def _is_below(path: str) -> str:
@@ -63,7 +63,7 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
-        found = f", got {_short(first['input'])}" if first["type"] not in _SAY_ALL else ""
+        found = f", got {_short(first['input'])}" if first["type"] not in _COMPLETE else ""
         raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None
 
 

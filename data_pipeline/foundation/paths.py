@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import data_pipeline
@@ -46,33 +46,28 @@ def config(text: str) -> str:
 
     Raises ValueError for a URL, and for a name that doesn't ship, with the nearest ones that do.
     """
-    if not text.startswith(_SHIPPED):
-        return local(text)
-    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*.yaml")}
-    if text not in names:
-        nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
-        raise ValueError(f"{text}: no such file ships with the package; the nearest are {', '.join(nearest)}")
-    return str(names[text])
+    return _shipped(text, "file", lambda path: path.suffix == ".yaml")
 
 
 def config_folder(text: str) -> str:
-    """A folder of config files: a `local` path, or `configs:NAME` for one that ships with the package.
+    """A folder of config files, like `config`."""
+    return _shipped(text, "folder", Path.is_dir)
 
-    Raises ValueError like `config`.
-    """
+
+def _shipped(text: str, kind: str, wanted: Callable[[Path], bool]) -> str:
     if not text.startswith(_SHIPPED):
         return local(text)
-    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if path.is_dir()}
+    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if wanted(path)}
     if text not in names:
         nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
-        raise ValueError(f"{text}: no such folder ships with the package; the nearest are {', '.join(nearest)}")
+        raise ValueError(f"{text}: no such {kind} ships with the package; the nearest are {', '.join(nearest)}")
     return str(names[text])
 
 
 def mlflow_uri(text: str) -> str:
-    """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE. Raises ValueError like both.
+    """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE.
 
-    Also for a URI from a file in which a password has been hidden.
+    Raises ValueError like both, and for a URI in which a password has been masked.
     """
     prefix = "sqlite:///"
     if f":{MASK}@" in text:

@@ -144,18 +144,18 @@ class Lines:
     """When a line is due: some seconds after the last one, and ever later while `state` stays the same."""
 
     def __init__(self, state: Callable[[], object], now: float):
-        self._state, self._told, self._last = state, state(), now
+        self._state, self._shown, self._last = state, state(), now
         self._pause = _SECONDS_BETWEEN_LINES
 
     def due(self, now: float) -> bool:
         state = self._state()
-        if state != self._told:
+        if state != self._shown:
             self._pause = _SECONDS_BETWEEN_LINES
         if now < self._last + self._pause:
             return False
-        if state == self._told:
+        if state == self._shown:
             self._pause = min(2 * self._pause, _MOST_BETWEEN_LINES)
-        self._told, self._last = state, now
+        self._shown, self._last = state, now
         return True
 
 

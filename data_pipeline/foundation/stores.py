@@ -15,11 +15,11 @@ Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
 LISTING_SECONDS = 15.0  # the same at the start of a build, when the reason may be a wrong address
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
-_SILENT = 2.0  # seconds of trouble of which nobody is told
+_SILENT = 2.0  # seconds of failures before a warning
 _READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
 
-# Failures that pass, by the package and the name of their class; those of OSError are in `_passes`.
-_PASSING = {
+# Temporary failures, by the package and the name of their class; those of OSError are in `_is_temporary`.
+_TEMPORARY = {
     "aiohttp.ClientError",
     "botocore.ConnectionError",
     "botocore.HTTPClientError",
@@ -70,7 +70,7 @@ def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECOND
     Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors
     of the file itself (FileNotFoundError among them) as they are.
     """
-    failing_since, pause, told = None, _FIRST_PAUSE, False
+    failing_since, pause, warned = None, _FIRST_PAUSE, False
     while True:
         try:
             return attempt()
@@ -79,15 +79,15 @@ def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECOND
         except Exception as error:  # each file system raises its own errors
             if refusal := _refusal(error, url):
                 raise refusal from None
-            if not _passes(error):
+            if not _is_temporary(error):
                 raise
             reason = _one_line(error)
         failing_since = failing_since or time.monotonic()
         waited = time.monotonic() - failing_since
         if waited + pause > wait:
             raise StoreUnavailable(f"{url}: unavailable for {waited:.0f} s: {reason}; run the same command again later")
-        if waited > _SILENT and not told:
-            told = True
+        if waited > _SILENT and not warned:
+            warned = True
             print(f"warning: {url}: {reason}; waiting for it, up to {wait:.0f} s", file=sys.stderr, flush=True)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -180,7 +180,7 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
     return None
 
 
-def _passes(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     status = getattr(error, "status", None)  # aiohttp's
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429):
@@ -192,7 +192,7 @@ def _passes(error: Exception) -> bool:
         http = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return http >= 500 or http == 429 or _code(error) in _BUSY
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    return bool(names & _PASSING)
+    return bool(names & _TEMPORARY)
 
 
 def _code(error: Exception) -> str:

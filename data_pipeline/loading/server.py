@@ -21,7 +21,7 @@ BATCHES = "data_pipeline.loading.batches"  # the module of the dataset whose ite
 def start(module: str = BATCHES) -> None:
     """Starts the server unless it runs. It imports `module` and PyTorch, which takes seconds, and returns at once.
 
-    Else each worker would take a second and 100 MB to import them. The server and its workers block `REQUESTS`.
+    Otherwise each worker would import them, which takes a second and 100 MB. The server and workers block `REQUESTS`.
     """
     with blocked(REQUESTS):
         get_context("forkserver").set_forkserver_preload([module])

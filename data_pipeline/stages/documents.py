@@ -12,7 +12,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.keys import NO_DOCUMENT
+from data_pipeline.dedup.keys import NO_DOCUMENT, Keys
 from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
@@ -189,7 +189,7 @@ class PartsWriter:
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
-        self._urls = NewestUrl.noted() if self._spec.urls else None
+        self._urls = Keys(NewestUrl.group, NewestUrl.order) if self._spec.urls else None
         self._characters = 0
 
     def _close(self) -> None:

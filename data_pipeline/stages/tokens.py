@@ -55,7 +55,7 @@ class TokensResult(Result):
     """
 
     tokens: dict[str, int]
-    lengths: dict[str, int] = field(default_factory=dict)  # builds of earlier versions have none
+    lengths: dict[str, int] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     characters: dict[str, int] = field(default_factory=dict)
 

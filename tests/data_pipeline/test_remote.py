@@ -106,7 +106,7 @@ def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, m
 def test_a_default_cache_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     os.chown(default_directory(), 65534, 65534)
-    with pytest.raises(UserError, match=r"data\.cache\.directory: .* belongs to somebody else"):
+    with pytest.raises(UserError, match=r"data\.cache\.directory: .* belongs to another user"):
         default_directory()
 
 

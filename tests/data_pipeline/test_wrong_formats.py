@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.pipeline import tell_damage
+from data_pipeline.pipeline import report_damage
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from tests.conftest import DATA
 
@@ -78,7 +78,7 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
             assert not done.result.documents
             assert name in done.result.inputs[0].damage[0].reason
             with pytest.raises(FailedError) as failure:
-                tell_damage([done], strict=False)
+                report_damage([done], strict=False)
             first, last = str(failure.value).splitlines()
             assert first.startswith(f"{declared}/a: unreadable at ")
             assert last == f"nothing could be read from source {declared}"
@@ -96,7 +96,7 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
 def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, line, lacks, way_out):
     (tmp_path / "a").write_text(f"{line}\n" * 2)
     with pytest.raises(FailedError) as failure:
-        tell_damage([read_as(declared, tmp_path / "a")], strict=False)
+        report_damage([read_as(declared, tmp_path / "a")], strict=False)
     first, last = str(failure.value).splitlines()
     advice = f'no string under the key "{lacks}"; for other keys set options: {way_out}'
     assert first.startswith(f"{declared}/a: unreadable at line 1: {advice}; it looks like JSON Lines with the keys ")
@@ -129,10 +129,10 @@ def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):
     wrong = read_as("jsonl", write("wet", tmp_path / "wrong"))
     right = read_as("jsonl", write("jsonl", tmp_path / "right"))
     for order in itertools.permutations([wrong, right]):
-        tell_damage(list(order), strict=False)
+        report_damage(list(order), strict=False)
     assert "warning: jsonl/wrong: unreadable at byte 0" in "".join(capsys.readouterr())
     with pytest.raises(FailedError, match="jsonl/wrong: unreadable"):
-        tell_damage([right, wrong], strict=True)
+        report_damage([right, wrong], strict=True)
 
 
 def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
