@@ -19,7 +19,7 @@ Caches = Any  # key-value caches, in each family's own lists and tuples
 
 @runtime_checkable
 class CausalModel(Protocol):
-    """GPT-2, … With a cache, ids follow its tokens, and the mask (batch, held + length) covers both."""
+    """GPT-2, … With a cache, ids follow its tokens, and the mask (batch, past length + length) covers both."""
 
     config: Any
 
@@ -142,12 +142,12 @@ class _Causal:
         self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
         self.prompt, self.history = input_ids, _history(input_ids, attention_mask)
         self.examples = self.hypotheses = len(input_ids)
-        self.held = 0
+        self.length = 0
 
     def step(self, tokens: Tensor) -> Tensor:
-        if self.mask is not None and self.held:
+        if self.mask is not None and self.length:
             self.mask = torch.cat([self.mask, torch.ones_like(tokens, dtype=self.mask.dtype)], dim=1)
-        self.held += tokens.size(1)
+        self.length += tokens.size(1)
         return self.model.decode(tokens, self.cache, self.mask)[:, -1]
 
     def branch(self, origin: Tensor) -> None:
@@ -168,10 +168,10 @@ def _history(prompts: Tensor, mask: Tensor | None) -> Tensor:
     return prompts if mask is None else prompts.masked_fill(mask == 0, NO_TOKEN)
 
 
-def _rows(origin: Tensor, held: int) -> Tensor:
-    """The rows of the hypotheses `origin` (examples, n), where `held` hypotheses stand in the order of examples."""
+def _rows(origin: Tensor, hypotheses: int) -> Tensor:
+    """The rows of the hypotheses `origin` (examples, n), of `hypotheses` in the order of examples."""
     examples = origin.size(0)
-    return (origin + held // examples * torch.arange(examples, device=origin.device)[:, None]).flatten()
+    return (origin + hypotheses // examples * torch.arange(examples, device=origin.device)[:, None]).flatten()
 
 
 def _rows_of(examples: Tensor, width: int) -> Tensor:
@@ -179,9 +179,9 @@ def _rows_of(examples: Tensor, width: int) -> Tensor:
     return (examples[:, None] * width + torch.arange(width, device=examples.device)).flatten()
 
 
-def _caches(held: Caches) -> Iterator[KeyValueCache]:
-    if isinstance(held, KeyValueCache):
-        yield held
+def _caches(caches: Caches) -> Iterator[KeyValueCache]:
+    if isinstance(caches, KeyValueCache):
+        yield caches
     else:
-        for part in held:
+        for part in caches:
             yield from _caches(part)

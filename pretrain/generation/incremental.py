@@ -18,15 +18,16 @@ from pretrain.generation.packed_linear import PackedLinear, can_pack, packed_lin
 from pretrain.generation.paged_cache import PagedCache
 from pretrain.models import DecoderOnlyConfig, outline
 from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
+from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.bart import Bart, LogitsHead
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import FeedForward, GatedFeedForward, RMSNorm
-from pretrain.models.masks import masked
 from pretrain.models.model import Model
-from pretrain.models.positions import Rotation, rotate, rotation
+from pretrain.models.positions import Rotary, apply_rotary, rotary_embedding
 from pretrain.models.t5 import T5
 from pretrain.models.vanilla import Vanilla
+from pretrain.models.visibility import masked
 
 Part = Callable[[Tensor], Tensor]  # a norm or a sublayer, (hypotheses, d_model) → (hypotheses, d_model)
 
@@ -76,11 +77,11 @@ class Weights:
             return None
         return None if diagonals is None else diagonals.flip(-1)
 
-    def placed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Vectors (hypotheses, d_model) of `tokens` (hypotheses, 1) at `positions`, (1,) or (hypotheses, 1)."""
         decoder: Any = self.model.decoder
-        place = decoder.placed if self.pre_norm else decoder.inputs
-        return place(self.model.embedding(tokens), positions)[:, 0]
+        embed = decoder.add_positions if self.pre_norm else decoder.inputs
+        return embed(self.model.embedding(tokens), positions)[:, 0]
 
 
 def _has_this_form(model: EncoderDecoder | DecoderOnly) -> bool:
@@ -204,7 +205,7 @@ class Incremental:
                 None, None if memory_mask is None else memory_mask[:, None, None].bool(), memory.dtype
             )
         self.bias: Tensor | None = None
-        self.turn: Rotation | None = None
+        self.rotary: Rotary | None = None
         self.parts: list[tuple[Part, Part]] = []  # a norm and its sublayer
         for number, layer in enumerate(weights.layers):
             sublayers: list[Part] = [partial(self._attend, number, layer)]
@@ -216,8 +217,8 @@ class Incremental:
         """Reads the prompts (examples, length) of a decoder without an encoder; returns the next token's logits."""
         model: Any = self.weights.model
         caches: list[KeyValueCache] = model.new_cache()
-        states = model.decoder(model.embedding(prompts), mask, cache=caches)
-        self.cache.fill(torch.stack([torch.stack(cache.held) for cache in caches if cache.held]), mask)
+        states = model.decoder(model.embedding(prompts), AttentionInputs(mask), caches)
+        self.cache.fill(torch.stack([torch.stack(cache.entries) for cache in caches if cache.entries]), mask)
         self.position = prompts.size(1)
         self.padding = None if mask is None else (mask == 0).sum(dim=1, keepdim=True)
         return self.weights.logits(states[:, -1])
@@ -229,10 +230,10 @@ class Incremental:
         positions = torch.tensor([self.position], device=tokens.device)
         of_examples = positions if self.padding is None else positions - self.padding
         width = self.cache.seen.size(1)
-        x = weights.placed(tokens, of_examples if self.padding is None else of_examples.repeat_interleave(width, dim=0))
+        x = weights.embed(tokens, of_examples if self.padding is None else of_examples.repeat_interleave(width, dim=0))
         self.bias = self._bias(x.dtype)
         if getattr(weights.model.config, "positions", None) == "rotary":
-            self.turn = rotation(of_examples, self.d_kv, x.dtype)
+            self.rotary = rotary_embedding(of_examples, self.d_kv, x.dtype)
         self.position += 1
         for norm, part in self.parts:
             x = x + part(norm(x)) if weights.pre_norm else norm(x + part(x))
@@ -265,8 +266,8 @@ class Incremental:
         examples, width = self.cache.seen.shape[:2]
         new = layer.qkv(x).view(examples, width, 3, -1, self.d_kv).permute(2, 0, 3, 1, 4)
         queries, new = new[0], new[1:]
-        if self.turn is not None:
-            queries, new = rotate(queries, self.turn), torch.stack([rotate(new[0], self.turn), new[1]])
+        if self.rotary is not None:
+            queries, new = apply_rotary(queries, self.rotary), torch.stack([apply_rotary(new[0], self.rotary), new[1]])
         keys, values = self.cache.write(number, new)
         return layer.out(_joint(queries, keys, values, self.bias, layer.attention.scale))
 

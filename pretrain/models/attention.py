@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.kernels.matmul import matmul
+from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.layers import Linear, drop, fused_linear, one_use, soft_capped
 from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
-from pretrain.models.masks import MASKED
-from pretrain.models.positions import Rotation, rotate
+from pretrain.models.positions import Rotary, apply_rotary
+from pretrain.models.visibility import MASKED
 
 KeysAndValues = tuple[Tensor, Tensor]
 _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -27,33 +28,33 @@ class KeyValueCache:
     them."""
 
     def __init__(self) -> None:
-        self.held: KeysAndValues | None = None
+        self.entries: KeysAndValues | None = None
 
     @property
     def length(self) -> int:
-        return self.held[0].size(2) if self.held else 0
+        return self.entries[0].size(2) if self.entries else 0
 
     def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         """Appends the keys and values that `project` computes; returns all of them."""
         new = project()
-        if self.held:
-            new = torch.cat([self.held[0], new[0]], dim=2), torch.cat([self.held[1], new[1]], dim=2)
-        self.held = new
+        if self.entries:
+            new = torch.cat([self.entries[0], new[0]], dim=2), torch.cat([self.entries[1], new[1]], dim=2)
+        self.entries = new
         return new
 
     def select(self, rows: Tensor) -> None:
         """Keeps only these `rows` (n,) of the batch, in this order; beam search reorders hypotheses this way."""
-        if self.held:
-            self.held = self.held[0].index_select(0, rows), self.held[1].index_select(0, rows)
+        if self.entries:
+            self.entries = self.entries[0].index_select(0, rows), self.entries[1].index_select(0, rows)
 
 
 class MemoryCache(KeyValueCache):
     """Keys and values of an encoder's output, projected once."""
 
     def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
-        if self.held is None:
-            self.held = project()
-        return self.held
+        if self.entries is None:
+            self.entries = project()
+        return self.entries
 
 
 class Attention(nn.Module):
@@ -106,61 +107,57 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        bias: Tensor | Pattern | None = None,
+        mask: AttentionMask = AttentionMask(),
         cache: KeyValueCache | None = None,
-        causal: bool = False,
-        rotation: Rotation | None = None,
-        memory_rotation: Rotation | None = None,
     ) -> Tensor:
         """`x` (batch, queries, d_model) attends to `memory` (batch, keys, d_model), by default to itself.
 
-        `bias` is added to the attention logits, includes all masks, and broadcasts to (batch, heads, queries, keys).
-        `causal` instead of a bias lets the fastest kernels run. With a `cache`, `x` and `memory` hold new tokens only.
-        `rotation` is for the positions of `x`, `memory_rotation` for those of `memory`.
+        With a `cache`, `x` and `memory` hold new tokens only.
         """
         x = one_use(x)
-        dropout = self.dropout_rate if self.training else 0.0
         if memory is None and cache is None:
             queries, keys, values = self._projected(x, self.q, self.k, self.v)
-            queries, keys = _placed(queries, self.q_norm, rotation), _placed(keys, self.k_norm, rotation)
-            return self.output(attend(queries, keys, values, bias, causal, self.scale, dropout, self.softcap))
-        queries = self.queries(x, rotation)
+            queries = _with_positions(queries, self.q_norm, mask.rotary)
+            return self._attend(queries, _with_positions(keys, self.k_norm, mask.rotary), values, mask)
+        queries = self.queries(x, mask.rotary)
 
         def project() -> KeysAndValues:
             if memory is None:
-                return self.keys_and_values(x, rotation)
-            return self.keys_and_values(one_use(memory), memory_rotation)
+                return self.keys_and_values(x, mask.rotary)
+            return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
         keys, values = project() if cache is None else cache.update(project)
-        return self.output(attend(queries, keys, values, bias, causal, self.scale, dropout, self.softcap))
+        return self._attend(queries, keys, values, mask)
 
-    def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
+        """The layer's output (batch, queries, d_model)."""
+        dropout = self.dropout_rate if self.training else 0.0
+        context = attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap)
+        return self.o(context.transpose(1, 2).flatten(2))
+
+    def queries(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
         """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
         (queries,) = self._projected(x, self.q)
-        return _placed(queries, self.q_norm, rotation)
+        return _with_positions(queries, self.q_norm, rotary)
 
-    def keys_and_values(self, source: Tensor, rotation: Rotation | None = None) -> KeysAndValues:
+    def keys_and_values(self, source: Tensor, rotary: Rotary | None = None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
         keys, values = self._projected(source, self.k, self.v)
-        return _placed(keys, self.k_norm, rotation), values
+        return _with_positions(keys, self.k_norm, rotary), values
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
         """What each of `matrices` makes of (batch, length, d_model): (batch, heads, length, d_kv)."""
         found = fused_linear(x, *matrices, fused=self.fused)
         return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
 
-    def output(self, context: Tensor) -> Tensor:
-        """(batch, heads, length, d_kv) to (batch, length, d_model)."""
-        return self.o(context.transpose(1, 2).flatten(2))
 
-
-def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
+def _with_positions(heads: Tensor, norm: nn.Module | None, rotary: Rotary | None) -> Tensor:
     """Queries or keys (batch, heads, length, d_kv), normalised and then rotated to their positions."""
     heads = heads if norm is None else norm(heads)
-    return heads if rotation is None else rotate(heads, rotation)
+    return heads if rotary is None else apply_rotary(heads, rotary)
 
 
-_noted: list[Tensor] | None = None  # where `attend` leaves its weights
+_recorded: list[Tensor] | None = None  # where `attend` leaves its weights
 
 
 @contextlib.contextmanager
@@ -169,12 +166,12 @@ def recording_weights() -> Iterator[list[Tensor]]:
 
     The fast kernels never hold these weights, so they are computed apart.
     """
-    global _noted
-    before, _noted = _noted, []
+    global _recorded
+    before, _recorded = _recorded, []
     try:
-        yield _noted
+        yield _recorded
     finally:
-        _noted = before
+        _recorded = before
 
 
 def attend(
@@ -199,12 +196,12 @@ def attend(
     groups = queries.size(1) // keys.size(1)
     keys, values = _for_each_head(keys, groups), _for_each_head(values, groups)
     if isinstance(bias, Pattern):
-        if queries.size(3) <= LONGEST_HEAD and _noted is None and softcap is None:
+        if queries.size(3) <= LONGEST_HEAD and _recorded is None and softcap is None:
             return flash(queries, keys, values, bias, scale, dropout)
         bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
-    if _noted is not None:
+    if _recorded is not None:
         seen = _future(queries, keys, 0) if causal else bias
-        _noted.append(_softmax(queries, keys, seen, scale, softcap).detach())
+        _recorded.append(_softmax(queries, keys, seen, scale, softcap).detach())
     if softcap is not None:
         return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
     learned = bias is not None and bias.requires_grad

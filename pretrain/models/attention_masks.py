@@ -1,4 +1,4 @@
-"""What the self-attention of each layer of a stack sees: the whole row or a window of it, with its rotations."""
+"""What the attention of each layer of a stack is given besides states: masks, windows, biases and rotary positions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,47 +7,76 @@ from torch import Tensor
 
 from pretrain.models.config.blocks import LocalAndGlobal
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.masks import Window
-from pretrain.models.positions import Rotation
+from pretrain.models.positions import Rotary
+from pretrain.models.visibility import Window
 
 
-class Sight(NamedTuple):
-    """For the attention of a layer: the bias of its logits, and the rotations of queries and of keys.
+class AttentionInputs(NamedTuple):
+    """What a batch says about attention, by the names of its tensors. None: no padding, one example a row, positions
+    from 0.
 
-    `causal` instead of a bias hides the future only. The rotation of self-attention's keys is that of its queries.
+    Masks (batch, length) are nonzero at real tokens. Segments keep the examples of a packed row apart. Positions count
+    within an example; relative positions don't need them, since packing keeps distances inside an example.
     """
 
-    bias: Tensor | Pattern | None
-    rotation: Rotation | None = None
-    causal: bool = False
-    memory_rotation: Rotation | None = None
+    encoder_attention_mask: Tensor | None = None
+    encoder_segment_ids: Tensor | None = None
+    encoder_positions: Tensor | None = None
+    decoder_segment_ids: Tensor | None = None
+    decoder_positions: Tensor | None = None
 
 
-def bias_or_causal(
+class AttentionMask(NamedTuple):
+    """What the attention of a layer may see: the bias of its logits, which includes all masks, and rotary positions.
+
+    `bias` broadcasts to (batch, heads, queries, keys). `is_causal` instead of a bias hides the future only, and lets
+    the fastest kernels run. `rotary` is for the positions of queries, and in self-attention of keys; `memory_rotary`
+    for those of the states that cross-attention reads.
+    """
+
+    bias: Tensor | Pattern | None = None
+    rotary: Rotary | None = None
+    is_causal: bool = False
+    memory_rotary: Rotary | None = None
+
+
+def self_attention_mask(
     x: Tensor,
     keys: int,
+    rotary: Rotary | None = None,
     *,
     causal: bool,
     window: Window | None = None,
     diagonals: Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
-) -> tuple[Tensor | Pattern | None, bool]:
-    """The bias of self-attention's logits for `x` (batch, queries, d_model), the last of `keys` tokens; and instead of
-    it, whether only the future is hidden. The arguments are those of `logit_bias`."""
+) -> AttentionMask:
+    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. The arguments are those of `logit_bias`."""
     queries = x.size(1)
     if causal and window is None and diagonals is None and key_mask is None and segments is None:
         if queries == 1:
-            return None, False
+            return AttentionMask(None, rotary)
         if queries == keys:
-            return None, True
-    of_segments = {"query_segments": segments, "key_segments": segments}
-    future = causal and queries > 1
-    return logit_bias(x, keys, diagonals, causal=future, window=window, key_mask=key_mask, **of_segments), False
+            return AttentionMask(None, rotary, is_causal=True)
+    masks = {"key_mask": key_mask, "query_segments": segments, "key_segments": segments}
+    return AttentionMask(logit_bias(x, keys, diagonals, causal=causal and queries > 1, window=window, **masks), rotary)
 
 
-class Sights:
-    """Layers that see the same share one `Sight`: a stack has one or two kinds of layers.
+def cross_attention_mask(x: Tensor, states: Tensor, inputs: AttentionInputs) -> AttentionMask:
+    """Hides padding and other examples' states from `x` (batch, length, d_model)."""
+    return AttentionMask(
+        logit_bias(
+            x,
+            states.size(1),
+            key_mask=inputs.encoder_attention_mask,
+            query_segments=inputs.decoder_segment_ids,
+            key_segments=inputs.encoder_segment_ids,
+        )
+    )
+
+
+class LayerMasks:
+    """Layers that see the same share one mask: a stack has one or two kinds of layers.
 
     `window` makes what a query of this stack sees of the config's number of tokens.
     """
@@ -55,16 +84,18 @@ class Sights:
     def __init__(self, config: LocalAndGlobal, num_layers: int, window: Callable[[int], Window]):
         kinds = [config.kind(layer) for layer in range(num_layers)]
         distinct = list(dict.fromkeys(kinds))
-        self._of_layer = [distinct.index(kind) for kind in kinds]
+        self._kinds = [distinct.index(kind) for kind in kinds]
         self._distinct = [(None if kind.window is None else window(kind.window), kind.rope_base) for kind in distinct]
 
-    def of_layers(self, see: Callable[[Window | None, float], Sight], queries: int, keys: int) -> list[Sight]:
-        """The sight of each layer. `see` makes one of a window, None if that hides nothing, and a base of rotations."""
-        sights = [
-            see(None if window is None or window.hides_nothing(queries, keys) else window, base)
+    def for_layers(
+        self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
+    ) -> list[AttentionMask]:
+        """The mask of each layer. `new_mask` makes one for a window, None if that hides nothing, and a rotary base."""
+        masks = [
+            new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
             for window, base in self._distinct
         ]
-        return [sights[kind] for kind in self._of_layer]
+        return [masks[kind] for kind in self._kinds]
 
     def pairs(self, tokens: int, pairs: int) -> int:
         """The pairs of queries and keys that all layers compute, for `tokens` whose examples have `pairs` of them.
@@ -73,7 +104,7 @@ class Sights:
         """
         widths = [None if window is None else window.before + window.after + 1 for window, _ in self._distinct]
         seen = [pairs if width is None else min(pairs, width * tokens) for width in widths]
-        return sum(seen[kind] for kind in self._of_layer)
+        return sum(seen[kind] for kind in self._kinds)
 
 
 def before_only(tokens: int) -> Window:

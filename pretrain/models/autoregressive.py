@@ -8,107 +8,53 @@ encoder's output towards the mean of the embeddings so far. Pre-norm, GELU, one 
 Unlike in the author's code, attention has no dropout in evaluation.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention import KeyValueCache
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask
+from pretrain.models.blocks import Block, EncoderLayer
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm, Linear, one_use
+from pretrain.models.config.blocks import Heads
+from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, at_least_fp32, one_use
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.masks import visible
 from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
-from pretrain.models.positions import LearnedPositions, Rotation, positions_from, rotation
+from pretrain.models.positions import LearnedPositions, positions_from, rotary_embedding
+from pretrain.models.visibility import visible
 
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
 # have the same length.
 Cache = list[tuple[KeyValueCache, ...]]
 
 
-@dataclass(frozen=True)
-class Sight:
-    """What a query sees. It is the same in all three attentions, since each joins the sequence to itself causally.
-
-    `bias` broadcasts to (batch, heads, queries, keys); `causal` replaces it where only the future is hidden.
-    Self- and cross-attention have heads of different widths, hence two rotations.
-    """
-
-    bias: Tensor | Pattern | None
-    causal: bool
-    rotation: Rotation | None = None
-    cross_rotation: Rotation | None = None
-
-
-def _norm(config: AutoregressiveConfig) -> LayerNorm:
-    return LayerNorm(config.d_model, bias=config.bias)
-
-
-def _attention(config: AutoregressiveConfig, num_heads: int, bias: bool, out_std: float) -> Attention:
-    return Attention(
-        config.d_model,
-        config.d_model // num_heads,
-        num_heads,
-        config.dropout_rate,
-        scaled=True,
-        bias=bias,
-        std=config.hidden_std(config.init_std),
-        out_std=out_std,
+def _block(config: AutoregressiveConfig, num_layers: int) -> Block:
+    """The layers of a stack. Matrices that end a residual branch have an std that counts the stack's own layers; the
+    author's stacks are equally deep."""
+    std = config.hidden_std(config.init_std)
+    return Block(
+        Heads(d_model=config.d_model, d_ff=config.d_ff or 4 * config.d_model, num_heads=config.num_heads),
+        "gelu",
+        "layer",
+        epsilon=1e-5,
+        biases=config.bias,
+        dropout_rate=config.dropout_rate,
+        attention_dropout_rate=config.dropout_rate,
+        std=std,
+        out_std=std * (2 * num_layers) ** -0.5,
     )
 
 
-def _self_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
-    return _attention(config, config.num_heads, config.bias, out_std)
-
-
-def _cross_attention(config: AutoregressiveConfig, out_std: float) -> Attention:
-    bias = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
-    return _attention(config, config.cross_heads, bias, out_std)
-
-
-def _feed_forward(config: AutoregressiveConfig, out_std: float) -> FeedForward:
-    d_ff = config.d_ff or 4 * config.d_model
-    return FeedForward(
-        config.d_model,
-        d_ff,
-        activation="gelu",
-        bias=config.bias,
-        std=config.hidden_std(config.init_std),
-        out_std=out_std,
-    )
-
-
-def _residual_std(config: AutoregressiveConfig, num_layers: int) -> float:
-    """The std of matrices that end a residual branch. A stack counts its own layers (the author's are equally deep)."""
-    return config.hidden_std(config.init_std) * (2 * num_layers) ** -0.5
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: AutoregressiveConfig):
-        super().__init__()
-        out_std = _residual_std(config, config.num_encoder_layers)
-        self.self_attention_norm = _norm(config)
-        self.self_attention = _self_attention(config, out_std)
-        self.feed_forward_norm = _norm(config)
-        self.feed_forward = _feed_forward(config, out_std)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, x: Tensor, sight: Sight, cache: tuple[KeyValueCache, ...] | None = None) -> Tensor:
-        attended = self.self_attention(
-            self.self_attention_norm(x),
-            bias=sight.bias,
-            causal=sight.causal,
-            rotation=sight.rotation,
-            cache=cache[0] if cache else None,
-        )
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+def _cross_block(config: AutoregressiveConfig, block: Block) -> Block:
+    """Cross-attention has heads of another width, and may have other biases."""
+    biases = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
+    heads = block.heads.model_copy(update={"num_heads": config.cross_heads})
+    return replace(block, heads=heads, biases=biases)
 
 
 class DecoderLayer(nn.Module):
@@ -116,46 +62,38 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
-        out_std = _residual_std(config, config.num_decoder_layers)
-        self.self_attention_norm = _norm(config)
-        self.self_attention = _self_attention(config, out_std)
-        self.cross_attention_norm = _norm(config)
-        self.encoder_norm = _norm(config)
-        self.cross_attention = _cross_attention(config, out_std)
-        self.feed_forward_norm = _norm(config)
-        self.feed_forward = _feed_forward(config, out_std)
+        block = _block(config, config.num_decoder_layers)
+        self.self_attention_norm = block.new_norm()
+        self.self_attention = block.new_attention()
+        self.cross_attention_norm = block.new_norm()
+        self.encoder_norm = block.new_norm()
+        self.cross_attention = _cross_block(config, block).new_attention()
+        self.feed_forward_norm = block.new_norm()
+        self.feed_forward = block.new_feed_forward()
         self.dropout = Dropout(config.dropout_rate)
         self.cross_attention_first = config.order == "alternate"
 
     def forward(
-        self, x: Tensor, encoder_out: Tensor, sight: Sight, cache: tuple[KeyValueCache, ...] | None = None
+        self,
+        x: Tensor,
+        encoder_out: Tensor,
+        mask: AttentionMask,
+        cross_mask: AttentionMask,
+        cache: tuple[KeyValueCache, ...] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
         if self.cross_attention_first:
-            x = self._attend_across(x, encoder_out, sight, cross_cache)
-            x = self._attend(x, sight, self_cache)
-        else:
-            x = self._attend(x, sight, self_cache)
-            x = self._attend_across(x, encoder_out, sight, cross_cache)
+            x = self._attend_across(x, encoder_out, cross_mask, cross_cache)
+        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), mask=mask, cache=self_cache))
+        if not self.cross_attention_first:
+            x = self._attend_across(x, encoder_out, cross_mask, cross_cache)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
-    def _attend(self, x: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
-        attended = self.self_attention(
-            self.self_attention_norm(x), bias=sight.bias, causal=sight.causal, rotation=sight.rotation, cache=cache
-        )
-        return x + self.dropout(attended)
-
-    def _attend_across(self, x: Tensor, encoder_out: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
-        attended = self.cross_attention(
-            self.cross_attention_norm(x),
-            self.encoder_norm(encoder_out),
-            bias=sight.bias,
-            causal=sight.causal,
-            rotation=sight.cross_rotation,
-            memory_rotation=sight.cross_rotation,
-            cache=cache,
-        )
-        return x + self.dropout(attended)
+    def _attend_across(
+        self, x: Tensor, encoder_out: Tensor, mask: AttentionMask, cache: KeyValueCache | None
+    ) -> Tensor:
+        memory = self.encoder_norm(encoder_out)
+        return x + self.dropout(self.cross_attention(self.cross_attention_norm(x), memory, mask=mask, cache=cache))
 
 
 class Bridge(nn.Module):
@@ -163,7 +101,7 @@ class Bridge(nn.Module):
 
     def __init__(self, config: AutoregressiveConfig):
         super().__init__()
-        self.norm = _norm(config) if config.bridge_norm else nn.Identity()
+        self.norm = LayerNorm(config.d_model, bias=config.bias) if config.bridge_norm else nn.Identity()
         self.linear = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), config.bias)
 
     def forward(self, encoder_out: Tensor) -> Tensor:
@@ -217,7 +155,7 @@ def running_mean(x: Tensor, segments: Tensor | None = None) -> Tensor:
 
 
 def _precise(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(at_least_fp32(x))
 
 
 class Autoregressive(Model):
@@ -236,11 +174,12 @@ class Autoregressive(Model):
                 config.max_positions + config.reads_next_position, d_model, config.init_std
             )
         self.dropout = Dropout(config.dropout_rate)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        block = _block(config, config.num_encoder_layers)
+        self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.num_encoder_layers))
         self.bridge = Bridge(config)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        self.final_norm = _norm(config)
-        self.subtracted_norm = _norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
+        self.final_norm = block.new_norm()
+        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
         self.lm_head = Head(d_model, rows, config.init_std, multiplier=config.logits_multiplier)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
@@ -250,22 +189,20 @@ class Autoregressive(Model):
         self,
         encoder_input_ids: Tensor,
         labels: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
+        *,
         target_indices: Tensor | None = None,
+        **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label, "embedding_loss": in training, times its coefficient}.
 
         Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
         shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
-        `encoder_attention_mask`, nonzero at real tokens (None: all), and segments apply everywhere, also to the mean of
-        the embeddings. `target_indices` as in `Head`.
+        The encoder's mask and segments apply everywhere, also to the mean of the embeddings. `target_indices` as in
+        `Head`, `attention` as in `AttentionInputs`.
         """
-        segments = encoder_attention_mask if encoder_segment_ids is None else encoder_segment_ids
-        embeddings, encoder_out, x = self._run(encoder_input_ids, segments, encoder_positions, None)
+        inputs = AttentionInputs(**attention)
+        segments = inputs.encoder_attention_mask if inputs.encoder_segment_ids is None else inputs.encoder_segment_ids
+        embeddings, encoder_out, x = self._run(encoder_input_ids, segments, inputs.encoder_positions, None)
         losses = {"labels": self.lm_head(x, labels, self.config, target_indices)}
         if self.embedding_loss is not None and self.training:
             distances = self.embedding_loss(embeddings, encoder_out, segments)
@@ -294,34 +231,33 @@ class Autoregressive(Model):
         `segments` (batch, keys) are 0 at padding.
         """
         length, device = input_ids.size(1), input_ids.device
-        held = cache[0][0].length if cache else 0
-        own = None if segments is None else segments[:, held:]
+        past_length = cache[0][0].length if cache else 0
+        keys = past_length + length
+        own = None if segments is None else segments[:, past_length:]
         seen = None
-        if held or segments is not None:
-            seen = visible(length, held + length, device, causal=True, query_segments=own, key_segments=segments)
+        if past_length or segments is not None:
+            seen = visible(length, keys, device, causal=True, query_segments=own, key_segments=segments)
         if positions is None:
-            self._check_length(held + length)
+            self._check_length(keys)
             if segments is not None and seen is not None:  # the number of tokens that it sees before itself
                 positions = seen.sum(dim=-1)[:, 0] - 1
-        positions = positions_from(held, length, device, positions)
+        positions = positions_from(past_length, length, device, positions)
         embeddings = self.embedding(input_ids)
         if self.position_embedding is not None:
             embeddings = embeddings + self.position_embedding(positions)
         embeddings = self.dropout(embeddings)
         bias = None
         if seen is not None:
-            keys = held + length
             bias = logit_bias(embeddings, keys, causal=True, query_segments=own, key_segments=segments)
-        sight = self._sight(bias, positions, embeddings.dtype)
+        mask, cross_mask = self._masks(bias, positions, embeddings.dtype)
         encoder_out = one_use(embeddings)
-        caches: Iterator[tuple[KeyValueCache, ...] | None] = iter(cache) if cache else repeat(None)
-        for layer in self.encoder:
-            encoder_out = layer(encoder_out, sight, next(caches))
+        for i, layer in enumerate(self.encoder):
+            encoder_out = layer(encoder_out, mask, cache[i][0] if cache else None)
         x = self.bridge(encoder_out)
         if self.config.add_positions:
             x = x + self._next_positions(positions)
-        for layer in self.decoder:
-            x = layer(x, encoder_out, sight, next(caches))
+        for i, layer in enumerate(self.decoder, start=len(self.encoder)):
+            x = layer(x, encoder_out, mask, cross_mask, cache[i] if cache else None)
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             x = self.subtracted_norm(x - self._next_positions(positions))
@@ -332,13 +268,19 @@ class Autoregressive(Model):
         if most is not None and length > most:
             raise ValueError(f"{length} tokens exceed the model's {most} learned positions")
 
-    def _sight(self, bias: Tensor | Pattern | None, positions: Tensor, dtype: torch.dtype) -> Sight:
-        causal = bias is None
+    def _masks(
+        self, bias: Tensor | Pattern | None, positions: Tensor, dtype: torch.dtype
+    ) -> tuple[AttentionMask, AttentionMask]:
+        """Those of self- and cross-attention, which both relate the sequence to itself causally. Their heads differ in
+        width, and so do their rotary embeddings."""
+        mask = AttentionMask(bias, is_causal=bias is None)
         if self.config.positions == "learned":
-            return Sight(bias, causal)
-        d_model = self.config.d_model
-        widths = d_model // self.config.num_heads, d_model // self.config.cross_heads
-        return Sight(bias, causal, *(rotation(positions, width, dtype) for width in widths))
+            return mask, mask
+        own, across = (
+            rotary_embedding(positions, self.config.d_model // heads, dtype)
+            for heads in (self.config.num_heads, self.config.cross_heads)
+        )
+        return mask._replace(rotary=own), mask._replace(rotary=across, memory_rotary=across)
 
     def _next_positions(self, positions: Tensor) -> Tensor:
         assert self.position_embedding is not None, "checked with the config"

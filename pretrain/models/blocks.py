@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.attention_masks import Sight
+from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.config.blocks import Heads, Norm
 from pretrain.models.layers import Dropout, FeedForward, GatedFeedForward, feed_forward, normalisation
 
 
 @dataclass(frozen=True)
 class Block:
-    """What the layers of a stack have in common. Settings as in DecoderOnlyConfig."""
+    """What the layers of a stack have in common. Settings as in DecoderOnlyConfig; `scaled` as in `Attention`."""
 
     heads: Heads
     activation: str
@@ -30,6 +30,7 @@ class Block:
     activation_dropout_rate: float = 0.0
     std: float | None = None
     out_std: float | None = None
+    scaled: bool = True
 
     def new_norm(self) -> nn.Module:
         return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
@@ -45,13 +46,13 @@ class Block:
             heads.d_kv,
             heads.num_heads,
             self.attention_dropout_rate,
-            scaled=True,
+            scaled=self.scaled,
             bias=self.biases,
             std=self.std,
             out_std=self.out_std,
             num_kv_heads=heads.kv_heads,
             memory_width=memory_width,
-            scale=heads.attention_scalar**-0.5,
+            scale=heads.attention_scalar**-0.5 if self.scaled else None,
             softcap=self.attention_softcap,
             head_norm=self._head_norm if self.qk_norm else None,
         )
@@ -66,7 +67,7 @@ class Block:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward layer."""
+    """Self-attention and a feed-forward layer; with a cache also a layer of a decoder without cross-attention."""
 
     def __init__(self, block: Block):
         super().__init__()
@@ -78,8 +79,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm_after = block.new_norm_after()
         self.dropout = Dropout(block.dropout_rate)
 
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        states = self.self_attention(self.self_attention_norm(x), bias=sight.bias, rotation=sight.rotation)
+    def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
+        states = self.self_attention(self.self_attention_norm(x), mask=mask, cache=cache)
         x = x + self.dropout(self.self_attention_norm_after(states))
         states = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_norm_after(states))
@@ -105,27 +106,14 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        sight: Sight,
-        cross: Sight,
+        mask: AttentionMask,
+        cross_mask: AttentionMask,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
-        states = self.self_attention(
-            self.self_attention_norm(x),
-            bias=sight.bias,
-            causal=sight.causal,
-            rotation=sight.rotation,
-            cache=self_cache,
-        )
+        states = self.self_attention(self.self_attention_norm(x), mask=mask, cache=self_cache)
         x = x + self.dropout(self.self_attention_norm_after(states))
-        states = self.cross_attention(
-            self.cross_attention_norm(x),
-            encoder_states,
-            bias=cross.bias,
-            rotation=cross.rotation,
-            memory_rotation=cross.memory_rotation,
-            cache=cross_cache,
-        )
+        states = self.cross_attention(self.cross_attention_norm(x), encoder_states, mask=cross_mask, cache=cross_cache)
         x = x + self.dropout(self.cross_attention_norm_after(states))
         states = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_norm_after(states))

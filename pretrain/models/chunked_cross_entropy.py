@@ -131,14 +131,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_weight += matmul(logits.t(), x[chunk])
             if grad_bias is not None:
                 grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
-        return (
-            grad_x,
-            grad_weight.to(weight.dtype),
-            None if bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        rounded = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_x, grad_weight.to(weight.dtype), rounded, None, None, None
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:

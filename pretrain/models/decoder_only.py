@@ -9,22 +9,28 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import Sight, Sights, before_only, bias_or_causal
+from pretrain.models.attention_masks import (
+    AttentionInputs,
+    AttentionMask,
+    LayerMasks,
+    before_only,
+    self_attention_mask,
+)
 from pretrain.models.blocks import Block
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Dropout, Embedding, times_root
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.masks import Window
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
     positions_from,
     real_positions,
-    rotation,
+    rotary_embedding,
     sinusoids,
 )
+from pretrain.models.visibility import Window
 
 
 def _block(config: DecoderOnlyConfig) -> Block:
@@ -56,10 +62,8 @@ class Layer(nn.Module):
         self.feed_forward_norm_after = block.new_norm_after()
         self.dropout = Dropout(block.dropout_rate)
 
-    def forward(self, x: Tensor, sight: Sight, cache: KeyValueCache | None) -> Tensor:
-        states = self.attention(
-            self.attention_norm(x), bias=sight.bias, causal=sight.causal, rotation=sight.rotation, cache=cache
-        )
+    def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None) -> Tensor:
+        states = self.attention(self.attention_norm(x), mask=mask, cache=cache)
         x = x + self.dropout(self.attention_norm_after(states))
         states = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_norm_after(states))
@@ -78,7 +82,7 @@ class Decoder(nn.Module):
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
         elif config.positions == "alibi":
             self.linear_bias = LinearBias(config.num_heads)
-        self.sights = Sights(config, config.num_layers, before_only)
+        self.layer_masks = LayerMasks(config, config.num_layers, before_only)
         block = _block(config)
         self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_layers))
         self.final_norm = block.new_norm()
@@ -86,42 +90,45 @@ class Decoder(nn.Module):
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: list[KeyValueCache] | None = None,
+        self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
     ) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens.
 
-        `attention_mask` (batch, held + length) covers the cached tokens too.
+        The attention mask (batch, past length + length) covers the cached tokens too.
         """
-        queries, held = x.size(1), cache[0].length if cache else 0
+        queries, past_length = x.size(1), cache[0].length if cache else 0
+        keys, positions = past_length + queries, inputs.encoder_positions
+        attention_mask = inputs.encoder_attention_mask
         if positions is None and attention_mask is not None:
-            positions = real_positions(attention_mask)[:, held:]
-        positions = positions_from(held, queries, x.device, positions)
-        x = self.dropout(self.placed(x, positions))
-        keys = held + queries
+            positions = real_positions(attention_mask)[:, past_length:]
+        positions = positions_from(past_length, queries, x.device, positions)
+        x = self.dropout(self.add_positions(x, positions))
 
-        def see(window: Window | None, base: float) -> Sight:
-            alibi = self.linear_bias
-            diagonals = None if alibi is None else alibi(queries, keys, x.device, x.dtype)
-            masks = {"key_mask": attention_mask, "segments": segments}
-            bias, causal = bias_or_causal(x, keys, causal=True, window=window, diagonals=diagonals, **masks)
-            turn = rotation(positions, self.config.d_kv, x.dtype, base) if self.config.positions == "rotary" else None
-            return Sight(bias, turn, causal)
+        def new_mask(window: Window | None, base: float) -> AttentionMask:
+            alibi, rotary = self.linear_bias, None
+            if self.config.positions == "rotary":
+                rotary = rotary_embedding(positions, self.config.d_kv, x.dtype, base)
+            return self_attention_mask(
+                x,
+                keys,
+                rotary,
+                causal=True,
+                window=window,
+                diagonals=None if alibi is None else alibi(queries, keys, x.device, x.dtype),
+                key_mask=attention_mask,
+                segments=inputs.encoder_segment_ids,
+            )
 
-        sights = self.sights.of_layers(see, queries, keys)
+        masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
-            x = layer(x, sights[i], cache[i] if cache else None)
+            x = layer(x, masks[i], cache[i] if cache else None)
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             assert self.positions is not None, "checked with the config"
             x = self.subtracted_norm(x - self.positions(positions + 1))
         return x
 
-    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer: `x`, scaled if so configured, and position vectors if there are any."""
         if self.config.scale_embedding:
             x = times_root(x, self.config.widening)
@@ -153,22 +160,16 @@ class DecoderOnly(Model):
         self,
         encoder_input_ids: Tensor,
         labels: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
+        *,
         target_indices: Tensor | None = None,
+        **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
-        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs.
-        Segments keep the examples of a packed row apart. The z-loss applies in training only. `target_indices` as in
-        `Head`.
+        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
+        z-loss applies in training only. `target_indices` as in `Head`, `attention` as in `AttentionInputs`.
         """
-        x = self.decoder(
-            self.embedding(encoder_input_ids), encoder_attention_mask, encoder_segment_ids, encoder_positions
-        )
+        x = self.decoder(self.embedding(encoder_input_ids), AttentionInputs(**attention))
         return {"labels": self.lm_head(x, labels, self.config, target_indices)}
 
     def decode(
@@ -176,10 +177,10 @@ class DecoderOnly(Model):
     ) -> Tensor:
         """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). With a cache, ids follow its tokens.
 
-        `attention_mask` (batch, held + length), nonzero at real tokens, covers the cached tokens too. Positions count
-        from the first real token of a prompt padded on the left.
+        `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Positions
+        count from the first real token of a prompt padded on the left.
         """
-        return self.lm_head(self.decoder(self.embedding(input_ids), attention_mask, cache=cache))
+        return self.lm_head(self.decoder(self.embedding(input_ids), AttentionInputs(attention_mask), cache))
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""
@@ -188,7 +189,7 @@ class DecoderOnly(Model):
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Every weight is used once per token."""
         config = self.config
-        pairs = self.decoder.sights.pairs(sizes.inputs, sizes.input_pairs)
+        pairs = self.decoder.layer_masks.pairs(sizes.inputs, sizes.input_pairs)
         return {
             "decoder": 6.0 * matrix_weights(self.decoder.layers) * sizes.inputs
             + 12.0 * config.num_heads * config.d_kv * pairs,

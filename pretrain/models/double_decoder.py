@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeysAndValues, KeyValueCache
-from pretrain.models.attention_masks import Sight, bias_or_causal
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
 from pretrain.models.blocks import Block
 from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.decoder_only import Layer
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.masks import masked, seen
 from pretrain.models.model import Model, Sizes, matrix_weights
-from pretrain.models.positions import Rotation, positions_from, real_positions, rotation
+from pretrain.models.positions import Rotary, positions_from, real_positions, rotary_embedding
 from pretrain.models.t5gemma2 import DecoderLayer
+from pretrain.models.visibility import masked, visible
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
 
@@ -45,8 +45,8 @@ def blocks_of(positions: Tensor, shares: Sequence[float], lengths: Tensor | int)
     `positions` (…,) count from 0 in texts of `lengths` (…,) tokens.
     """
     lengths = torch.as_tensor(lengths, device=positions.device)[..., None]
-    places = 2 + (torch.tensor(shares, device=positions.device) * (lengths - 3)).long()
-    return ((positions[..., None] >= places) & (lengths >= _SHORTEST)).sum(dim=-1)
+    boundaries = 2 + (torch.tensor(shares, device=positions.device) * (lengths - 3)).long()
+    return ((positions[..., None] >= boundaries) & (lengths >= _SHORTEST)).sum(dim=-1)
 
 
 def visible_in_blocks(row: Row) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def visible_in_blocks(row: Row) -> tuple[Tensor, Tensor]:
     """
     queries, keys = row.blocks[:, None, :, None], row.blocks[:, None, None, :]
     length = row.blocks.size(1)
-    alike = seen(length, length, keys.device, causal=True, query_segments=row.segments, key_segments=row.segments)
+    alike = visible(length, length, keys.device, causal=True, query_segments=row.segments, key_segments=row.segments)
     assert alike is not None
     first = row.positions[:, None, None, :] == 0
     return alike & (keys == queries), alike & ((keys < queries) | first)
@@ -69,8 +69,8 @@ class _Memory(KeyValueCache):
         super().update(lambda: new)
 
     def update(self, project: object) -> KeysAndValues:
-        assert self.held is not None
-        return self.held
+        assert self.entries is not None
+        return self.entries
 
 
 class _Tokens(KeyValueCache):
@@ -89,14 +89,14 @@ class _Tokens(KeyValueCache):
 
 
 class Cache:
-    """The state of generation: `held` tokens, of which the encoder has read `encoded`; the block begins at `start`."""
+    """The state of generation: of `length` tokens the encoder has read `encoded`; the block begins at `start`."""
 
     def __init__(self, encoder_layers: int, decoder_layers: int):
         self.encoder = [KeyValueCache() for _ in range(encoder_layers)]
         self.own = [KeyValueCache() for _ in range(decoder_layers)]
         self.across = [_Memory() for _ in range(decoder_layers)]
         self.unread = _Tokens()
-        self.held = self.encoded = self.start = 0
+        self.length = self.encoded = self.start = 0
 
     def __iter__(self) -> Iterator[KeyValueCache]:
         yield from (*self.encoder, *self.own, *self.across, self.unread)
@@ -124,10 +124,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_encoder_layers))
         self.final_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
 
-    def forward(self, x: Tensor, sight: Sight, cache: list[KeyValueCache] | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, cache: list[KeyValueCache] | None = None) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
         for i, layer in enumerate(self.layers):
-            x = layer(x, sight, cache[i] if cache else None)
+            x = layer(x, mask, cache[i] if cache else None)
         return self.final_norm(x)
 
 
@@ -140,11 +140,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(block) for _ in range(config.num_decoder_layers))
         self.final_norm = block.new_norm()
 
-    def forward(self, x: Tensor, states: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, states: Tensor, mask: AttentionMask, cache: Cache | None = None) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens,
         and `states` aren't used: their keys and values are in the cache."""
         for i, layer in enumerate(self.layers):
-            x = layer(x, states, sight, (cache.own[i], cache.across[i]) if cache else None)
+            x = layer(x, states, mask, (cache.own[i], cache.across[i]) if cache else None)
         return self.final_norm(x)
 
 
@@ -177,19 +177,20 @@ class DoubleDecoder(Model):
         self,
         encoder_input_ids: Tensor,
         labels: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
+        *,
         target_indices: Tensor | None = None,
+        **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
-        example of a packed row has boundaries of its own. `target_indices` as in `Head`.
+        example of a packed row has boundaries of its own. `target_indices` as in `Head`, `attention` as in
+        `AttentionInputs`.
         """
-        row = self.row(encoder_input_ids, encoder_attention_mask, encoder_segment_ids, encoder_positions)
+        inputs = AttentionInputs(**attention)
+        row = self.row(
+            encoder_input_ids, inputs.encoder_attention_mask, inputs.encoder_segment_ids, inputs.encoder_positions
+        )
         return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_indices)}
 
     def row(
@@ -213,14 +214,13 @@ class DoubleDecoder(Model):
 
     def _states(self, ids: Tensor, row: Row) -> Tensor:
         x = self.dropout(self.embedding(ids))
-        turn = self._turn(row.positions, x)
-        bias, causal = bias_or_causal(x, ids.size(1), causal=True, segments=row.segments)
-        states = self.encoder(x, Sight(bias, turn, causal))
+        rotary = self._rotary(row.positions, x)
+        mask = self_attention_mask(x, ids.size(1), rotary, causal=True, segments=row.segments)
         bias = masked(None, torch.cat(visible_in_blocks(row), dim=-1), x.dtype)
-        return self.decoder(x, states, Sight(bias, turn, memory_rotation=turn))
+        return self.decoder(x, self.encoder(x, mask), AttentionMask(bias, rotary, memory_rotary=rotary))
 
-    def _turn(self, positions: Tensor, x: Tensor) -> Rotation:
-        return rotation(positions, self.config.d_kv, x.dtype, self.config.rope_base)
+    def _rotary(self, positions: Tensor, x: Tensor) -> Rotary:
+        return rotary_embedding(positions, self.config.d_kv, x.dtype, self.config.rope_base)
 
     def decode(
         self,
@@ -231,56 +231,55 @@ class DoubleDecoder(Model):
     ) -> Tensor:
         """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). `boundaries` as in `row`.
 
-        With a cache, ids follow its tokens, and `attention_mask` (batch, held + length) covers both. Prompts are padded
-        on the left. A prompt's last token begins a block, the only one of the prompt whose logits (batch, 1, …) are
-        returned; the encoder reads all others, and each later block of `block_length` tokens once it is full.
+        With a cache, ids follow its tokens, and `attention_mask` (batch, past length + length) covers both. Prompts are
+        padded on the left. A prompt's last token begins a block, the only one of the prompt whose logits (batch, 1, …)
+        are returned; the encoder reads all others, and each later block of `block_length` tokens once it is full.
         """
         if cache is None:
             row = self.row(input_ids, attention_mask, boundaries=boundaries)
             return self.lm_head(self._states(input_ids, row))
-        if cache.held and input_ids.size(1) > 1:
+        if cache.length and input_ids.size(1) > 1:
             firsts = range(input_ids.size(1))
-            masks = [None if attention_mask is None else attention_mask[:, : cache.held + i + 1] for i in firsts]
+            masks = [None if attention_mask is None else attention_mask[:, : cache.length + i + 1] for i in firsts]
             one_by_one = zip(input_ids.split(1, dim=1), masks, strict=True)
             return torch.cat([self.decode(ids, cache, mask) for ids, mask in one_by_one], dim=1)
         return self.lm_head(self._next(input_ids, cache, attention_mask))
 
     def _next(self, ids: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
         """The decoder's state (batch, 1, d_model) of the last of `ids`: a prompt, or a token after it."""
-        total = cache.held + ids.size(1)
+        total = cache.length + ids.size(1)
         positions = positions_from(0, total, ids.device)[None] if mask is None else real_positions(mask)
-        if cache.held == 0:
+        if cache.length == 0:
             self._read(ids, cache, positions, mask)
             cache.start = total - 1
         else:
-            if cache.held - cache.start == self.config.block_length:
-                assert cache.unread.ids is not None or cache.encoded == cache.held
+            if cache.length - cache.start == self.config.block_length:
+                assert cache.unread.ids is not None or cache.encoded == cache.length
                 if cache.unread.ids is not None:
                     self._read(cache.unread.ids, cache, positions, mask)
-                cache.unread.ids, cache.start = None, cache.held
+                cache.unread.ids, cache.start = None, cache.length
                 cache.own = [KeyValueCache() for _ in cache.own]
             cache.unread.append(ids)
-        cache.held = total
+        cache.length = total
         x = self.dropout(self.embedding(ids[:, -1:]))
-        places = torch.arange(cache.encoded, device=ids.device)
-        read = positions[:, : cache.encoded]
-        across = (places < cache.start) | (read == 0)
+        indices = torch.arange(cache.encoded, device=ids.device)
+        across = (indices < cache.start) | (positions[:, : cache.encoded] == 0)
         if mask is not None:
             across = across & mask[:, : cache.encoded].bool()
         own = across.new_ones(len(across), total - cache.start)
         bias = masked(None, torch.cat([own, across], dim=-1)[:, None, None], x.dtype)
-        return self.decoder(x, x, Sight(bias, self._turn(positions[:, -1:], x)), cache)
+        return self.decoder(x, x, AttentionMask(bias, self._rotary(positions[:, -1:], x)), cache)
 
     def _read(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> None:
         """Encodes `ids`, which follow those that the encoder has read, for all layers of the decoder."""
         first, cache.encoded = cache.encoded, cache.encoded + ids.size(1)
         x = self.dropout(self.embedding(ids))
-        turn = self._turn(positions[:, first : cache.encoded], x)
+        rotary = self._rotary(positions[:, first : cache.encoded], x)
         key_mask = None if mask is None else mask[:, : cache.encoded]
-        bias, causal = bias_or_causal(x, cache.encoded, causal=True, key_mask=key_mask)
-        states = self.encoder(x, Sight(bias, turn, causal), cache.encoder)
+        encoder_mask = self_attention_mask(x, cache.encoded, rotary, causal=True, key_mask=key_mask)
+        states = self.encoder(x, encoder_mask, cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
-            memory.grow(cast(DecoderLayer, layer).self_attention.keys_and_values(states, turn))
+            memory.grow(cast(DecoderLayer, layer).self_attention.keys_and_values(states, rotary))
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""

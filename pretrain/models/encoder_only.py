@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.attention import Attention
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
-from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses, indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
@@ -34,8 +34,8 @@ class Layer(nn.Module):
         self.feed_forward_norm = _norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | Pattern | None) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x, bias=bias)))
+    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, mask=mask)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
@@ -51,25 +51,20 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None = None) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape; token types are 0 by default."""
         length = x.size(1)
-        x = x + self.positions(positions_from(0, length, x.device, positions))
+        x = x + self.positions(positions_from(0, length, x.device, inputs.encoder_positions))
         if self.token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             x = x + self.token_types(token_type_ids)
         x = self.dropout(self.embedding_norm(x))
-        bias = logit_bias(x, length, key_mask=attention_mask, query_segments=segments, key_segments=segments)
+        mask = self_attention_mask(
+            x, length, causal=False, key_mask=inputs.encoder_attention_mask, segments=inputs.encoder_segment_ids
+        )
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x, mask)
         return x
 
 
@@ -120,30 +115,25 @@ class EncoderOnly(Model):
         self,
         encoder_input_ids: Tensor,
         labels: Tensor,
-        encoder_attention_mask: Tensor | None = None,
+        *,
         token_type_ids: Tensor | None = None,
         next_sentence_labels: Tensor | None = None,
-        encoder_segment_ids: Tensor | None = None,
-        encoder_positions: Tensor | None = None,
-        decoder_segment_ids: Tensor | None = None,
-        decoder_positions: Tensor | None = None,
         target_indices: Tensor | None = None,
+        **attention: Tensor,
     ) -> Losses:
         """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
 
         `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
-        second text follows. Labels share segments and positions with the inputs. Segments keep the examples of a packed
-        row apart. Only tokens whose label counts go through the output matrix. The z-loss applies in training only.
-        `target_indices` as in `Head`.
+        second text follows. Labels share segments and positions with the inputs. Only tokens whose label counts go
+        through the output matrix. The z-loss applies in training only. `target_indices` as in `Head`, `attention` as in
+        `AttentionInputs`.
         """
-        states = self.encode(
-            encoder_input_ids, encoder_attention_mask, token_type_ids, encoder_segment_ids, encoder_positions
-        )
-        places = indices_of_targets(labels) if target_indices is None else target_indices
-        targets = labels.flatten().index_select(0, places)
-        predicted = self.masked_lm(states.flatten(0, 1).index_select(0, places))
-        found = self.lm_head(predicted, targets, self.config, torch.arange(len(places), device=places.device))
-        losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, places, found).view(labels.shape)}
+        states = self.encoder(self.embedding(encoder_input_ids), AttentionInputs(**attention), token_type_ids)
+        indices = indices_of_targets(labels) if target_indices is None else target_indices
+        targets = labels.flatten().index_select(0, indices)
+        predicted = self.masked_lm(states.flatten(0, 1).index_select(0, indices))
+        found = self.lm_head(predicted, targets, self.config, torch.arange(len(indices), device=indices.device))
+        losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, indices, found).view(labels.shape)}
         if self.next_sentence is not None:
             if next_sentence_labels is None:  # only damaged rows; other ranks still wait for the head's gradients
                 next_sentence_labels = labels.new_full((labels.size(0),), IGNORE_INDEX)
@@ -153,15 +143,10 @@ class EncoderOnly(Model):
         return losses
 
     def encode(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Maps ids (batch, length) to states (batch, length, d_model)."""
-        return self.encoder(self.embedding(input_ids), attention_mask, token_type_ids, segments, positions)
+        return self.encoder(self.embedding(input_ids), AttentionInputs(attention_mask), token_type_ids)
 
     def masked_lm_logits(self, states: Tensor) -> Tensor:
         """Maps (…, d_model) to (…, padded_vocab_size)."""

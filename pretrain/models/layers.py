@@ -284,12 +284,6 @@ class GatedFeedForward(nn.Module):
         return self.wo(self.dropout(self.activation(gates) * values))
 
 
-FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
-    "relu": FeedForward,
-    "gated-gelu": GatedFeedForward,
-}
-
-
 def feed_forward(
     activation: str,
     d_model: int,

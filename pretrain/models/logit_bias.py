@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pretrain.kernels.labels import Labels, labels
-from pretrain.models.masks import Window, masked, visible
+from pretrain.models.visibility import Window, masked, visible
 
 LONGEST_HEAD = 128  # d_kv; the tiles of wider heads don't fit a GPU's registers
 
@@ -62,8 +62,16 @@ def logit_bias(
     if queries > 1 and window is None and by_kernel(x):
         seen = labels(queries, key_mask, query_segments, key_segments)
         return None if diagonals is None and seen is None and not causal else Pattern(diagonals, seen, causal)
-    segments = {"query_segments": query_segments, "key_segments": key_segments}
-    mask = visible(queries, keys, x.device, causal=causal, window=window, key_mask=key_mask, **segments)
+    mask = visible(
+        queries,
+        keys,
+        x.device,
+        causal=causal,
+        window=window,
+        key_mask=key_mask,
+        query_segments=query_segments,
+        key_segments=key_segments,
+    )
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 

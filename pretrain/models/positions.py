@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pretrain.models.layers import Embedding, draw_normal
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
 
 
 def relative_position_bucket(
@@ -91,7 +91,7 @@ def _power_of_two(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotation:
+def rotary_embedding(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotary:
     """The rotations of rotary positions (Su et al. 2021), for `positions` (length,) or (batch, length); angles in fp32.
 
     Dimensions i and i + d_kv / 2 are rotated together by position · base^(−2i / d_kv).
@@ -105,7 +105,7 @@ def rotation(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: Tensor, by: Rotation) -> Tensor:
+def apply_rotary(x: Tensor, by: Rotary) -> Tensor:
     """Rotates `x` (batch, heads, length, d_kv)."""
     cosines, sines = by
     one, other = x.chunk(2, dim=-1)

@@ -5,37 +5,40 @@ matrix for embedding and output; version 1.1 has gated GELU layers and an output
 positions are options that T5 didn't have.
 """
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, cross_attention_mask
+from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
+from pretrain.models.config.blocks import Heads
 from pretrain.models.config.t5 import T5Config
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
-from pretrain.models.layers import FEED_FORWARDS, Dropout, Embedding, RMSNorm
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
+from pretrain.models.layers import Dropout, Embedding
+from pretrain.models.logit_bias import logit_bias
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
     RelativePositionBias,
-    Rotation,
+    Rotary,
     positions_from,
-    rotation,
+    rotary_embedding,
     sinusoids,
 )
 
 
-def _attention(config: T5Config) -> Attention:
-    return Attention(config.d_model, config.d_kv, config.num_heads, config.dropout_rate)
-
-
-def _feed_forward(config: T5Config) -> nn.Module:
-    return FEED_FORWARDS[config.feed_forward](config.d_model, config.d_ff, config.dropout_rate)
-
-
-def _norm(config: T5Config) -> RMSNorm:
-    return RMSNorm(config.d_model, config.layer_norm_epsilon)
+def _block(config: T5Config) -> Block:
+    """Layers whose initial deviations follow from the fan-in, and whose attention logits aren't scaled."""
+    rate = config.dropout_rate
+    return Block(
+        Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
+        "geglu" if config.feed_forward == "gated-gelu" else "relu",
+        "rms",
+        config.layer_norm_epsilon,
+        dropout_rate=rate,
+        attention_dropout_rate=rate,
+        activation_dropout_rate=rate,
+        scaled=False,
+    )
 
 
 def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativePositionBias:
@@ -56,57 +59,13 @@ def _embedding_std(config: T5Config) -> float:
     return _output_std(config) if config.tie_embeddings else 1.0
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.self_attention_norm = _norm(config)
-        self.self_attention = _attention(config)
-        self.feed_forward_norm = _norm(config)
-        self.feed_forward = _feed_forward(config)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, x: Tensor, bias: Tensor | Pattern | None, rotation: Rotation | None = None) -> Tensor:
-        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), bias=bias, rotation=rotation))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.self_attention_norm = _norm(config)
-        self.self_attention = _attention(config)
-        self.cross_attention_norm = _norm(config)
-        self.cross_attention = _attention(config)
-        self.feed_forward_norm = _norm(config)
-        self.feed_forward = _feed_forward(config)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(
-        self,
-        x: Tensor,
-        encoder_states: Tensor,
-        bias: Tensor | Pattern | None,
-        cross_bias: Tensor | Pattern | None,
-        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        self_cache, cross_cache = cache or (None, None)
-        x = x + self.dropout(
-            self.self_attention(self.self_attention_norm(x), bias=bias, cache=self_cache, rotation=rotation)
-        )
-        x = x + self.dropout(
-            self.cross_attention(self.cross_attention_norm(x), encoder_states, bias=cross_bias, cache=cross_cache)
-        )
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-
 class Stack(nn.Module):
     """Dropout, the layers, a final norm, dropout; positions as in `config`.
 
     The stack owns the relative positions: their bias is computed once and added in each layer.
     """
 
-    def __init__(self, config: T5Config, layers: Iterable[nn.Module], bidirectional: bool):
+    def __init__(self, config: T5Config, block: Block, layers: list[nn.Module], bidirectional: bool):
         super().__init__()
         self.positions, self.d_kv = config.positions, config.d_kv
         if config.positions == "relative":
@@ -117,7 +76,7 @@ class Stack(nn.Module):
             assert config.max_positions is not None
             self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
         self.layers = nn.ModuleList(layers)
-        self.final_norm = _norm(config)
+        self.final_norm = block.new_norm()
         self.dropout = Dropout(config.dropout_rate)
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
@@ -126,37 +85,38 @@ class Stack(nn.Module):
             return self.relative_attention_bias(queries, keys)
         return self.linear_bias(queries, keys, x.device, x.dtype) if self.positions == "alibi" else None
 
-    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds the vectors of `positions` (length,) or (batch, length) to embeddings (batch, length, d_model)."""
         if self.positions == "sinusoidal":
             return x + sinusoids(positions, x.size(-1), x.dtype)
         return x + self.learned_positions(positions) if self.positions == "learned" else x
 
-    def rotation(self, positions: Tensor, x: Tensor) -> Rotation | None:
-        return rotation(positions, self.d_kv, x.dtype) if self.positions == "rotary" else None
+    def rotary(self, positions: Tensor, x: Tensor) -> Rotary | None:
+        return rotary_embedding(positions, self.d_kv, x.dtype) if self.positions == "rotary" else None
 
 
 class Encoder(Stack):
     def __init__(self, config: T5Config):
-        layers = (EncoderLayer(config) for _ in range(config.num_encoder_layers))
-        super().__init__(config, layers, bidirectional=True)
+        block = _block(config)
+        layers: list[nn.Module] = [EncoderLayer(block) for _ in range(config.num_encoder_layers)]
+        super().__init__(config, block, layers, bidirectional=True)
 
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape."""
-        length = x.size(1)
-        positions = positions_from(0, length, x.device, positions)
-        diagonals = self.diagonals(length, length, x)
-        bias = logit_bias(x, length, diagonals, key_mask=attention_mask, query_segments=segments, key_segments=segments)
-        turned = self.rotation(positions, x)
-        x = self.dropout(self.placed(x, positions))
+        length, segments = x.size(1), inputs.encoder_segment_ids
+        positions = positions_from(0, length, x.device, inputs.encoder_positions)
+        bias = logit_bias(
+            x,
+            length,
+            self.diagonals(length, length, x),
+            key_mask=inputs.encoder_attention_mask,
+            query_segments=segments,
+            key_segments=segments,
+        )
+        mask = AttentionMask(bias, self.rotary(positions, x))
+        x = self.dropout(self.add_positions(x, positions))
         for layer in self.layers:
-            x = layer(x, bias, turned)
+            x = layer(x, mask)
         return self.dropout(self.final_norm(x))
 
 
@@ -164,31 +124,24 @@ class Decoder(Stack):
     """Self-attention is causal and has positions of its own; cross-attention has none."""
 
     def __init__(self, config: T5Config):
-        layers = (DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        super().__init__(config, layers, bidirectional=False)
+        block = _block(config)
+        layers: list[nn.Module] = [DecoderLayer(block, config.d_model) for _ in range(config.num_decoder_layers)]
+        super().__init__(config, block, layers, bidirectional=False)
 
     def forward(
-        self,
-        x: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Caches | None = None,
-        segments: Tensor | None = None,
-        encoder_segments: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        queries = x.size(1)
-        held = cache[0][0].length if cache else 0
-        keys = held + queries
-        positions = positions_from(held, queries, x.device, positions)
+        queries, past_length, segments = x.size(1), length_of(cache), inputs.decoder_segment_ids
+        keys = past_length + queries
+        positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         diagonals = self.diagonals(queries, keys, x)
         bias = logit_bias(x, keys, diagonals, causal=True, query_segments=segments, key_segments=segments)
-        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
-        turned = self.rotation(positions, x)
-        x = self.dropout(self.placed(x, positions))
+        mask = AttentionMask(bias, self.rotary(positions, x))
+        cross_mask = cross_attention_mask(x, encoder_states, inputs)
+        x = self.dropout(self.add_positions(x, positions))
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, bias, cross_bias, cache[i] if cache else None, turned)
+            x = layer(x, encoder_states, mask, cross_mask, cache[i] if cache else None)
         return self.dropout(self.final_norm(x))
 
 

@@ -13,8 +13,8 @@ from pretrain.models.config.t5gemma import StackConfig, T5GemmaConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
-from pretrain.models.masks import Window
 from pretrain.models.stacks import Decoder, Encoder
+from pretrain.models.visibility import Window
 
 
 def _block(config: T5GemmaConfig, stack: StackConfig) -> Block:

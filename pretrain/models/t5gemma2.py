@@ -11,17 +11,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache, attend
-from pretrain.models.attention_masks import Sight, before_only
+from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, before_only
 from pretrain.models.blocks import Block
 from pretrain.models.config.t5gemma import T5Gemma2Config
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
 from pretrain.models.layers import Dropout, Embedding, one_use
 from pretrain.models.loss_head import Head
-from pretrain.models.masks import Window, masked, seen
 from pretrain.models.model import Sizes, matrix_weights
-from pretrain.models.positions import Rotation, positions_from, rotation
+from pretrain.models.positions import positions_from, rotary_embedding
 from pretrain.models.stacks import Encoder, Stack
+from pretrain.models.visibility import Window, masked, visible
 
 
 def _block(config: T5Gemma2Config) -> Block:
@@ -51,29 +51,26 @@ class MergedAttention(Attention):
         self,
         x: Tensor,
         states: Tensor,
-        bias: Tensor,
-        rotation: Rotation | None = None,
+        mask: AttentionMask,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
-        rotation_of_states: Rotation | None = None,
     ) -> Tensor:
         """`x` (batch, queries, d_model) attends to itself and to `states` (batch, inputs, d_model).
 
-        `bias` broadcasts to (batch, heads, queries, targets + inputs). With a cache, `x` holds new tokens only.
+        The mask's bias broadcasts to (batch, heads, queries, targets + inputs). With a cache, `x` are new tokens only.
         """
         x, states = one_use(x), one_use(states)
-        queries = self.queries(x, rotation)
+        queries = self.queries(x, mask.rotary)
 
-        def own() -> tuple[Tensor, Tensor]:
-            return self.keys_and_values(x, rotation)
+        def project() -> KeysAndValues:
+            return self.keys_and_values(x, mask.rotary)
 
-        def others() -> tuple[Tensor, Tensor]:
-            return self.keys_and_values(states, rotation_of_states)
+        def project_memory() -> KeysAndValues:
+            return self.keys_and_values(states, mask.memory_rotary)
 
-        keys, values = own() if cache is None else cache[0].update(own)
-        of_states, values_of_states = others() if cache is None else cache[1].update(others)
-        keys, values = torch.cat([keys, of_states], dim=2), torch.cat([values, values_of_states], dim=2)
-        dropout = self.dropout_rate if self.training else 0.0
-        return self.output(attend(queries, keys, values, bias, False, self.scale, dropout, self.softcap))
+        own = project() if cache is None else cache[0].update(project)
+        memory = project_memory() if cache is None else cache[1].update(project_memory)
+        keys, values = (torch.cat(both, dim=2) for both in zip(own, memory, strict=True))
+        return self._attend(queries, keys, values, mask)
 
 
 class DecoderLayer(nn.Module):
@@ -90,11 +87,13 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(block.dropout_rate)
 
     def forward(
-        self, x: Tensor, states: Tensor, sight: Sight, cache: tuple[KeyValueCache, KeyValueCache] | None = None
+        self,
+        x: Tensor,
+        states: Tensor,
+        mask: AttentionMask,
+        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
-        attended = self.self_attention(
-            self.self_attention_norm(x), states, sight.bias, sight.rotation, cache, sight.memory_rotation
-        )
+        attended = self.self_attention(self.self_attention_norm(x), states, mask=mask, cache=cache)
         x = x + self.dropout(self.self_attention_norm_after(attended))
         after = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_norm_after(after))
@@ -109,53 +108,46 @@ class Decoder(Stack):
         super().__init__(config, block, layers, before_only, scale_embedding=True)
 
     def forward(
-        self,
-        x: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Caches | None = None,
-        segments: Tensor | None = None,
-        encoder_segments: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        queries, held = x.size(1), cache[0][0].length if cache else 0
-        positions = positions_from(held, queries, x.device, positions)
-        x = self.placed(x, positions)
+        queries, past_length = x.size(1), length_of(cache)
+        keys = past_length + queries
+        positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
+        x = self.add_positions(x, positions)
 
-        def see(window: Window | None, base: float) -> Sight:
-            bias = merged_bias(
-                x, held + queries, encoder_states.size(1), window, encoder_attention_mask, segments, encoder_segments
-            )
-            return Sight(bias, rotation(positions, self.d_kv, x.dtype, base))
+        def new_mask(window: Window | None, base: float) -> AttentionMask:
+            bias = merged_bias(x, keys, encoder_states.size(1), window, inputs)
+            return AttentionMask(bias, rotary_embedding(positions, self.d_kv, x.dtype, base))
 
-        sights = self.sights.of_layers(see, queries, held + queries)
+        masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, sights[i], cache[i] if cache else None)
+            x = layer(x, encoder_states, masks[i], cache[i] if cache else None)
         return self.dropout(self.final_norm(x))
 
 
-def merged_bias(
-    x: Tensor,
-    targets: int,
-    inputs: int,
-    window: Window | None,
-    input_mask: Tensor | None,
-    segments: Tensor | None,
-    input_segments: Tensor | None,
-) -> Tensor:
-    """(1 or batch, 1, queries, targets + inputs) The bias of merged attention, for `x` (batch, queries, d_model).
+def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs) -> Tensor:
+    """(1 or batch, 1, queries, keys + length) The bias of merged attention to `keys` targets and `length` inputs, for
+    `x` (batch, queries, d_model).
 
     A query always sees its own token, so one without any input sees no padding instead.
     """
-    queries, device = x.size(1), x.device
-    own = seen(queries, targets, device, causal=True, window=window, query_segments=segments, key_segments=segments)
-    others = seen(queries, inputs, device, key_mask=input_mask, query_segments=segments, key_segments=input_segments)
-    assert own is not None
-    rows = own.size(0) if others is None else max(own.size(0), others.size(0))
-    if others is None:
-        others = own.new_ones(1, 1, 1, 1)
-    both = own.expand(rows, 1, queries, targets), others.expand(rows, 1, queries, inputs)
+    queries, device, segments = x.size(1), x.device, inputs.decoder_segment_ids
+    targets = visible(queries, keys, device, causal=True, window=window, query_segments=segments, key_segments=segments)
+    memory = visible(
+        queries,
+        length,
+        device,
+        key_mask=inputs.encoder_attention_mask,
+        query_segments=segments,
+        key_segments=inputs.encoder_segment_ids,
+        allow_empty=True,
+    )
+    assert targets is not None
+    if memory is None:
+        memory = targets.new_ones(1, 1, 1, 1)
+    rows = max(targets.size(0), memory.size(0))
+    both = targets.expand(rows, 1, queries, keys), memory.expand(rows, 1, queries, length)
     bias = masked(None, torch.cat(both, dim=-1), x.dtype)
     assert bias is not None
     return bias
@@ -181,6 +173,6 @@ class T5Gemma2(EncoderDecoder):
         """As in other encoder-decoders; the decoder's keys and values of inputs count as cross-attention."""
         parts = super().flops_by_part(sizes)
         attention = cast(Attention, cast(Decoder, self.decoder).layers[0].self_attention)
-        of_keys = matrix_weights(attention.k) + matrix_weights(attention.v)
-        across = 6.0 * of_keys * sizes.inputs + 12.0 * attention.width * sizes.cross_pairs
+        keys = matrix_weights(attention.k) + matrix_weights(attention.v)
+        across = 6.0 * keys * sizes.inputs + 12.0 * attention.width * sizes.cross_pairs
         return {**parts, "cross-attention": self.config.num_layers * across}

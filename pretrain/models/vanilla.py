@@ -9,10 +9,16 @@ import math
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention_masks import (
+    AttentionInputs,
+    AttentionMask,
+    cross_attention_mask,
+    self_attention_mask,
+)
 from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder, bias_of_cross_attention
+from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerNorm
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.logit_bias import logit_bias
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import positions_from, sinusoids
 
@@ -51,8 +57,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor | Pattern | None) -> Tensor:
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, bias=bias)))
+    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
+        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, mask=mask)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
@@ -73,15 +79,14 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        bias: Tensor | Pattern | None,
-        causal: bool,
-        cross_bias: Tensor | Pattern | None,
+        mask: AttentionMask,
+        cross_mask: AttentionMask,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
-        attended = self.self_attention(x, bias=bias, cache=self_cache, causal=causal)
+        attended = self.self_attention(x, mask=mask, cache=self_cache)
         x = self.self_attention_norm(x + self.dropout(attended))
-        attended = self.cross_attention(x, encoder_states, bias=cross_bias, cache=cross_cache)
+        attended = self.cross_attention(x, encoder_states, mask=cross_mask, cache=cross_cache)
         x = self.cross_attention_norm(x + self.dropout(attended))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -94,19 +99,19 @@ class Encoder(nn.Module):
         self.inputs = inputs
         self.layers = nn.ModuleList(EncoderLayer(config, std) for _ in range(config.num_encoder_layers))
 
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         """Maps token vectors (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
-        bias = logit_bias(x, length, key_mask=attention_mask, query_segments=segments, key_segments=segments)
-        x = self.inputs(x, positions_from(0, length, x.device, positions))
+        mask = self_attention_mask(
+            x,
+            length,
+            causal=False,
+            key_mask=inputs.encoder_attention_mask,
+            segments=inputs.encoder_segment_ids,
+        )
+        x = self.inputs(x, positions_from(0, length, x.device, inputs.encoder_positions))
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x, mask)
         return x
 
 
@@ -119,26 +124,19 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, std) for _ in range(config.num_decoder_layers))
 
     def forward(
-        self,
-        x: Tensor,
-        encoder_states: Tensor,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Caches | None = None,
-        segments: Tensor | None = None,
-        encoder_segments: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
         """Maps token vectors (batch, length, d_model) to states of the same shape. With a cache, `x` follows it.
 
         Without cache and segments, the kernel's causal flag replaces the mask.
         """
-        held, queries = cache[0][0].length if cache else 0, x.size(1)
-        causal = not held and segments is None
-        bias = logit_bias(x, held + queries, causal=not causal, query_segments=segments, key_segments=segments)
-        cross_bias = bias_of_cross_attention(x, encoder_states, encoder_attention_mask, segments, encoder_segments)
-        x = self.inputs(x, positions_from(held, queries, x.device, positions))
+        past_length, queries, segments = length_of(cache), x.size(1), inputs.decoder_segment_ids
+        causal = not past_length and segments is None
+        bias = logit_bias(x, past_length + queries, causal=not causal, query_segments=segments, key_segments=segments)
+        mask, cross_mask = AttentionMask(bias, is_causal=causal), cross_attention_mask(x, encoder_states, inputs)
+        x = self.inputs(x, positions_from(past_length, queries, x.device, inputs.decoder_positions))
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, bias, causal, cross_bias, cache[i] if cache else None)
+            x = layer(x, encoder_states, mask, cross_mask, cache[i] if cache else None)
         return x
 
 

@@ -19,7 +19,7 @@ from pretrain.kernels.labels import labels
 from pretrain.models import logit_bias
 from pretrain.models.attention import eager, flash
 from pretrain.models.logit_bias import Pattern
-from pretrain.models.masks import MASKED
+from pretrain.models.visibility import MASKED
 
 BATCH, HEADS = 2, 2
 

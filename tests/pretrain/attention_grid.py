@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pretrain.models.attention import attend
-from pretrain.models.masks import MASKED, masked, visible
+from pretrain.models.visibility import MASKED, masked, visible
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)
 MASKS = ("none", "causal", "bias", "padding", "bias and padding", "packed", "masked whole")

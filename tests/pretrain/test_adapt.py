@@ -14,7 +14,7 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
-from pretrain.models.attention_masks import Sights, before_only
+from pretrain.models.attention_masks import LayerMasks, before_only
 from pretrain.tools.adapt.adapt_decoder import crosses_like_self
 from pretrain.tools.adapt.target_config import target
 from pretrain.tools.adapt.weight_origins import adapted
@@ -51,13 +51,13 @@ def pair(request):
 @torch.no_grad()
 def test_a_causal_mask_gives_the_decoders_hidden_states_back(pair, monkeypatch):
     decoder, model = pair
-    given = stacks.bias_or_causal
+    given = stacks.self_attention_mask
 
-    def causally(x, keys, *, causal, key_mask, **masks):
-        return given(x, keys, causal=True, key_mask=torch.ones(2, 30), **masks)  # a bias: encoders take no flag
+    def causally(x, keys, rotary, *, causal, key_mask, **masks):
+        return given(x, keys, rotary, causal=True, key_mask=torch.ones(2, 30), **masks)  # a bias: encoders take no flag
 
-    monkeypatch.setattr(stacks, "bias_or_causal", causally)
-    monkeypatch.setattr(model.encoder, "sights", Sights(model.config, len(model.encoder.layers), before_only))
+    monkeypatch.setattr(stacks, "self_attention_mask", causally)
+    monkeypatch.setattr(model.encoder, "layer_masks", LayerMasks(model.config, len(model.encoder.layers), before_only))
     inputs = ids(2, 30)
     expected = decoder.decoder(decoder.embedding(inputs))
     assert expected.std() > 0.1

@@ -13,8 +13,8 @@ from pretrain.models.attention import Attention, attend, sdpa
 from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, fuse_linears
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
-from pretrain.models.masks import MASKED
 from pretrain.models.t5 import T5, T5Config
+from pretrain.models.visibility import MASKED
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import run_config

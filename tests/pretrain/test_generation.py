@@ -35,11 +35,12 @@ from pretrain.generation.texts import Written, padded, write
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.masks import masked, visible
 from pretrain.models.model import Model
-from pretrain.models.positions import rotation
+from pretrain.models.positions import rotary_embedding
+from pretrain.models.visibility import masked, visible
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
@@ -423,7 +424,7 @@ def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
         decoder.step(torch.tensor([[5], [6], [7], [8]]))
 
         def held():
-            return [cross.held for _, cross in decoder.cache] if plain else decoder.memory
+            return [cross.entries for _, cross in decoder.cache] if plain else decoder.memory
 
         before = held()
         assert before[0][0].shape[:2] == (4 if plain else 2, 4)
@@ -449,9 +450,8 @@ class OneLayer(Model):
         new, held = input_ids.size(1), cache[0].length if cache else 0
         seen = visible(new, held + new, input_ids.device, causal=True, key_mask=attention_mask)
         x = self.embedding(input_ids)
-        turned = rotation(torch.arange(held, held + new), 8, x.dtype)
-        bias = masked(None, seen, x.dtype)
-        return self.head(x + self.attention(x, bias=bias, cache=cache[0] if cache else None, rotation=turned))
+        mask = AttentionMask(masked(None, seen, x.dtype), rotary_embedding(torch.arange(held, held + new), 8, x.dtype))
+        return self.head(x + self.attention(x, mask=mask, cache=cache[0] if cache else None))
 
     def new_cache(self):
         return [KeyValueCache()]

@@ -9,10 +9,10 @@ from pretrain.models.logit_bias import toeplitz
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
+    apply_rotary,
     linear_bias_slopes,
     positions_from,
-    rotate,
-    rotation,
+    rotary_embedding,
     sinusoids,
 )
 
@@ -23,8 +23,8 @@ def random(*shape, seed=0):
 
 def turned(vector, position, base=10_000.0):
     """`vector` (d_kv,) rotated to `position`."""
-    by = rotation(torch.tensor([position]), vector.numel(), torch.float64, base)
-    return rotate(vector[None, None, None], by).flatten()
+    by = rotary_embedding(torch.tensor([position]), vector.numel(), torch.float64, base)
+    return apply_rotary(vector[None, None, None], by).flatten()
 
 
 @pytest.mark.parametrize("distance", [0, 1, 7, 100])
@@ -48,7 +48,7 @@ def test_rotation_by_hand():
 
 def test_rotation_keeps_lengths_and_leaves_position_0():
     x = random(2, 3, 7, 16)
-    rotated = rotate(x, rotation(torch.arange(7), 16, torch.float64))
+    rotated = apply_rotary(x, rotary_embedding(torch.arange(7), 16, torch.float64))
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-5)
     torch.testing.assert_close(rotated[:, :, 0], x[:, :, 0], rtol=0, atol=0)
 
@@ -56,9 +56,9 @@ def test_rotation_keeps_lengths_and_leaves_position_0():
 def test_each_row_may_have_positions_of_its_own():
     x = random(2, 3, 4, 8)
     positions = torch.tensor([[0, 1, 0, 1], [3, 2, 9, 0]])
-    rotated = rotate(x, rotation(positions, 8, torch.float64))
+    rotated = apply_rotary(x, rotary_embedding(positions, 8, torch.float64))
     for row in range(2):
-        alone = rotate(x[row : row + 1], rotation(positions[row], 8, torch.float64))
+        alone = apply_rotary(x[row : row + 1], rotary_embedding(positions[row], 8, torch.float64))
         torch.testing.assert_close(rotated[row : row + 1], alone, rtol=0, atol=0)
 
 

@@ -6,7 +6,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import DecoderOnlyConfig, build
-from pretrain.models.positions import rotation
+from pretrain.models.positions import rotary_embedding
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 
 transformers = pytest.importorskip("transformers")
@@ -89,7 +89,7 @@ def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
     expected = rotary(torch.zeros(1), positions[None])
     assert all(
         torch.equal(ours, theirs[0])
-        for ours, theirs in zip(rotation(positions, d_kv, torch.float32, base), expected, strict=True)
+        for ours, theirs in zip(rotary_embedding(positions, d_kv, torch.float32, base), expected, strict=True)
     )
 
 

@@ -12,10 +12,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import T5Gemma2Config, T5GemmaConfig, build, outline, parse
 from pretrain.models.loss import shift_right
-from pretrain.models.masks import visible
 from pretrain.models.model import Sizes
 from pretrain.models.t5gemma import on_each_side
 from pretrain.models.t5gemma2 import around
+from pretrain.models.visibility import visible
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 
 STACK = {"num_layers": 4, "d_model": 32, "d_ff": 48, "num_heads": 4, "num_key_value_heads": 2}

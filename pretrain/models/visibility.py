@@ -1,4 +1,4 @@
-"""Attention masks: one boolean mask combines causality, padding and segments."""
+"""Which keys a query sees: one boolean matrix combines causality, windows, padding and segments."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ MASKED = -1e9  # exactly zero after softmax
 
 
 class Window(NamedTuple):
-    """A query sees only this many keys `before` itself and `after` itself, besides the key in its own place."""
+    """A query sees only this many keys `before` itself and `after` itself, besides the key in its own position."""
 
     before: int
     after: int = 0
@@ -29,6 +29,7 @@ def visible(
     key_mask: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
+    allow_empty: bool = False,
 ) -> Tensor | None:
     """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if every query sees every key.
 
@@ -36,29 +37,10 @@ def visible(
     last key. `key_mask` (batch, keys) is nonzero at real keys. With segments (batch, queries) and (batch, keys), an
     example of a packed row sees only itself.
 
-    A query that would see no key, of padding or without any input, sees every key. Kernels that compute the softmax a
-    second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm would be MASKED, in
-    which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
+    Unless `allow_empty`, a query that would see no key, of padding or without any input, sees every key. Kernels that
+    compute the softmax a second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm
+    would be MASKED, in which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
     """
-    segments = {"query_segments": query_segments, "key_segments": key_segments}
-    mask = seen(queries, keys, device, causal=causal, window=window, key_mask=key_mask, **segments)
-    if mask is None or (key_mask is None and query_segments is None):
-        return mask  # a query sees the key in its own place
-    return mask | ~mask.any(dim=-1, keepdim=True)
-
-
-def seen(
-    queries: int,
-    keys: int,
-    device: torch.device,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    key_mask: Tensor | None = None,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
-) -> Tensor | None:
-    """Like `visible`, but there may be queries that see no key."""
     masks = []
     if causal:
         masks.append(_band(queries, keys, device, after=0))
@@ -73,14 +55,16 @@ def seen(
     mask = masks[0]
     for other in masks[1:]:
         mask = mask & other
-    return mask
+    if allow_empty or (key_mask is None and query_segments is None):
+        return mask  # in the latter case a query sees the key in its own position
+    return mask | ~mask.any(dim=-1, keepdim=True)
 
 
 def _band(queries: int, keys: int, device: torch.device, before: int | None = None, after: int = 0) -> Tensor:
-    """(1, 1, queries, keys) True at keys up to `before` places before a query (None: any number), and `after` it."""
-    own = keys - queries  # the key in the place of query 0
-    band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(own + after)
-    return (band if before is None else band.triu(own - before))[None, None]
+    """(1, 1, queries, keys) True at keys up to `before` positions before a query (None: any number), and `after` it."""
+    first = keys - queries  # the key in the position of query 0
+    band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(first + after)
+    return (band if before is None else band.triu(first - before))[None, None]
 
 
 def masked(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
