@@ -35,7 +35,7 @@ def _meaning(stored: StoredTensors) -> dict[str, object]:
     """What weights of one model have in common."""
     model = stored.index.model
     return {
-        **{f"model.{name}": value for name, value in model.of_the_weights().items()},
+        **{f"model.{name}": value for name, value in model.architecture().items()},
         "tokenizer": stored.index.identity.get("tokenizer_sha256"),
     }
 

@@ -71,10 +71,10 @@ def generate(
         blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
         prompts += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]
-    from pretrain.generation.texts import write
+    from pretrain.generation.texts import answer_texts
 
     trained = trained.on_best_device()
-    written = write(trained, prompts, settings, batch_size)
+    written = answer_texts(trained, prompts, settings, batch_size)
     fillings = None
     if likeliest:
         from pretrain.generation.fillings import likeliest_fillings

@@ -24,8 +24,7 @@ from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat, scores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.spans import split_spans
-from pretrain.generation.texts import padded
+from pretrain.generation.texts import padded, split_spans
 from pretrain.models.model import Model
 
 _NEW_TOKENS = 256  # of an answer, unless its task has another limit

@@ -9,7 +9,7 @@ from pretrain.config.evaluation import SamplesSettings
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.generation.fill_blanks import beginnings, blank_out, can_blank_out
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import Written, write
+from pretrain.generation.texts import Answer, answer_texts
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 
@@ -42,7 +42,7 @@ class Samples:
 
     def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
         settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)
-        written: Iterator[Written] = write(trained, [prompt for prompt, _ in pairs], settings)
+        written: Iterator[Answer] = answer_texts(trained, [prompt for prompt, _ in pairs], settings)
         return [one.whole for one in written]
 
     def _prompts_of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:

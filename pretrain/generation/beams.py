@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from pretrain.generation.decoders import Decoder
-from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.largest import largest
+from pretrain.generation.logits_processors import without_forbidden
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 
@@ -90,8 +90,8 @@ def continuations(scores: Tensor, sums: Tensor, number: int) -> tuple[Tensor, Te
     examples, width = sums.shape
     values, tokens = largest(scores, number)
     values = values.view(examples, width, number) + sums[..., None]
-    candidates, places = values.flatten(1).topk(number)
-    return candidates, places // number, tokens.view(examples, -1).gather(1, places)
+    candidates, indices = values.flatten(1).topk(number)
+    return candidates, indices // number, tokens.view(examples, -1).gather(1, indices)
 
 
 def _rows(hypotheses: Tensor, chosen: Tensor) -> Tensor:

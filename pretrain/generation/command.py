@@ -10,7 +10,7 @@ from data_pipeline.foundation.progress import track
 
 if TYPE_CHECKING:
     from pretrain.generation.fillings import Filling
-    from pretrain.generation.texts import Written
+    from pretrain.generation.texts import Answer
 
 
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
@@ -33,7 +33,7 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
 
 
 def show(
-    written: "Iterator[Written]",
+    written: "Iterator[Answer]",
     originals: Sequence[str | None],
     jsonl: bool,
     out: TextIO,
@@ -47,8 +47,8 @@ def show(
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
     for one, original in zip(written, originals, strict=True):
-        of_blanks = fillings(one.text) if fillings and one.has_blanks else []
-        out.write(_as_json(one, original, of_blanks) if jsonl else _as_text(one, original, of_blanks))
+        fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
+        out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
         out.flush()
 
 
@@ -62,20 +62,20 @@ def new_file(path: Path) -> TextIO:
         raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def _as_json(one: "Written", original: str | None, of_blanks: "list[list[Filling]]") -> str:
+def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
     fields: dict[str, Any] = {"text": one.text, "generated": one.generated, "whole": one.whole}
     if original:
         fields["original"] = original
-    if of_blanks:
-        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in of_blanks]
+    if fillings_of_blanks:
+        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in fillings_of_blanks]
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def _as_text(one: "Written", original: str | None, of_blanks: "list[list[Filling]]") -> str:
+def _as_text(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
     if not one.has_blanks:
         return one.whole + "\n"
     lines = [f"blanks    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
-    for number, fillings in enumerate(of_blanks):
+    for number, fillings in enumerate(fillings_of_blanks):
         words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
         lines.append(f"blank {number:<3} {words}")
     return "\n".join(lines) + "\n\n"

@@ -110,58 +110,62 @@ def encode(model: EncoderDecoder, input_ids: Tensor, mask: Tensor | None) -> Ten
     return states
 
 
-class _EncoderDecoder:
-    def __init__(self, model: EncoderDecoder, input_ids: Tensor, attention_mask: Tensor | None):
-        self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
-        self.states = model.encode(input_ids, attention_mask)
-        self.examples = len(input_ids)
-        self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
+class _Plain:
+    """Decoding by the model's own code; `_select` keeps the state of some rows."""
 
-    def step(self, tokens: Tensor) -> Tensor:
-        return self.model.decode(tokens, self.states, self.mask, self.cache)[:, -1]
-
-    def branch(self, origin: Tensor) -> None:
-        """The hypotheses of an example share its input, so that moves only if their number changes."""
-        self._select(rows := _rows(origin, len(self.states)), moved=len(rows) != len(self.states))
-
-    def keep(self, examples: Tensor) -> None:
-        self._select(_rows_of(examples, len(self.states) // self.examples), moved=True)
-        self.examples = len(examples)
-
-    def _select(self, rows: Tensor, moved: bool) -> None:
-        for cache in _caches(self.cache):
-            if moved or not isinstance(cache, MemoryCache):
-                cache.select(rows)
-        if moved:
-            self.states = self.states[rows]
-            self.mask = None if self.mask is None else self.mask[rows]
-
-
-class _Causal:
-    def __init__(self, model: CausalModel, input_ids: Tensor, attention_mask: Tensor | None):
-        self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
-        self.prompt, self.history = input_ids, _history(input_ids, attention_mask)
-        self.examples = self.hypotheses = len(input_ids)
-        self.length = 0
-
-    def step(self, tokens: Tensor) -> Tensor:
-        if self.mask is not None and self.length:
-            self.mask = torch.cat([self.mask, torch.ones_like(tokens, dtype=self.mask.dtype)], dim=1)
-        self.length += tokens.size(1)
-        return self.model.decode(tokens, self.cache, self.mask)[:, -1]
+    model: Any
+    cache: Caches
+    mask: Tensor | None
+    examples: int
+    hypotheses: int
 
     def branch(self, origin: Tensor) -> None:
         self._select(_rows(origin, self.hypotheses))
 
     def keep(self, examples: Tensor) -> None:
-        self._select(_rows_of(examples, self.hypotheses // self.examples))
+        self._select(_rows_of(examples, self.hypotheses // self.examples), moved=True)
         self.examples = len(examples)
 
-    def _select(self, rows: Tensor) -> None:
+    def _select(self, rows: Tensor, moved: bool = False) -> None:
         for cache in _caches(self.cache):
             cache.select(rows)
         self.hypotheses = len(rows)
         self.mask = None if self.mask is None else self.mask[rows]
+
+
+class _EncoderDecoder(_Plain):
+    def __init__(self, model: EncoderDecoder, input_ids: Tensor, attention_mask: Tensor | None):
+        self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
+        self.states = model.encode(input_ids, attention_mask)
+        self.examples = self.hypotheses = len(input_ids)
+        self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return self.model.decode(tokens, self.states, self.mask, self.cache)[:, -1]
+
+    def _select(self, rows: Tensor, moved: bool = False) -> None:
+        """The hypotheses of an example share its input, so that moves only with `keep` or if their number changes."""
+        if moved or len(rows) != self.hypotheses:
+            super()._select(rows)
+            self.states = self.states[rows]
+            return
+        for cache in _caches(self.cache):
+            if not isinstance(cache, MemoryCache):
+                cache.select(rows)
+
+
+class _Causal(_Plain):
+    def __init__(self, model: CausalModel, input_ids: Tensor, attention_mask: Tensor | None):
+        self.model, self.mask, self.cache = model, attention_mask, model.new_cache()
+        self.prompt, self.history = input_ids, _history(input_ids, attention_mask)
+        self.examples = self.hypotheses = len(input_ids)
+        self.begun = False
+
+    def step(self, tokens: Tensor) -> Tensor:
+        if self.mask is not None and self.begun:
+            self.mask = torch.cat([self.mask, torch.ones_like(tokens, dtype=self.mask.dtype)], dim=1)
+        self.begun = True
+        return self.model.decode(tokens, self.cache, self.mask)[:, -1]
 
 
 def _history(prompts: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.randomness import random_bits, row_keys
 from pretrain.generation.beams import LEAVE_AT, beam_search
 from pretrain.generation.decoders import Decoder, start
-from pretrain.generation.forbidden import without_forbidden
 from pretrain.generation.incremental import Weights
 from pretrain.generation.largest import likeliest
+from pretrain.generation.logits_processors import sample, uniform_draws, warped, without_forbidden
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
@@ -88,41 +86,6 @@ def _token_by_token(
             generated = generated[stay]
     result[rows] = generated
     return result[:, : step + 1]
-
-
-def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:
-    """(rows, max_new_tokens) fp32 in [0, 1). A row depends only on the seed and its own number."""
-    keys = row_keys(settings.seed, "generation", 0, np.asarray(numbers))
-    bits = random_bits(keys, 0, settings.max_new_tokens)
-    return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
-
-
-def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
-    """Divides `logits` (batch, vocabulary) by the temperature; sets tokens that `top_k`, then `top_p`, exclude to −∞.
-
-    Rules and order are those of transformers' warpers. `top_k` keeps the k likeliest tokens and ties with the last of
-    them. `top_p` is nucleus sampling (Holtzman et al. 2020): it renormalises what `top_k` kept and keeps the likeliest
-    tokens, up to and including the one at which their total reaches `top_p`.
-    """
-    logits = logits / settings.temperature
-    if settings.top_k is not None:
-        least = logits.topk(min(settings.top_k, logits.size(-1))).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if settings.top_p < 1.0:
-        ascending, ids = logits.sort(dim=-1)
-        left_out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - settings.top_p
-        left_out[:, -1] = False
-        logits = logits.masked_fill(left_out.scatter(1, ids, left_out), -torch.inf)
-    return logits
-
-
-def sample(logits: Tensor, draw: Tensor) -> Tensor:
-    """Samples one id (batch, 1) per row of logits (batch, vocabulary); `draw` (batch, 1) is uniform in [0, 1)."""
-    probabilities, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-    mass = probabilities.cumsum(dim=-1)
-    rank = torch.searchsorted(mass, draw * mass[:, -1:], right=True)
-    last = (probabilities > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may place a draw beyond the total probability
-    return ids.gather(-1, torch.minimum(rank, last))
 
 
 def _check(model: Model, length: int, settings: GenerationSettings) -> None:

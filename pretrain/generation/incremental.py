@@ -228,12 +228,14 @@ class Incremental:
         weights = self.weights
         self.cache.append(self.position)
         positions = torch.tensor([self.position], device=tokens.device)
-        of_examples = positions if self.padding is None else positions - self.padding
+        example_positions = positions if self.padding is None else positions - self.padding
         width = self.cache.seen.size(1)
-        x = weights.embed(tokens, of_examples if self.padding is None else of_examples.repeat_interleave(width, dim=0))
+        x = weights.embed(
+            tokens, example_positions if self.padding is None else example_positions.repeat_interleave(width, dim=0)
+        )
         self.bias = self._bias(x.dtype)
         if getattr(weights.model.config, "positions", None) == "rotary":
-            self.rotary = rotary_embedding(of_examples, self.d_kv, x.dtype)
+            self.rotary = rotary_embedding(example_positions, self.d_kv, x.dtype)
         self.position += 1
         for norm, part in self.parts:
             x = x + part(norm(x)) if weights.pre_norm else norm(x + part(x))

@@ -13,11 +13,11 @@ def likeliest(scores: Tensor) -> Tensor:
         return scores.argmax(dim=1, keepdim=True)
     blocks, rest = _blocks(scores)
     best = blocks.amax(dim=2).max(dim=1, keepdim=True).indices  # the first block that has the largest
-    place = best * _BLOCK + blocks.gather(1, best[..., None].expand(-1, -1, _BLOCK)).max(dim=2).indices
+    index = best * _BLOCK + blocks.gather(1, best[..., None].expand(-1, -1, _BLOCK)).max(dim=2).indices
     if rest.size(1):
         value, at = rest.max(dim=1, keepdim=True)
-        place = torch.where(value > scores.gather(1, place), at + columns - rest.size(1), place)
-    return place
+        index = torch.where(value > scores.gather(1, index), at + columns - rest.size(1), index)
+    return index
 
 
 def largest(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -31,10 +31,10 @@ def largest(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
     blocks, rest = _blocks(scores)
     best = blocks.amax(dim=2).topk(number, sorted=False).indices[..., None]
     found = blocks.gather(1, best.expand(-1, -1, _BLOCK)).flatten(1)
-    places = (best * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    places_of_rest = torch.arange(columns - rest.size(1), columns).expand(rows, -1)
+    indices = (best * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    indices_of_rest = torch.arange(columns - rest.size(1), columns).expand(rows, -1)
     values, at = torch.cat([found, rest], dim=1).topk(number)
-    return values, torch.cat([places, places_of_rest], dim=1).gather(1, at)
+    return values, torch.cat([indices, indices_of_rest], dim=1).gather(1, at)
 
 
 def _blocks(scores: Tensor) -> tuple[Tensor, Tensor]:

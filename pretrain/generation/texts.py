@@ -1,7 +1,7 @@
 """Text in, text out: what `pretrain generate` does with a model."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.incremental import Weights
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.spans import split_spans
 from pretrain.models import FAMILIES, Family
 
 
 @dataclass(frozen=True)
-class Written:
+class Answer:
     """The given `text`, the `generated` answer, and the `whole`: the continued text, or the text with its blanks filled
     in brackets; for a text without blanks, the answer."""
 
@@ -29,9 +29,9 @@ class Written:
     has_blanks: bool
 
 
-def write(
+def answer_texts(
     trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
-) -> Iterator[Written]:
+) -> Iterator[Answer]:
     """Generates an answer to each text, in order, `batch_size` texts at a time.
 
     An encoder-decoder reads a text and answers; a causal model continues it. The seed and a text's number determine its
@@ -44,17 +44,17 @@ def write(
     causal = family.generates == "continuations"
     inputs = [prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
-    return _written(trained, texts, inputs, causal, settings, batch_size)
+    return _answers(trained, texts, inputs, causal, settings, batch_size)
 
 
-def _written(
+def _answers(
     trained: TrainedModel,
     texts: Sequence[str],
     inputs: Sequence[list[int]],
     causal: bool,
     settings: GenerationSettings,
     batch_size: int,
-) -> Iterator[Written]:
+) -> Iterator[Answer]:
     model, tokenizer, vocabulary = trained.model, trained.tokenizer, trained.tokenizer.vocabulary
     device = next(model.parameters()).device
     weights = Weights.of(model)
@@ -72,7 +72,7 @@ def _written(
                 whole = _filled(tokenizer, texts[number], new)
             else:
                 whole = tokenizer.decode([*given, *new]) if causal else generated
-            yield Written(texts[number], generated, whole, has_blanks)
+            yield Answer(texts[number], generated, whole, has_blanks)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor | None]:
@@ -120,3 +120,22 @@ def _filled(tokenizer: Tokenizer, blanks: str, generated: list[int]) -> str:
     spans = split_spans(generated, tokenizer.vocabulary)
     words = {tokenizer.decode([id_]): tokenizer.decode(span).strip() for id_, span in spans.items()}
     return re.sub(r"<extra_id_\d+>", lambda mark: f"[{words.get(mark[0], '')}]", blanks)
+
+
+def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, list[int]]:
+    """The span after each sentinel of a target sequence, up to eos.
+
+        targets:  <x> for inviting <y> last </s>    →    {<x>: for inviting, <y>: last}
+
+    A model's output may be malformed: tokens before the first sentinel are dropped, and so are the later spans of a
+    repeated sentinel.
+    """
+    spans: dict[int, list[int]] = {}
+    span: list[int] = []
+    for token in takewhile(lambda token: token != vocabulary.eos, target_ids):
+        if token in vocabulary.sentinel_ids:
+            span = []
+            spans.setdefault(token, span)
+        elif token != vocabulary.pad:
+            span.append(token)
+    return spans

@@ -170,7 +170,7 @@ def backward_diagonals(
 ):  # fmt: skip
     """A share of the bias's gradient: PARTS (heads, diagonals of tiles, splits, 2 · BLOCK).
 
-    All tiles on one diagonal of tiles hold the same diagonals of scores at the same places. A program adds up its share
+    All tiles on one diagonal of tiles hold the same diagonals of scores. A program adds up its share
     of these tiles, over queries and batch, and reduces the sum by diagonals once: entry t belongs to the diagonal
     t − BLOCK + 1 of the tile.
     """
@@ -217,5 +217,5 @@ def backward_diagonals(
     column = t - (BLOCK - 1) + i
     skewed = tl.gather(total, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
     sums = tl.sum(tl.where((column >= 0) & (column < BLOCK), skewed, 0.0), 0)
-    place = ((head * (tiles_q + tiles_k - 1) + number) * splits + split) * 2 * BLOCK
-    tl.store(PARTS + place + tl.arange(0, 2 * BLOCK), sums)
+    address = ((head * (tiles_q + tiles_k - 1) + number) * splits + split) * 2 * BLOCK
+    tl.store(PARTS + address + tl.arange(0, 2 * BLOCK), sums)

@@ -69,11 +69,11 @@ def forward_rows(LOGITS, TARGETS, LOSSES, LOG_Z, vocabulary, z_loss, smoothing, 
 def backward_rows(LOGITS, TARGETS, LOG_Z, GRAD_SOFTMAX, GRAD_TARGETS, vocabulary, smoothing, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = LOGITS + row * vocabulary + at
+    address = LOGITS + row * vocabulary + at
     grad_target = tl.load(GRAD_TARGETS + row)
-    values = tl.load(place, mask=at < vocabulary, other=0.0).to(tl.float32)
+    values = tl.load(address, mask=at < vocabulary, other=0.0).to(tl.float32)
     gradient = (
         tl.exp(values - tl.load(LOG_Z + row)) * tl.load(GRAD_SOFTMAX + row) - smoothing / vocabulary * grad_target
     )
     gradient = tl.where(at == tl.load(TARGETS + row), gradient - (1.0 - smoothing) * grad_target, gradient)
-    tl.store(place, gradient.to(LOGITS.dtype.element_ty), mask=at < vocabulary)
+    tl.store(address, gradient.to(LOGITS.dtype.element_ty), mask=at < vocabulary)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 GRANULE = 64  # positions for each entry of a range
-_SETS = 64  # labels are told apart up to this modulus when ranges are made; kernels compare them exactly
+_SETS = 64  # labels are compared up to this modulus when ranges are made; kernels compare them exactly
 _HIDDEN = -1  # the label of a key that nothing sees
 
 

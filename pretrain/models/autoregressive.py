@@ -287,7 +287,7 @@ class Autoregressive(Model):
         return self.position_embedding(positions + 1)
 
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Every weight is used once per token; all three kinds of attention join the sequence to itself.
+        """Every weight is used once per token; all three kinds of attention relate the sequence to itself.
 
         The map from the encoder to the decoder belongs to the decoder. The mean in the embedding loss counts nothing: a
         running sum would do.

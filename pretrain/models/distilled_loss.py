@@ -7,9 +7,9 @@ weight:
     loss = (1 − w) · cross-entropy(z) + w · T² · KL(p ‖ q),   p = softmax(u / T),   q = softmax(z / T)
 
 T² keeps the size of the second part's gradient, which falls as 1 / T² (section 2 there). p is over the teacher's whole
-vocabulary. With `top_k`, only so many of its likeliest ids keep their probabilities, divided by their sum; the others'
-become 0. So are those of ids that only the student has. q is always over the student's whole vocabulary. Gemma 3 (2025,
-section 2.2) takes some ids of its teacher in the same way, but draws them.
+vocabulary. With `top_k`, its k likeliest ids keep their probabilities, divided by their sum, and all others have none.
+Neither have ids that only the student has. q is always over the student's whole vocabulary. Gemma 3 (2025, section 2.2)
+restricts its teacher to some ids in the same way, but draws them.
 
 The cross-entropy has the student's label smoothing. Its z-loss isn't weighted.
 """

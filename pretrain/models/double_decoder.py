@@ -286,14 +286,14 @@ class DoubleDecoder(Model):
         return Cache(self.config.num_encoder_layers, self.config.num_decoder_layers)
 
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """As in `Model.flops`, every stack joins the row to itself once: a key is a token or a state, never both, but
+        """As in `Model.flops`, every stack relates the row to itself once: a key is a token or a state, never both, but
         for the first token. Keys and values of the encoder's states count as cross-attention."""
         config, tokens = self.config, sizes.inputs
-        of_pairs = 12.0 * config.num_heads * config.d_kv * sizes.input_pairs
+        pair_flops = 12.0 * config.num_heads * config.d_kv * sizes.input_pairs
         keys = 2 * config.d_model * config.kv_heads * config.d_kv
         return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * tokens + config.num_encoder_layers * of_pairs,
-            "decoder": 6.0 * matrix_weights(self.decoder.layers) * tokens + config.num_decoder_layers * of_pairs,
+            "encoder": 6.0 * matrix_weights(self.encoder.layers) * tokens + config.num_encoder_layers * pair_flops,
+            "decoder": 6.0 * matrix_weights(self.decoder.layers) * tokens + config.num_decoder_layers * pair_flops,
             "cross-attention": 6.0 * keys * config.num_decoder_layers * tokens,
             "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
         }

@@ -25,8 +25,8 @@ def length_of(cache: Caches | None) -> int:
 class EncoderDecoder(Model):
     """`forward` returns the loss of every target token; `encode` and `decode` are its two halves.
 
-    `encoder` and `decoder` map token vectors to states, and each has its `layers`. `tied`: embedding and output share
-    one matrix.
+    `encoder` and `decoder` map token vectors to states, and each has its `layers`. `decoder_embedding` is the decoder's
+    matrix, unless `embedding` serves both. `tied`: the output matrix is that of the decoder's embedding.
     """
 
     config: ModelConfig
@@ -40,6 +40,7 @@ class EncoderDecoder(Model):
         decoder: nn.Module,
         lm_head: Head,
         tied: bool,
+        decoder_embedding: Embedding | None = None,
     ):
         super().__init__()
         self.config = config
@@ -47,9 +48,10 @@ class EncoderDecoder(Model):
         self.encoder = encoder
         self.decoder = decoder
         self.lm_head = lm_head
+        self.decoder_embedding = decoder_embedding
         if tied:
             # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
-            self.lm_head.weight = self.embedding.weight
+            self.lm_head.weight = (decoder_embedding or embedding).weight
 
     def forward(
         self,
@@ -79,11 +81,13 @@ class EncoderDecoder(Model):
 
     def embedded_targets(self, ids: Tensor) -> Tensor:
         """The vectors of the decoder's ids."""
-        return self.embedding(ids)
+        return (self.decoder_embedding or self.embedding)(ids)
 
     def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors of both kinds of ids. A look-up of its own for each would make one more gradient of the size of
-        the whole matrix, and add the two."""
+        """The vectors of both kinds of ids. Two look-ups in one matrix would make one more gradient of its whole size,
+        and add the two."""
+        if self.decoder_embedding is not None:
+            return self.embedding(inputs), self.decoder_embedding(targets)
         ids = torch.cat([inputs.flatten(), targets.flatten()])
         vectors = self.embedding(ids).split([inputs.numel(), targets.numel()])
         return vectors[0].view(*inputs.shape, -1), vectors[1].view(*targets.shape, -1)

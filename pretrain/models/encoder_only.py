@@ -1,4 +1,4 @@
-"""An encoder alone: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
+"""An encoder-only model: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
 
 Post-norm, with learned positions, token types and GELU. One head predicts masked tokens, with the embedding matrix as
 its output matrix. The other predicts from the first token whether the second text follows the first.
@@ -156,9 +156,9 @@ class EncoderOnly(Model):
         """Layers process every token, the head predicted tokens, the next-sentence head one token per example."""
         config = self.config
         head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
-        of_examples = 0 if self.next_sentence is None else matrix_weights(self.next_sentence)
+        example_weights = 0 if self.next_sentence is None else matrix_weights(self.next_sentence)
         return {
             "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
             + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
-            "head": 6.0 * (head * sizes.targets + of_examples * sizes.examples),
+            "head": 6.0 * (head * sizes.targets + example_weights * sizes.examples),
         }

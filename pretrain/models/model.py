@@ -66,9 +66,9 @@ class Model(nn.Module):
 
 def attention_flops(attention: Attention, width: int, queries: int, keys: int, pairs: int) -> float:
     """FLOPs of an attention layer of `width` heads · d_kv: `q` and `o` process `queries` tokens, `k` and `v` `keys`."""
-    of_keys = matrix_weights(attention.k) + matrix_weights(attention.v)
-    of_queries = matrix_weights(attention) - of_keys
-    return 6.0 * (of_queries * queries + of_keys * keys) + 12.0 * width * pairs
+    key_weights = matrix_weights(attention.k) + matrix_weights(attention.v)
+    query_weights = matrix_weights(attention) - key_weights
+    return 6.0 * (query_weights * queries + key_weights * keys) + 12.0 * width * pairs
 
 
 def cross_attentions(layers: Iterable[nn.Module]) -> list[Attention]:

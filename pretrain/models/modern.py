@@ -6,8 +6,6 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
-from torch import Tensor
-
 from pretrain.models.blocks import Block
 from pretrain.models.config.modern import ModernConfig
 from pretrain.models.config.t5gemma import StackConfig
@@ -42,44 +40,25 @@ def as_far_on_both_sides(tokens: int) -> Window:
 
 
 class Modern(EncoderDecoder):
-    """`embedding` is the encoder's matrix; `decoder_embedding` the decoder's, unless all are one."""
+    """All three matrices, the last two or none of them are one."""
 
     config: ModernConfig
 
     def __init__(self, config: ModernConfig):
-        rows, std, tied, scale = (
+        rows, std, scale, tied = (
             config.padded_vocab_size,
             config.init_std,
-            config.tie_embeddings,
             config.scale_embedding,
+            config.tie_embeddings,
         )
-        of_inputs, of_targets = config.encoder, config.decoder
-        encoder = _block(config, of_inputs, 2 * of_inputs.num_layers)
-        decoder = _block(config, of_targets, 3 * of_targets.num_layers)
+        encoder, decoder, longest = config.encoder, config.decoder, config.max_positions
+        layers = _block(config, encoder, 2 * encoder.num_layers), _block(config, decoder, 3 * decoder.num_layers)
         super().__init__(
             config,
-            Embedding(rows, of_inputs.d_model, std),
-            Encoder(config, encoder, of_inputs.num_layers, as_far_on_both_sides, scale, config.max_positions),
-            Decoder(
-                config,
-                decoder,
-                of_targets.num_layers,
-                of_inputs.d_model,
-                scale,
-                config.max_positions,
-                config.cross_rotation,
-            ),
-            Head(of_targets.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
-            tied=tied == "all",
+            Embedding(rows, encoder.d_model, std),
+            Encoder(config, layers[0], encoder.num_layers, as_far_on_both_sides, scale, longest),
+            Decoder(config, layers[1], decoder.num_layers, encoder.d_model, scale, longest, config.cross_rotation),
+            Head(decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
+            tied=tied != "none",
+            decoder_embedding=None if tied == "all" else Embedding(rows, decoder.d_model, std),
         )
-        self.decoder_embedding = None if tied == "all" else Embedding(rows, of_targets.d_model, std)
-        if self.decoder_embedding is not None and tied == "output":
-            self.lm_head.weight = self.decoder_embedding.weight  # shared: each module uses it only in its own forward
-
-    def embedded_targets(self, ids: Tensor) -> Tensor:
-        return (self.decoder_embedding or self.embedding)(ids)
-
-    def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if self.decoder_embedding is None:
-            return super().embedded(inputs, targets)
-        return self.embedding(inputs), self.decoder_embedding(targets)

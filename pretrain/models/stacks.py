@@ -128,10 +128,10 @@ class Decoder(Stack):
         cross_mask = cross_attention_mask(x, encoder_states, inputs)
         if self.cross_base is not None:
             length = encoder_states.size(1)
-            of_inputs = positions_from(0, length, x.device, positions_in_segments(inputs.encoder_segment_ids))
+            input_positions = positions_from(0, length, x.device, positions_in_segments(inputs.encoder_segment_ids))
             positions = positions + ends_of_inputs(length, inputs)
             rotary, memory_rotary = (
-                rotary_embedding(one, self.d_kv, x.dtype, self.cross_base) for one in (positions, of_inputs)
+                rotary_embedding(one, self.d_kv, x.dtype, self.cross_base) for one in (positions, input_positions)
             )
             cross_mask = cross_mask._replace(rotary=rotary, memory_rotary=memory_rotary)
 

@@ -6,8 +6,6 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from torch import Tensor
-
 from pretrain.models.blocks import Block
 from pretrain.models.config.t5gemma import StackConfig, T5GemmaConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
@@ -38,7 +36,7 @@ def on_each_side(tokens: int) -> Window:
 
 
 class T5Gemma(EncoderDecoder):
-    """`embedding` is the encoder's matrix, `decoder_embedding` the decoder's and the output's."""
+    """Each stack has an embedding matrix; the decoder's is the output's too."""
 
     config: T5GemmaConfig
 
@@ -51,13 +49,6 @@ class T5Gemma(EncoderDecoder):
             Encoder(config, encoder, config.encoder.num_layers, on_each_side, scale_embedding=True),
             Decoder(config, decoder, config.decoder.num_layers, config.encoder.d_model, scale_embedding=True),
             Head(config.decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
-            tied=False,
+            tied=True,
+            decoder_embedding=Embedding(rows, config.decoder.d_model, std),
         )
-        self.decoder_embedding = Embedding(rows, config.decoder.d_model, std)
-        self.lm_head.weight = self.decoder_embedding.weight  # shared: each module uses it only in its own forward
-
-    def embedded_targets(self, ids: Tensor) -> Tensor:
-        return self.decoder_embedding(ids)
-
-    def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return self.embedding(inputs), self.decoder_embedding(targets)

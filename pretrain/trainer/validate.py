@@ -295,9 +295,9 @@ _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
 def _weights(model: ModelConfig) -> dict[str, Any]:
-    """`of_the_weights` with the number of embedding rows instead of the multiple these are padded to, since several
+    """`architecture` with the number of embedding rows instead of the multiple these are padded to, since several
     multiples give the same number."""
-    settings = model.of_the_weights()
+    settings = model.architecture()
     del settings["pad_vocab_to_multiple_of"]
     return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.models.attention import kernels
+from pretrain.models.attention import sdpa_kernels
 from tests.pretrain.attention_grid import LENGTHS, errors
 
 # Unit roundoff is 6e-8 in fp32 and 4e-3 in bf16. Sums of some hundred roundings of random sign stay below these.
@@ -21,9 +21,9 @@ def test_cudnn_never_gets_a_mask():
     """PyTorch's switches exist without a GPU too."""
     flags = torch.backends.cuda
     gpu, before = torch.device("cuda"), flags.cudnn_sdp_enabled()
-    with kernels(gpu, masked=True):
+    with sdpa_kernels(gpu, masked=True):
         others = (flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled())
         assert (flags.cudnn_sdp_enabled(), *others) == (False, True, True, True)
     assert flags.cudnn_sdp_enabled() == before
-    with kernels(gpu, masked=False):
+    with sdpa_kernels(gpu, masked=False):
         assert flags.cudnn_sdp_enabled() == before

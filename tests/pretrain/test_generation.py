@@ -25,13 +25,12 @@ from pretrain.generation import decoding, incremental
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
 from pretrain.generation.decoders import CausalModel, start
-from pretrain.generation.decoding import generate, sample, uniform_draws, warped
+from pretrain.generation.decoding import generate
 from pretrain.generation.fill_blanks import blank_out
 from pretrain.generation.fillings import likeliest_fillings
-from pretrain.generation.forbidden import repeating
+from pretrain.generation.logits_processors import repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.spans import split_spans
-from pretrain.generation.texts import Written, padded, write
+from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.attention import Attention, KeyValueCache
@@ -604,10 +603,10 @@ LINES = ["The Work is provided.", "", "A <extra_id_0> license <extra_id_1> you."
 
 def test_texts_are_answered_in_order_whatever_the_batches(trained):
     chosen = settings(temperature=1.0)
-    one = list(write(trained, LINES, chosen, batch_size=1))
+    one = list(answer_texts(trained, LINES, chosen, batch_size=1))
     assert [written.text for written in one] == LINES
-    assert list(write(trained, LINES, chosen, batch_size=2)) == list(write(trained, LINES, chosen)) == one
-    again = list(write(trained, [LINES[0]] * 3, chosen))
+    assert list(answer_texts(trained, LINES, chosen, batch_size=2)) == list(answer_texts(trained, LINES, chosen)) == one
+    again = list(answer_texts(trained, [LINES[0]] * 3, chosen))
     assert len({written.generated for written in again}) == 3  # each by its number
     assert one[0].whole == one[0].generated
     assert [written.has_blanks for written in one] == [False, False, True]
@@ -654,7 +653,7 @@ def test_a_causal_model_goes_on_with_a_text(tokenizer):
     model.config = ModelConfig(family="decoder_only", vocab_size=320)
     model.embedding, model.head = nn.Embedding(320, 16), nn.Linear(16, 320)
     trained = TrainedModel(of_random_weights(model, std=1.0), tokenizer)
-    written = list(write(trained, ["The Work", ""], settings(max_new_tokens=5)))
+    written = list(answer_texts(trained, ["The Work", ""], settings(max_new_tokens=5)))
     assert written[0].whole.startswith("The Work")
     assert written[0].whole != "The Work"
     prompt = torch.tensor([tokenizer.encode(["The Work"])[0]])
@@ -673,7 +672,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
     options = ["--max-new-tokens", 8, "--num-beams", 3, "--early-stopping", "never", "--batch-size", 2]
     by_argument = invoke(monkeypatch, trained, *LINES, *options)
     assert by_argument.exit_code == 0, by_argument.output
-    answers = list(write(trained, LINES, settings(max_new_tokens=8, num_beams=3, early_stopping="never")))
+    answers = list(answer_texts(trained, LINES, settings(max_new_tokens=8, num_beams=3, early_stopping="never")))
     assert by_argument.stdout == (
         f"{answers[0].whole}\n{answers[1].whole}\nblanks    {LINES[2]}\nmodel     {answers[2].whole}\n\n"
     )
@@ -725,7 +724,7 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
     out, terminal = io.StringIO(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", terminal)
-    written = [Written("a", "b", "b", False), Written("A <extra_id_0>", "c", "A [c]", True)]
+    written = [Answer("a", "b", "b", False), Answer("A <extra_id_0>", "c", "A [c]", True)]
     show(iter(written), [None, "A c"], False, sys.stdout)
     assert out.getvalue() == "b\nblanks    A <extra_id_0>\nmodel     A [c]\noriginal  A c\n\n"
     assert "2/2" in terminal.getvalue()

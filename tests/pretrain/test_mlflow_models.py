@@ -235,10 +235,12 @@ def generated(run_dir):
     """What `pretrain generate` writes, with the marks of blanks."""
     from pretrain.checkpoint.trained import TrainedModel
     from pretrain.generation.settings import GenerationSettings
-    from pretrain.generation.texts import write
+    from pretrain.generation.texts import answer_texts
 
     trained = TrainedModel.open(newest(run_dir))
-    return [one.generated for one in write(trained, TEXTS, GenerationSettings(max_new_tokens=6, min_new_tokens=6))]
+    return [
+        one.generated for one in answer_texts(trained, TEXTS, GenerationSettings(max_new_tokens=6, min_new_tokens=6))
+    ]
 
 
 def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):

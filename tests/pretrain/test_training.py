@@ -25,7 +25,7 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import write
+from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer.run_report import RunReport
@@ -242,7 +242,7 @@ def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
     config = trained.model.config
     assert (config.vocab_size, config.pad_id, config.eos_id) == (50_286, 1, 2)
     assert trained.tokenizer.describe() == json.loads((bart_corpus / "manifest.json").read_text())["tokenizer"]
-    assert next(write(trained, ["See <extra_id_0> there."], GenerationSettings())).whole.startswith("See [")
+    assert next(answer_texts(trained, ["See <extra_id_0> there."], GenerationSettings())).whole.startswith("See [")
     export(trained.model.state_dict(), config, trained.tokenizer, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs("See <extra_id_0> there.").input_ids == trained.tokenizer.encode_with_sentinels(

@@ -8,7 +8,8 @@ from pretrain.models.config.base import Count, HeadsShareWidth
 
 
 class EncoderOnlyConfig(HeadsShareWidth):
-    """An encoder alone, like BERT (Devlin et al. 2018); RoBERTa has `next_sentence: false` and `num_token_types: 0`."""
+    """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
+    0`."""
 
     family: Literal["encoder_only"] = "encoder_only"
     num_layers: Count

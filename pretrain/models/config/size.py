@@ -14,11 +14,11 @@ from pretrain.models.config.base import ModelConfig
 class Size:
     """Weights of `model`'s matrices: of layers that read the inputs, of those that read the targets, and of tables.
 
-    `input_pairs` and so on are units of width, summed over layers, in which attention joins tokens.
+    `input_pairs` and so on are units of width, summed over layers, in which attention relates tokens.
     """
 
-    of_inputs: int
-    of_targets: int
+    input_weights: int
+    target_weights: int
     head: int
     tables: int
     input_pairs: int
@@ -27,11 +27,11 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        return self.of_inputs + self.of_targets + self.tables
+        return self.input_weights + self.target_weights + self.tables
 
     def flops(self, inputs: int, targets: int) -> float:
         """Of a training step on a row, as `Model.flops` counts: 6 for a weight and token, 12 for a pair and unit."""
-        weights = self.of_inputs * inputs + (self.of_targets + self.head) * targets
+        weights = self.input_weights * inputs + (self.target_weights + self.head) * targets
         pairs = self.input_pairs * inputs**2 + self.target_pairs * targets**2 + self.cross_pairs * inputs * targets
         return 6.0 * weights + 12.0 * pairs
 
@@ -52,16 +52,16 @@ def size_of(config: ModelConfig) -> Size:
         layers = layer * (below + above) + across * above
         return Size(layers, 0, embedding, embedding, width * (below + above + above), 0, 0)
     keys, queries = _attention(encoder.d_model, decoder)[1], _attention(decoder.d_model, decoder)[0]
-    of_decoder = _layer(settings, decoder) * above
+    decoder_weights = _layer(settings, decoder) * above
     if config.family == "t5gemma2":  # its cross-attention shares the weights of self-attention
         return Size(
-            layer * below, of_decoder, embedding, embedding, width * below, _width(decoder) * above, width * above
+            layer * below, decoder_weights, embedding, embedding, width * below, _width(decoder) * above, width * above
         )
     tied = getattr(settings, "tie_embeddings", "output" if encoder is not decoder else True)
     tables = embedding * {"all": 1, "output": 2, "none": 3, True: 1, False: 2}[tied]
     return Size(
         layer * below + keys * above,
-        of_decoder + queries * above,
+        decoder_weights + queries * above,
         embedding,
         tables,
         width * below,
@@ -77,9 +77,9 @@ def _width(stack: Any) -> int:
 
 def _attention(read: int, stack: Any) -> tuple[int, int]:
     """Weights of an attention layer for queries and outputs, and for keys and values of states `read` wide."""
-    of_queries = 2 * stack.d_model * _width(stack)
+    query_weights = 2 * stack.d_model * _width(stack)
     grouped = getattr(stack, "num_key_value_heads", None) or stack.num_heads
-    return of_queries, 2 * read * _width(stack) * grouped // stack.num_heads
+    return query_weights, 2 * read * _width(stack) * grouped // stack.num_heads
 
 
 def _layer(settings: Any, stack: Any) -> int:

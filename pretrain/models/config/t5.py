@@ -65,8 +65,8 @@ class T5Config(OneWidth):
             raise ValueError("positions: learned positions need max_positions")
         if self.positions != "learned" and self.max_positions is not None:
             raise ValueError(f"max_positions is for learned positions, not for {self.positions} ones")
-        of_relative = ("relative_attention_num_buckets", "relative_attention_max_distance")
-        for name in of_relative if self.positions != "relative" else ():
+        names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+        for name in names if self.positions != "relative" else ():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for relative positions, not for {self.positions} ones")
         if self.positions == "rotary" and self.d_kv % 2:

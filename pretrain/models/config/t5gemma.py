@@ -40,8 +40,8 @@ class Gemma(LocalAndGlobal, ModelConfig):
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
 
     bos_id: TokenId | None = None
-    """Id from which the decoder starts. Unless it is set, a run takes the corpus's begin mark, or without one its end
-    mark. null: padding."""
+    """Id from which the decoder starts. Unless it is set, a run takes the corpus's BOS, or its EOS if there is
+    none. null: padding."""
     sliding_window: Count | None = 4096
     """Tokens that a layer of the decoder with a window sees: the query's own and those before it. In the encoder of
     T5Gemma as many on each side, in that of T5Gemma 2 half as many. null: no layer has a window."""
