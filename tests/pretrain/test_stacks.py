@@ -10,8 +10,9 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import conversion_for
 from pretrain.models import ModernConfig, build, outline, parse
+from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.loss import shift_right
-from pretrain.models.stacks import ends_of_inputs, places_in_segments
+from pretrain.models.stacks import ends_of_inputs, positions_in_segments
 from tests.pretrain.exported import randomise
 from tests.pretrain.test_t5gemma import KINDS as OF_TRANSFORMERS
 from tests.pretrain.test_t5gemma import STACK, WIDER, batch, ids
@@ -127,11 +128,12 @@ def test_matrices_are_shared_as_configured():
 
 def test_positions_of_packed_inputs_worked_by_hand():
     segments, targets = torch.tensor([[1, 1, 1, 2, 0, 0]]), torch.tensor([[1, 1, 2, 2, 2, 0]])
-    assert places_in_segments(segments).tolist() == [[0, 1, 2, 0, 0, 1]]
-    assert ends_of_inputs(6, None, targets, segments).tolist() == [[3, 3, 1, 1, 1, 2]]
+    assert positions_in_segments(segments).tolist() == [[0, 1, 2, 0, 0, 1]]
+    packed = AttentionInputs(encoder_segment_ids=segments, decoder_segment_ids=targets)
+    assert ends_of_inputs(6, packed).tolist() == [[3, 3, 1, 1, 1, 2]]
     mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
-    assert ends_of_inputs(4, mask, None, None).tolist() == [[3], [4], [0]]
-    assert ends_of_inputs(4, None, None, None) == 4
+    assert ends_of_inputs(4, AttentionInputs(mask)).tolist() == [[3], [4], [0]]
+    assert ends_of_inputs(4, AttentionInputs()) == 4
 
 
 def turned(x, first, base=1e4):
