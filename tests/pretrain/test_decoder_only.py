@@ -160,7 +160,8 @@ def gradients(model, losses):
 def test_packed_examples_have_the_losses_and_gradients_of_each_alone(model, lengths, padding):
     inputs, labels, segments, positions = packed(lengths, sum(lengths) + padding)
     mask = (segments > 0).long()
-    together = model(inputs, labels, mask, segments, positions, segments, positions)["labels"]
+    attention = {"encoder_attention_mask": mask, "encoder_segment_ids": segments, "encoder_positions": positions}
+    together = model(inputs, labels, **attention)["labels"]
     alone = [
         model(inputs[segments == number][None], labels[segments == number][None])["labels"][0]
         for number in range(1, len(lengths) + 1)
