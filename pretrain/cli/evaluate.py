@@ -1,4 +1,4 @@
-"""`pretrain evaluate` and `pretrain attention`: hooks and tasks, on a checkpoint instead of inside a run."""
+"""`pretrain evaluate` and `pretrain attention`: hooks and tasks on a checkpoint."""
 
 import contextlib
 import json
@@ -140,8 +140,8 @@ def evaluate_on_tasks(
 ) -> None:
     """Runs tasks of the lm-evaluation-harness on a checkpoint and prints its table.
 
-    On several ranks if a launcher started them. `form`: how an encoder-decoder is asked, a key of FORMS; None: as its
-    run has trained it. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be asked.
+    On several ranks if a launcher started them. `form`: the form of an encoder-decoder's prompts, a key of FORMS; None:
+    that of its training. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be prompted so.
     """
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     with _ranks() as (rank, ranks):
@@ -158,7 +158,7 @@ def evaluate_on_tasks(
                 write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
             if prompt_format.form in FORMS:
                 print(
-                    f"asked as {prompt_format.form}: {FORMS[prompt_format.form]}",
+                    f"prompted as {prompt_format.form}: {FORMS[prompt_format.form]}",
                     file=sys.stderr if as_json else sys.stdout,
                 )
             print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)

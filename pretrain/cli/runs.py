@@ -145,7 +145,7 @@ def plan(
 ) -> None:
     """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus.
 
-    `--gpu cpu` says it of this machine without GPUs, from a measurement of half a second.
+    `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pretrain.zero.step_norms import StepNorms
 
 T = TypeVar("T")
+Row = Mapping[str, Any]
+"""A row of a table: its cells by column."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Findings:
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     images: Mapping[str, "Figure"] = field(default_factory=dict)
     lines: Sequence[str] = ()
     more_lines: Sequence[str] = ()
@@ -110,7 +112,7 @@ class Evaluation:
     held_out: HeldOut
     step: int
     collectives: Collectives
-    earlier: Callable[[str], Sequence[Mapping[str, Any]]] = lambda table: ()
+    earlier: Callable[[str], Sequence[Row]] = lambda table: ()
 
     def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
@@ -187,7 +189,7 @@ class Hook(Protocol):
 
 @runtime_checkable
 class StepHook(Hook, Protocol):
-    """A hook that also sees the training step that its evaluation follows."""
+    """A hook that also runs around the training step before its evaluation."""
 
     def during(self, trainer: Trainer) -> AbstractContextManager[None]:
         """Encloses the step, on all ranks. It must not change it, nor communicate between ranks."""

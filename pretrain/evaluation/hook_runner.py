@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from data_pipeline.foundation.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
 from pretrain.evaluation.collectives import Collectives, Outcome
-from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, StepHook, Subject, Trainer
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Row, StepHook, Subject, Trainer
 from pretrain.run import watchdog
 
 
@@ -89,7 +88,7 @@ class HookRunner:
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
         return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
 
-    def _earlier(self, step: int, table: str) -> list[dict[str, Any]]:
+    def _earlier(self, step: int, table: str) -> list[Row]:
         """The rows of a table from before `step`, as `record.keep` leaves them."""
         rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
         return [row for row in rows if row["step"] < step]

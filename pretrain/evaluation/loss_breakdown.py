@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import LossBreakdownSettings
-from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.hook import Evaluation, Findings, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class LossBreakdown:
         self._settings = settings
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
-        tables: list[dict[str, Any]] = []
+        tables: list[Row] = []
         images: dict[str, Figure] = {}
         for name, corpus in evaluation.held_out.corpora.items():
             bins = self._of_corpus(evaluation, corpus)

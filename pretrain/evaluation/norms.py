@@ -2,15 +2,15 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pretrain.config.evaluation import NormsSettings
-from pretrain.evaluation.hook import Evaluation, Findings, Trainer
+from pretrain.evaluation.hook import Evaluation, Findings, Row, Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,7 +119,7 @@ def _owner(name: str, layers: Sequence[str]) -> str:
     return next((layer for layer in layers if name.startswith(f"{layer}.")), name.rpartition(".")[0])
 
 
-def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+def drawn(rows: Sequence[Row]) -> "Figure":
     """A heat map for each kind of norm, from the rows of the table: a line for each layer, a column for each step.
 
     Of more than 200 steps, evenly spaced ones are shown.
@@ -128,7 +128,7 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     from matplotlib.figure import Figure  # takes half a second
 
     steps = sorted({row["step"] for row in rows})
-    steps = [steps[place] for place in torch.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).long().tolist()]
+    steps = [steps[index] for index in torch.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).long().tolist()]
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     figure = Figure(figsize=(11, 2.2 + 0.32 * len(layers)), layout="constrained")
     figure.suptitle(f"norms of each layer, up to step {steps[-1]}")
@@ -144,7 +144,7 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> "Figure":
         low, high = min(finite), max(finite)
         drawn_cells = axes.imshow(cells, aspect="auto", norm=LogNorm(low, max(high, low * 1.01)), interpolation="none")
         axes.set_yticks(range(len(shown)), shown, fontsize=7)
-        ticks = sorted({round(place * (len(steps) - 1) / 4) for place in range(5)})
+        ticks = sorted({round(index * (len(steps) - 1) / 4) for index in range(5)})
         axes.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks], fontsize=7)
         figure.colorbar(drawn_cells, ax=axes).ax.tick_params(which="both", labelsize=7)
     for axes in panels[2:]:

@@ -5,20 +5,18 @@ NAME/step-00001000.png    an image
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.evaluation.hook import Findings
+from pretrain.evaluation.hook import Findings, Row
 from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Row = Mapping[str, Any]
 
 
 @dataclass
@@ -42,8 +40,8 @@ def keep(folder: Path, step: int, findings: Findings) -> None:
         write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 
 
-def table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table; none if there is no sound file."""
+def table(path: Path) -> list[Row]:
+    """The rows of a table; none if there is no file or a damaged one."""
     found = read_valid_json(path, _Table)
     return [dict(zip(found.columns, values, strict=True)) for values in found.data] if found else []
 

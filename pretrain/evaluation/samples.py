@@ -1,12 +1,11 @@
 """What a model writes, as text that grows into a table over the steps of a run."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from data_pipeline.corpus import Corpus
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.evaluation import SamplesSettings
-from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.generation.fill_blanks import beginnings, blank_out, can_blank_out
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts
@@ -27,7 +26,7 @@ class Samples:
         self._prompts: dict[str, list[tuple[str, str]]] = {}  # by corpus: (prompt, whole sentence)
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         with evaluation.whole_model() as model:
             trained = TrainedModel(model, evaluation.held_out.tokenizer)
             for name, corpus in evaluation.held_out.corpora.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from data_pipeline.sources import READERS, Input, Intake
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS
-from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.generation.decoding import generate
 from pretrain.generation.incremental import Weights
 from pretrain.generation.settings import GenerationSettings
@@ -69,7 +69,7 @@ class TextToTextAnswers:
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         metrics: dict[str, float] = {}
-        tables: dict[str, list[dict[str, Any]]] = {}
+        tables: dict[str, list[Row]] = {}
         lines: list[str] = []
         if self._tasks is None:
             self._tasks = self._read(evaluation)
@@ -113,9 +113,9 @@ class TextToTextAnswers:
             found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](texts, references)
         return found
 
-    def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
         """The first rows; columns that are empty in all of them are left out."""
-        rows: list[dict[str, Any]] = [
+        rows: list[Row] = [
             {
                 "input": question.text,
                 "answer": answer.written,

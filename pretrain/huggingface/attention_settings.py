@@ -59,7 +59,7 @@ def windows_to_theirs(config: LocalAndGlobal, num_layers: int) -> Json:
 
 
 def windows_to_ours(saved: Json) -> Json:
-    """Raises UserError unless the layers that see the whole row are every n-th one."""
+    """Raises UserError unless every n-th layer has full attention, and only these."""
     types, window = saved["layer_types"], saved["sliding_window"]
     every = types.index(GLOBAL) + 1 if GLOBAL in types else None
     if LOCAL not in types:

@@ -81,7 +81,7 @@ def without_mup(
         return state, config
     norm = conversion.last_norm(config)
     if norm is None:
-        raise UserError("mup: no norm stands directly before the output matrix to take the multiplier of the logits")
+        raise UserError("mup: no norm directly before the output matrix could take the multiplier of the logits")
     weights, root = dict(state), config.widening**0.5
     factor = config.logits_multiplier
     if isinstance(config, Gemma) or getattr(config, "scale_embedding", False):

@@ -19,7 +19,7 @@ from pretrain.huggingface.conversion import Conversion, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "pad", "mask")
-# T5Tokenizer knows no bytes of characters without a piece. They are no pieces of text: "<0x41>" isn't taken for one.
+# T5Tokenizer has no byte fallback, so it is added. Byte tokens never match text: "<0x41>" isn't taken for one.
 NO_BYTES = {
     "type": "Split",
     "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
@@ -40,7 +40,7 @@ def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None
     if as_t5s and not tokenizer.special_tokens:
         from transformers import T5Tokenizer  # takes seconds to import
 
-        # Beside spiece.model, tokenizer.json and tokenizer_config.json: transformers prefers and needs these.
+        # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read spiece.model
         (directory / MODEL).write_bytes(model.files[MODEL])
         T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
         _write_added(tokenizer, directory)
@@ -61,7 +61,7 @@ def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
         backend.post_processor = _template(vocabulary, roles, conversion)
-        flags = {"add_bos_token": conversion.begins, "add_eos_token": conversion.ends}  # transformers 4 heeds them
+        flags = {"add_bos_token": conversion.begins, "add_eos_token": conversion.ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
     if isinstance(model, WordPiece):
         config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT

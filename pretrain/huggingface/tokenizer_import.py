@@ -27,7 +27,7 @@ from pretrain.huggingface.tokenizer_export import ADDED, CONFIG, NO_BYTES, TOKEN
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 SENTINEL = "<extra_id_"
 END_MARKS = {"<|endoftext|>", "</s>"}
-# Before T5's pieces are looked up, text is split at white space, which becomes the mark of a word's beginning.
+# T5's tokenizer splits text at white space and puts ▁ before each word.
 _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},

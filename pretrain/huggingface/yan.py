@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.conversion import State, check, check_sizes, in_their_names, shapes
+from pretrain.huggingface.conversion import Json, State, check, check_sizes, in_their_names, shapes
 from pretrain.huggingface.weights import in_fp32
 from pretrain.models import AutoregressiveConfig
 
@@ -88,7 +88,7 @@ def read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     return config, in_fp32(state, path)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> Json:
     known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]
     try:
         with torch.serialization.safe_globals(known):
@@ -100,7 +100,7 @@ def _load(path: Path) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _config(settings: dict[str, Any], eos: int) -> AutoregressiveConfig:
+def _config(settings: Json, eos: int) -> AutoregressiveConfig:
     across = settings["cross_attn_config"] or {"use_bias": settings["use_bias"], "n_head": 2 * settings["n_head"]}
     loss = settings["embedding_loss_type"]
     return AutoregressiveConfig.model_validate(

@@ -176,7 +176,7 @@ def test_tasks_from_a_folder_give_a_table_and_json(small_corpus, tokenizer, tmp_
     arguments = ("evaluate", run, "--lm-eval", "sky,plain", "--include-path", folder, "--out", tmp_path / "out")
     shown = run_forked(*arguments)
     assert shown.returncode == 0, shown.stderr
-    assert "asked as blank: context <extra_id_0> </s> → <extra_id_0> continuation </s>" in shown.stdout
+    assert "prompted as blank: context <extra_id_0> </s> → <extra_id_0> continuation </s>" in shown.stdout
     assert "|sky" in shown.stdout
     assert "|acc_norm|" in shown.stdout.replace(" ", "")
     first, second = on_ranks(2, _on_tasks, run, folder, joined=False)

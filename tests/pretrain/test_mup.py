@@ -271,7 +271,7 @@ def test_an_export_computes_the_same_without_mup(family):
 
 def test_what_transformers_cannot_express_is_refused_in_a_line():
     for family, changes, said in (
-        ("autoregressive", {"subtract_positions": "without_norm"}, "mup: no norm stands directly before"),
+        ("autoregressive", {"subtract_positions": "without_norm"}, "mup: no norm directly before"),
     ):
         model = built(family, WIDE, BASE, **changes)
         with pytest.raises(UserError, match=said):
