@@ -70,8 +70,16 @@ def windows_to_ours(saved: Json) -> Json:
     return {"sliding_window": window, "full_attention_every": every}
 
 
-def rotations_to_theirs(base: float) -> Json:
-    return {"rope_type": "default", "rope_theta": base}
+def rotations_to_theirs(config: LocalAndGlobal, two_bases: bool = False) -> Json:
+    """`two_bases`: for models whose layers with a window have a base of their own."""
+
+    def rotation(base: float) -> Json:
+        return {"rope_type": "default", "rope_theta": base}
+
+    if not two_bases:
+        return {"rope_parameters": rotation(config.rope_base)}
+    local = config.window_rope_base or config.rope_base
+    return {"rope_parameters": {GLOBAL: rotation(config.rope_base), LOCAL: rotation(local)}}
 
 
 def rotations_to_ours(parameters: Json) -> float:
@@ -83,14 +91,8 @@ def rotations_to_ours(parameters: Json) -> float:
     return parameters["rope_theta"]
 
 
-def two_rotations_to_theirs(config: LocalAndGlobal) -> Json:
-    """For models whose layers with a window have a base of their own."""
-    bases = {GLOBAL: config.rope_base, LOCAL: config.window_rope_base or config.rope_base}
-    return {"rope_parameters": {kind: rotations_to_theirs(base) for kind, base in bases.items()}}
-
-
 def windows_and_rotations_to_ours(saved: Json) -> Json:
-    """As `windows_to_ours`, with the bases of `two_rotations_to_theirs`."""
+    """As `windows_to_ours`, with both bases."""
     windows = windows_to_ours(saved)
     local, whole = (rotations_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
     differs = windows["sliding_window"] is not None and local != whole

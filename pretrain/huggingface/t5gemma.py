@@ -47,7 +47,7 @@ def to_theirs(config: T5GemmaConfig) -> Json:
 def _stack_to_theirs(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
     return {
         **stack_to_theirs(config, stack, f"T5Gemma {name}"),
-        "rope_parameters": rotations_to_theirs(config.rope_base),
+        **rotations_to_theirs(config),
         **windows_to_theirs(config, stack.num_layers),
         "final_logit_softcapping": config.output_softcap,
         **conversion.to_theirs(config, SHARED),

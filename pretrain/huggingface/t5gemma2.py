@@ -12,7 +12,7 @@ from pretrain.huggingface import conversion
 from pretrain.huggingface.attention_settings import (
     HEADS,
     KEYS,
-    two_rotations_to_theirs,
+    rotations_to_theirs,
     windows_and_rotations_to_ours,
     windows_to_theirs,
 )
@@ -63,7 +63,7 @@ VISION = {
 def to_theirs(config: T5Gemma2Config) -> Json:
     stack = {
         **stack_to_theirs(config, config, "T5Gemma 2"),
-        **two_rotations_to_theirs(config),
+        **rotations_to_theirs(config, two_bases=True),
         **windows_to_theirs(config, config.num_layers),
         **conversion.to_theirs(config, SHARED),
     }
