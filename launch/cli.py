@@ -10,6 +10,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import UserError
 
+# Each command imports what it needs itself: pydantic and psutil would take `launch --help` half a second.
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 

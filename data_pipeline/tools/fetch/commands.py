@@ -16,6 +16,7 @@ from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGIN
 if TYPE_CHECKING:
     from data_pipeline.tools.fetch.client import Client
 
+# Each command imports the client itself: requests would slow down every `data-pipeline --help`.
 fetch_app = typer.Typer(
     no_args_is_help=True,
     help="Download published files: resumable, checked, polite.",

@@ -18,7 +18,7 @@ _SECONDS_OF_A_LOOP = 1.0  # at most, about: on a slow network less is sent
 
 def main(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)  # ends this process wherever it waits
-    import torch
+    import torch  # after the timer, since a slow file system makes it hang
     import torch.distributed as dist
 
     from pretrain.run.hardware import device_type, own_gpu

@@ -61,6 +61,9 @@ class Check:
     name: str
 
 
+# Each check imports what it needs itself: its process starts faster, and an import that fails is one check's fault.
+
+
 def _versions(settings: Settings) -> list[Finding]:
     from launch.tools.doctor.versions import versions
 

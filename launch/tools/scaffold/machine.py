@@ -122,7 +122,7 @@ def with_vocabulary(config: ModelConfig, vocabulary: int, sentinels: int) -> Mod
 def _first_gpu() -> tuple[str, int]:
     """The name of the first GPU and its compute capability, by NVIDIA's management library."""
     with suppress(Exception):  # without the library: an unknown GPU
-        import pynvml
+        import pynvml  # where it is installed
 
         pynvml.nvmlInit()
         try:

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.sources import READERS, Input, Intake, Record
+from data_pipeline.sources import READERS, Input, Intake, Record, arrow, json_array, jsonl, parquet
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.recognition import look_of
+from data_pipeline.stages.documents import split_of
+from data_pipeline.tokenizer.training import largest_vocabulary
 
 FORMATS = {  # by the end of a name, without the ending of its compression
     ".txt": "text",
@@ -92,8 +96,6 @@ class Sample:
 
         Raises UserError if no share splits the documents.
         """
-        from data_pipeline.stages.documents import split_of
-
         share = _ENOUGH / max(1, self.documents)
         share = 0.01 if share <= 0.01 else round(min(0.3, share), 2)
         if not self.identities:
@@ -114,8 +116,6 @@ class Sample:
         sentencepiece says how many tokens the sample gives. All of the text gives more, by a power of its size: the
         one by which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
         """
-        from data_pipeline.tokenizer.training import largest_vocabulary
-
         config = TokenizerConfig()
         possible = largest_vocabulary(config, self.texts)
         half = largest_vocabulary(config, _half(self.texts))
@@ -217,8 +217,6 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
 
 
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
-    from data_pipeline.cleaning.wikitext.markup import plain_text
-
     with suppress(DamagedInput):
         records = READERS[source.format](Input(file.path, options=source.options), Intake())
         for record in records:
@@ -325,21 +323,15 @@ def _with_columns(source: Source, file: InputFile | None) -> Source:
 
 
 def _first_line(path: str) -> str:
-    from data_pipeline.sources.compression.decompress import open_stream
-
     with open_stream(path) as stream:
         return stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
 
 
 def _names(kind: str, file: InputFile) -> list[str]:
     """The columns, or the keys of the first object."""
-    from data_pipeline.sources import json_array, jsonl
-
     if kind in ("json", "jsonl"):
         objects = json_array.objects(Input(file.path), Intake(), jsonl.Options())[1]
         return [*next(iter(objects), (0, {}))[1]]
-    from data_pipeline.sources import arrow, parquet
-
     reader = parquet if kind == "parquet" else arrow
     return reader.names(file.path)
 
