@@ -7,6 +7,7 @@ here before it is loaded.
 
 import functools
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +58,6 @@ def check(config: ClassifierConfig) -> str:
     """The label as the model spells it. Raises UserError as `scorer`, without loading the model."""
     try:
         labels = _labels(*_version(config.path))
-    except OSError as error:
-        raise UserError(f"cleaning.classifier.path: {config.path}: can't be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"cleaning.classifier.path: {config.path}: no fastText classifier: {error}") from None
     for label in (config.label, _PREFIX + config.label):
@@ -70,15 +69,16 @@ def check(config: ClassifierConfig) -> str:
 
 def content_of(config: ClassifierConfig) -> str:
     """The sha256 of the model file. Raises UserError if it can't be read."""
-    try:
-        return _sha256(*_version(config.path))
-    except OSError as error:
-        raise UserError(f"cleaning.classifier.path: {config.path}: can't be read: {error.strerror}") from None
+    return _sha256(*_version(config.path))
 
 
 def _version(path: str) -> tuple[str, int]:
-    """What is done once for a file is done again if it has changed."""
-    return path, Path(path).stat().st_mtime_ns
+    """A key under which results about the file are cached until it changes. Raises UserError if it can't be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return path, os.fstat(file.fileno()).st_mtime_ns
+    except OSError as error:
+        raise UserError(f"cleaning.classifier.path: {path}: can't be read: {error.strerror}") from None
 
 
 @functools.lru_cache

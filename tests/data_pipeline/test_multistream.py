@@ -67,7 +67,7 @@ def inputs_of(dump: Path, index_path: str | None, target_bytes: int) -> list[Inp
     return [Input(str(dump), *cut) for cut in ranges(str(dump), index_path, target_bytes)]
 
 
-@pytest.mark.parametrize("target", [1, 5_000, 20_000, 33_333, 50_000, 100_000, 10**9])
+@pytest.mark.parametrize("target", [1, 20_000, 100_000, 10**9])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_ranges_together_are_the_file(dump, target, indexed):
     inputs = inputs_of(dump, index_of(str(dump)) if indexed else None, target)

@@ -79,15 +79,6 @@ def test_a_page_of_marks_is_counted_in_linear_time():
     assert time.process_time() - started < 5
 
 
-def test_the_parameters_are_those_of_nltk():
-    """Sizes of NLTK's `punkt_tab/english`."""
-    parameters = _english()._params
-    assert len(parameters.abbrev_types) == 156
-    assert len(parameters.collocations) == 37
-    assert len(parameters.sent_starters) == 39
-    assert len(parameters.ortho_context) >= 20_366  # looking up a word adds it
-
-
 def test_a_page_of_three_lines_does_not_load_the_model():
     program = (
         "import sys; from collections import Counter; from data_pipeline.cleaning.c4_rules import clean_page\n"

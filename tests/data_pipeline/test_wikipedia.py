@@ -145,7 +145,7 @@ def test_without_siteinfo_there_is_no_address_and_english_namespaces_hold(parse)
     assert [(record.title, record.url) for record in kept] == [("B", "")]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "iso-8859-1", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "cp1252"])
 def test_any_encoding(parse, encoding):
     declared = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n'
     xml = declared + export(page("À", "Größe &lt; " * 100_000)).decode()
