@@ -25,7 +25,7 @@ SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
 )
 _COLUMNS = SCHEMA.names
-# A shorter document or line counts as this many characters, since its key, hash and place take memory too.
+# Shorter documents and lines count as this many characters, since keys and hashes take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
 # A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.

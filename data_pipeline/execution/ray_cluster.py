@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from data_pipeline.execution import ownership
 from data_pipeline.execution.attempts import CAUSE, RETRIES, Lost
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.errors import FailedError, one_line
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
@@ -45,7 +45,7 @@ def start(num_cpus: int | None) -> None:
             logging_level=logging.ERROR,
         )
     except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
-        raise FailedError(f"Ray doesn't start here: {_one_line(error)}; run the command again") from None
+        raise FailedError(f"Ray doesn't start here: {one_line(error)}; run the command again") from None
 
 
 def join(address: str, corpus: Path, token: str) -> None:
@@ -92,7 +92,7 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
         yield from _alone(function, lost)
     except ray.exceptions.RayError as error:
         way_out = "run the command again, what is finished is kept"
-        raise FailedError(f"{what}: Ray gave up: {_one_line(error)}; {way_out}") from None
+        raise FailedError(f"{what}: Ray gave up: {one_line(error)}; {way_out}") from None
     finally:
         for left in running:
             with contextlib.suppress(ray.exceptions.RayError):
@@ -128,7 +128,7 @@ def _join(address: str) -> None:
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         ray.init(address=address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise FailedError(f"ray.address: can't join the cluster at {address}: {_one_line(error)}") from None
+        raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
 
 
 def _probe(corpus: Path, token: str) -> None:
@@ -152,7 +152,3 @@ def _probe(corpus: Path, token: str) -> None:
                 problems.append(f"output: {corpus} on node {where} isn't the directory that this build writes to")
     if problems:
         raise FailedError("\n".join(problems))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500].rstrip(".")

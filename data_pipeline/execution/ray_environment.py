@@ -15,6 +15,6 @@ def prepare() -> None:
     """Sets them, unless the user has. Has no effect once Ray is imported."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _OF_LOST_WORKERS)
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
-    # By default Ray lowers the priority of its workers to that of background work, so that beside any other program a
-    # build hardly moves. The user who wants that starts the command with `nice`, which its workers inherit.
+    # By default Ray runs its workers at a low priority, and a build beside any other program hardly progresses. Users
+    # who want that can start the command with `nice`, which its workers inherit.
     os.environ.setdefault("RAY_worker_niceness", "0")

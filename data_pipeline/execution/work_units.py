@@ -137,7 +137,7 @@ def run(
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
     recorded = {sidecar.stem for sidecar in (corpus / ".stages" / stage.name).glob("*.json")}
     done = _read_sidecars(stage, [unit.name for unit in units if unit.name in recorded], corpus)
-    with ThreadPoolExecutor() as pool:  # a file system that is slow to answer has several questions at once
+    with ThreadPoolExecutor() as pool:  # several requests at once, for slow file systems
         why = pool.map(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
         reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]

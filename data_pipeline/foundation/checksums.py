@@ -1,4 +1,4 @@
-"""The sha256 of a file, computed while something else reads it, so that its bytes are read once."""
+"""The sha256 of a file, computed while a reader reads it, so that its bytes are read once."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ class Checksum:
         self._at_end = False
 
     def saw(self, position: int, data: bytes | memoryview) -> None:
-        """Takes the bytes of the file from `position` on; b"" if it ends there. Bytes behind a gap are left out."""
+        """Adds the bytes of the file from `position` on, b"" at its end. Bytes after a gap are ignored."""
         if not data and position == self._size:
             self._at_end = True
         elif position <= self._size < position + len(data):
@@ -28,7 +28,7 @@ class Checksum:
             self._size = position + len(data)
 
     def finish(self) -> tuple[int, str]:
-        """Bytes and sha256 of the whole file. Reads only what nobody has read; "" if that can't be read."""
+        """Bytes and sha256 of the whole file. Reads what hasn't been read yet; the sha256 is "" if that fails."""
         try:
             if not self._at_end:
                 with stores.open_file(self.path) as file:
@@ -45,7 +45,7 @@ _taken: Checksum | None = None  # of the file that this process reads
 
 @contextlib.contextmanager
 def taken_of(path: str) -> Iterator[Checksum]:
-    """Within the block, `watched` tells the checksum what is read of the file at `path`."""
+    """Within the block, files opened through `watched` at `path` update this checksum."""
     global _taken
     _taken = Checksum(path)
     try:
@@ -55,12 +55,12 @@ def taken_of(path: str) -> Iterator[Checksum]:
 
 
 def watched(file: Any, path: str) -> Any:
-    """The open `file` at `path`; if its checksum is being taken, one that tells it what is read."""
+    """The open `file` at `path`; while its checksum is taken, reading it updates the checksum."""
     return _Watched(file, _taken) if _taken is not None and _taken.path == path else file
 
 
 class _Watched(io.RawIOBase):
-    """A file that tells a checksum what is read of it."""
+    """A file whose reads update a checksum."""
 
     def __init__(self, file: Any, checksum: Checksum):
         self._file, self._checksum = file, checksum

@@ -77,7 +77,7 @@ def run_command(app: typer.Typer) -> None:
         if end.code == _INTERRUPTED:
             print("interrupted; run the same command again to continue", file=sys.stderr)
         raise
-    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+    except BrokenPipeError:  # whoever reads the output has stopped reading, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

@@ -37,3 +37,8 @@ class DamagedInput(FailedError):
 
     def __reduce__(self):  # without it, an exception with several arguments can't be unpickled from a worker process
         return type(self), (self.path, self.position, self.reason)
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The message of `error` in one line of at most `most` characters; the type of one without a message."""
+    return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import data_pipeline
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import UserError, one_line
 from data_pipeline.foundation.secrets import MASK
 
 _SHIPPED = "configs:"
@@ -89,5 +89,4 @@ def opening(path: str) -> Iterator[None]:
     except PermissionError:
         raise UserError(f"{path}: permission denied") from None
     except Exception as error:  # each library has its own errors: an unknown protocol, no login, no network
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"{path}: can't be read: {reason}") from None
+        raise UserError(f"{path}: can't be read: {one_line(error)}") from None

@@ -37,7 +37,7 @@ def masked(text: str) -> str:
 def masked_code(text: str) -> str:
     """`text`, of source code or a diff of it, also with *** for what looks like a key, a token or a password.
 
-    It rather masks too much: a name that ends in `token` loses the value that it is given.
+    It masks too much rather than too little: whatever is assigned to a name that ends in `token` is masked.
 
     >>> masked_code('+api_key = "abcdefgh"')
     '+api_key = "***"'
@@ -48,7 +48,7 @@ def masked_code(text: str) -> str:
 
 
 def without_login(url: str) -> str:
-    """`url` without user and password, as it may be shown as a link."""
+    """`url` without user and password, so that it can be shown as a link."""
     return re.sub(r"^(\w+://)[^/\s]*@", r"\1", url)
 
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserError
+from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserError, one_line
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
@@ -53,7 +53,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))
     except ImportError as error:
-        extra = "pip install 'encdec-pretrain[s3]'" if is_s3 else _one_line(error)
+        extra = "pip install 'encdec-pretrain[s3]'" if is_s3 else one_line(error)
         raise StoreError(f"{url}: the package of this file system isn't installed: {extra}") from None
     if is_s3:
         found.retries = _S3_TRIES
@@ -81,7 +81,7 @@ def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECOND
                 raise refusal from None
             if not _is_temporary(error):
                 raise
-            reason = _one_line(error)
+            reason = one_line(error)
         failing_since = failing_since or time.monotonic()
         waited = time.monotonic() - failing_since
         if waited + pause > wait:
@@ -174,7 +174,7 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
         way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true if it is public"
         return StoreError(f"{url}: no credentials: {way_out}")
     if isinstance(error, PermissionError):
-        return StoreError(f"{url}: permission denied: {code + ': ' if code else ''}{_one_line(error)}")
+        return StoreError(f"{url}: permission denied: {code + ': ' if code else ''}{one_line(error)}")
     if type(error).__name__ == "FileExpired":
         return StoreError(f"{url}: was replaced while it was read; run the same command again")
     return None
@@ -199,7 +199,3 @@ def _code(error: Exception) -> str:
     """S3's code of an error, "" if it has none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -35,9 +35,9 @@ class MicroBatch:
 class TrainingBatches(Dataset):
     """Micro-batches of one rank, indexed by the position of their first row.
 
-    Each position of a stream always means the same row. A step with a global batch of G rows takes the next G
-    positions, and each rank takes a contiguous range of them. One number thus records what was consumed, and a resumed
-    run may use other batch sizes and numbers of ranks.
+    Each position of a stream is always the same row. A step with a global batch of G rows takes the next G positions,
+    and each rank a contiguous range of them. So one number records what was consumed, and a resumed run may use other
+    batch sizes and numbers of ranks.
     """
 
     def __init__(self, stream: Stream, layout: BatchLayout, start: StreamState | None = None):

@@ -8,7 +8,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, decode_block
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.disk_cache import DiskCache, mapped_file
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
 
 _ATTEMPTS = 3  # to read a remote block whose checksum differs
 _SHARDS_OPEN = 16
@@ -71,7 +71,7 @@ class BlockStore:
             except UserError:
                 raise
             except Exception as error:  # each file system raises its own errors
-                raise self._damage(number, f"can't be read: {' '.join(str(error).split())[:200]}") from None
+                raise self._damage(number, f"can't be read: {one_line(error)}") from None
             if self.index.is_whole(number, content):
                 return content
         raise self._damage(number, "sha256 differs")

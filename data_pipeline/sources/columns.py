@@ -61,10 +61,6 @@ def records(batch: pa.RecordBatch, columns: dict[str, str], first: int, intake: 
         yield _record(ordinal, dict(zip(columns, row, strict=True)), intake)
 
 
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _values(column: pa.Array) -> list[Any]:
     """The column's times, nulls and strings; strings as bytes, so that invalid UTF-8 spoils only its own row."""
     if pa.types.is_dictionary(column.type):

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, one_line
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.columns import UNREADABLE, Columns, columns_of, one_line, records
+from data_pipeline.sources.columns import UNREADABLE, Columns, columns_of, records
 from data_pipeline.sources.compression.decompress import open_for_random_access
 from data_pipeline.sources.record import Input, Intake, Record
 

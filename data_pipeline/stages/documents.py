@@ -68,9 +68,8 @@ class DocumentsSpec:
 class InputResult:
     """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
 
-    `bytes` and `sha256` are the whole file's; its first range has them. They are taken while the file is read. Only of
-    a file that is read in ranges, and at the same time, does the unit of the first one read the rest for them: the
-    sha256 takes all bytes in order.
+    The first range of a file has the `bytes` and `sha256` of the whole file, computed while the file is read. If the
+    file is read in ranges, the unit of the first range reads the rest again for the sha256.
     """
 
     file: str

@@ -14,7 +14,7 @@ from fsspec.callbacks import Callback
 from data_pipeline.corpus.corpus import Corpus
 from data_pipeline.corpus.verify import has_documents
 from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError, one_line
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
 
@@ -163,7 +163,7 @@ class _Publication:
         except (UserError, FileNotFoundError):
             raise
         except Exception as error:  # each file system raises its own errors
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = one_line(error)
             raise FailedError(f"{self._url}/{name}: can't be written: {reason}") from None
 
     def _remote_path(self, name: str) -> str:
