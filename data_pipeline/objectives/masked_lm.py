@@ -109,11 +109,11 @@ class MaskedLM(Objective):
         if vocabulary.unk is not None:
             candidates |= values == vocabulary.unk
         counts = np.count_nonzero(candidates, axis=1)
-        wanted = np.maximum(1, np.rint(self.mask_ratio * counts).astype(np.int64))
+        budget = np.maximum(1, np.rint(self.mask_ratio * counts).astype(np.int64))
         if self.whole_words:
-            predicted = _choose_words(keys, candidates, candidates & ~vocabulary.word_starts[values], wanted)
+            predicted = _choose_words(keys, candidates, candidates & ~vocabulary.word_starts[values], budget)
         else:
-            predicted = _choose_tokens(keys, candidates, wanted)
+            predicted = _choose_tokens(keys, candidates, budget)
         inputs = values.copy()
         inputs[predicted] = self._replacements(values[predicted], np.count_nonzero(predicted, axis=1), keys, vocabulary)
         return Examples(
@@ -143,18 +143,18 @@ def _special_tokens(vocabulary: Vocabulary) -> tuple[int | None, int]:
     return vocabulary.special.get("[CLS]", vocabulary.bos), vocabulary.special.get("[SEP]", vocabulary.eos)
 
 
-def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(n, width) bool: `wanted` (n,) of the `candidates` (n, width) of each row, every choice equally likely."""
+def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """(n, width) bool: `budget` (n,) of the `candidates` (n, width) of each row, every choice equally likely."""
     bits = random_bits(keys, _CHOICE, candidates.shape[1])
     bits[~candidates] = np.iinfo(np.uint64).max
-    highest = np.partition(bits, np.unique(wanted) - 1, axis=1)[np.arange(len(keys)), wanted - 1]
+    highest = np.partition(bits, np.unique(budget) - 1, axis=1)[np.arange(len(keys)), budget - 1]
     return candidates & (bits <= highest[:, None])
 
 
-def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarray, budget: np.ndarray) -> np.ndarray:
     """(n, width) bool: the `candidates` that belong to randomly chosen words.
 
-    Words are taken in random order while the row has at most `wanted` (n,) tokens; the first word is always taken.
+    Words are taken in random order while the row has at most `budget` (n,) tokens; the first word is always taken.
     `continuing` (n, width) marks tokens that continue a word. Such a token begins a word of its own if the token before
     it is no candidate.
     """
@@ -167,7 +167,7 @@ def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarr
     bits = random_bits(keys, _CHOICE, most)
     bits[sizes == 0] = np.iinfo(np.uint64).max
     order = np.argsort(bits, axis=1)
-    taken = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1) <= wanted[:, None]
+    taken = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1) <= budget[:, None]
     taken[:, 0] = True
     chosen = np.empty_like(taken)
     np.put_along_axis(chosen, order, taken, axis=1)
