@@ -92,15 +92,9 @@ def read(directory: Path) -> Experiment:
 
 
 def _problems(settings: ExperimentFile, files: dict[str, Path]) -> Iterator[str]:
-    for number, group in enumerate(settings.groups):
-        for row in group.rows:
-            if row not in files:
-                yield f"groups.{number}.rows: {row}.yaml isn't in the folder{_nearest(row, files)}"
-    for number, one in enumerate(settings.published):
-        if one.row not in files:
-            yield f"published.{number}.row: {one.row}.yaml isn't in the folder{_nearest(one.row, files)}"
-
-
-def _nearest(name: str, files: dict[str, Path]) -> str:
-    nearest = difflib.get_close_matches(name, files, n=1)
-    return f"; nearest: {nearest[0]}" if nearest else ""
+    rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
+    rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
+    for key, row in rows:
+        if row not in files:
+            nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))
+            yield f"{key}: {row}.yaml isn't in the folder{nearest}"
