@@ -17,7 +17,6 @@ import torch
 from harness import Options, Side, Table, compare, main
 from torch import Tensor, nn
 
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 
@@ -58,8 +57,7 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
     from pretrain.zero.engine import Engine
 
     rows = len(batch["labels"])
-    layout = BatchLayout(0, 1, rows, 1)
-    engine, number = Engine(construct(config, config.model, layout), config, layout), iter(range(1, 1 << 30))
+    engine, number = Engine(construct(config, config.model), config), iter(range(1, 1 << 30))
     return lambda: engine.step(step := next(number), step * rows, [batch])
 
 

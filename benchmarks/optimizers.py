@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pretrain import optimizers
 from pretrain.optimizers.config import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
-from pretrain.optimizers.flat import Flat, Fragment
+from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
 from pretrain.optimizers.sharded import Sharded
 
 LIMIT = """An update of AdamW reads four numbers and writes three for each parameter and is bound by memory. Adafactor
@@ -91,16 +91,16 @@ def flattened(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer with one flat tensor in place of each group's parameters."""
     for group in optimizer.param_groups:
         parameters = group["params"]
-        flat = nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
-        flat.grad = torch.cat([one.grad.flatten() for one in parameters])
+        buffer = nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
+        buffer.grad = torch.cat([one.grad.flatten() for one in parameters])
         ends = itertools.accumulate(one.numel() for one in parameters)
         fragments = [
-            Fragment(name, tuple(one.shape), 0, one.numel(), flat, end - one.numel())
+            Fragment(name, tuple(one.shape), 0, one.numel(), buffer, end - one.numel())
             for name, one, end in zip(group["param_names"], parameters, ends, strict=True)
         ]
-        group["params"] = [flat]
+        group["params"] = [buffer]
         if isinstance(optimizer, Sharded):
-            optimizer.attach([Flat(flat, fragments)])
+            optimizer.attach([FlatBuffer(buffer, fragments)])
     return optimizer
 
 

@@ -17,7 +17,6 @@ from launch.rank_commands import node_options
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
-from pretrain.trainer.validate import batch_layout
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
@@ -107,7 +106,7 @@ def _ranks(nodes: Sequence[Node]) -> int:
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not batch_layout(config, 0, _ranks(left[:number]))[1]:
+        if not config.batch.problems(_ranks(left[:number])):
             return left[:number]
     return []
 

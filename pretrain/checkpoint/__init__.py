@@ -4,5 +4,5 @@ CONFIG = "config.yaml"
 
 
 def rank_file(rank: int) -> str:
-    """The name, without suffix, of the files of `rank`: .safetensors, and .json with the places of its fragments."""
+    """The name, without suffix, of the files of `rank`: .safetensors, and .json with its fragments."""
     return f"rank-{rank:05d}"

@@ -31,7 +31,7 @@ def last_checkpoints(run: Path, number: int) -> list[Path]:
     return found[::-1]
 
 
-def _meaning(stored: StoredTensors) -> dict[str, object]:
+def _identity(stored: StoredTensors) -> dict[str, object]:
     """What weights of one model have in common."""
     model = stored.index.model
     return {
@@ -43,14 +43,14 @@ def _meaning(stored: StoredTensors) -> dict[str, object]:
 def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
     """Writes the checkpoint `out` with the mean of the weights of `checkpoints`; returns the number of parameters.
 
-    It holds weights alone, and otherwise stands where the last of `checkpoints` does. `ema`: takes the moving averages
+    It has weights only; its step and data are those of the last of `checkpoints`. `ema`: takes the moving averages
     of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32. Raises UserError if the
     checkpoints are of different models, FailedError if one is damaged.
     """
     stored = [StoredTensors(directory) for directory in checkpoints]
     first, last = stored[0], stored[-1]
     for one in stored[1:]:
-        if found := differences(_meaning(first), _meaning(one)):
+        if found := differences(_identity(first), _identity(one)):
             raise UserError(f"{one.directory}: not of the same model as {first.directory}: {'; '.join(found)}")
     state = AVERAGE if ema else PARAMETER
     buffers = read_buffers(last.directory)
@@ -66,8 +66,8 @@ def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
         for name in first.shapes
     }
     steps = [one.index.step for one in stored]
-    of = f"the {'moving averages' if ema else 'weights'} after steps {', '.join(map(str, steps))}"
-    origin = replace(last.index, identity={**last.index.identity, AVERAGE_OF: of})
+    average_of = f"the {'moving averages' if ema else 'weights'} after steps {', '.join(map(str, steps))}"
+    origin = replace(last.index, identity={**last.index.identity, AVERAGE_OF: average_of})
     run_file = last.directory / CONFIG
     tokenizer = tokenizers.load(last.directory)
     initial.save_weights(origin.model, means | buffers, tokenizer, out, origin, run_file if run_file.exists() else None)

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a run resumes from: the latest sound one."""
+"""Finds the checkpoint that a run resumes from: the latest valid one."""
 
 import logging
 from collections.abc import Callable
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_in(path: Path) -> Path:
-    """`path` if it is a checkpoint, else the newest sound checkpoint of the run directory `path`.
+    """`path` if it is a checkpoint, else the newest valid checkpoint of the run directory `path`.
 
-    Raises FailedError if the run has checkpoints but none of them is sound.
+    Raises FailedError if the run has checkpoints but none of them is valid.
     """
     return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
 
@@ -27,13 +27,13 @@ def checkpoint_in(path: Path) -> Path:
 def newest(run: Path) -> Path | None:
     """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
 
-    Raises FailedError if the run has checkpoints but none of them is sound.
+    Raises FailedError if the run has checkpoints but none of them is valid.
     """
 
     def check(directory: Path) -> None:
         checkpoint_index.missing_or_short(directory, checkpoint_index.read(directory))
 
-    return _first_sound(run, lambda directory: _damage(directory, check), candidates(run))
+    return _first_valid(run, lambda directory: _damage(directory, check), candidates(run))
 
 
 def is_valid(directory: Path) -> bool:
@@ -56,13 +56,13 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
         return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
 
     # rank 0's, since a network file system may show other hosts older ones
-    return _first_sound(run, damage, on_rank_0(lambda: candidates(run)))
+    return _first_valid(run, damage, on_rank_0(lambda: candidates(run)))
 
 
-def _first_sound(
-    run: Path, damage: Callable[[Path], str | None], found_there: tuple[list[Path], str | None]
+def _first_valid(
+    run: Path, damage: Callable[[Path], str | None], candidates_and_problem: tuple[list[Path], str | None]
 ) -> Path | None:
-    directories, problem = found_there
+    directories, problem = candidates_and_problem
     found = [problem] if problem else []
     for directory in directories:
         reason = damage(directory)
@@ -72,7 +72,7 @@ def _first_sound(
             return directory
         found.append(reason)
     if directories:
-        raise FailedError("\n".join([*found, f"{run}: no checkpoint is sound; --fresh starts a new run in its place"]))
+        raise FailedError("\n".join([*found, f"{run}: no checkpoint is valid; --fresh starts a new run in its place"]))
     return None
 
 

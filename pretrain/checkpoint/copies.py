@@ -22,7 +22,7 @@ from pretrain.zero.optimizer import before_updates, factored_state
 
 @dataclass
 class Copy:
-    """What this rank owns: tensors by "STATE/NAME", whose content is there after `finish`, and their places.
+    """This rank's state: tensors by "STATE/NAME", complete after `finish`, and the fragments that they hold.
 
     `seconds`: how long training has waited for it.
     """
@@ -91,12 +91,12 @@ class HostCopies:
             watchdog.alive()
             if not owned:
                 continue
-            flat = owned[0].flat
-            slots = state.get(flat, {})
+            buffer = owned[0].buffer
+            slots = state.get(buffer, {})
             names = [name for name, value in slots.items() if value.dim()]
             copied = {}
-            for name, value in [(PARAMETER, flat.data), *((name, slots[name]) for name in names)]:
-                copied[name] = self._place(number, name, value)
+            for name, value in [(PARAMETER, buffer.data), *((name, slots[name]) for name in names)]:
+                copied[name] = self._host_tensor(number, name, value)
                 copy.add(copied[name], value.detach(), at_once=swapped(deepspeed, number))
             for fragment in owned:
                 whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
@@ -113,21 +113,21 @@ class HostCopies:
                 for name, values in copied.items():
                     copy.tensors[f"{name}/{fragment.name}"] = fragment.of(values)
                 for name, value in whole.items():
-                    place = copy.tensors[f"{name}/{fragment.name}"] = self._place(fragment.name, name, value)
-                    copy.add(place, value, at_once=False)
-        _fill(copy.pieces, scalars)
+                    on_host = copy.tensors[f"{name}/{fragment.name}"] = self._host_tensor(fragment.name, name, value)
+                    copy.add(on_host, value, at_once=False)
+        _set_scalars(copy.pieces, scalars)
         copy.begin(self._engine.device)
         self._current = copy
         return copy
 
-    def _place(self, owner: int | str, name: str, value: Tensor) -> Tensor:
+    def _host_tensor(self, owner: int | str, name: str, value: Tensor) -> Tensor:
         if (owner, name) not in self._memory:
             pinned = value.device.type == "cuda"
             self._memory[owner, name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
         return self._memory[owner, name]
 
 
-def _fill(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> None:
+def _set_scalars(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> None:
     """Sets the scalars of pieces, which are read from the device together."""
     distinct = {id(value): value for values in scalars.values() for value in values}
     if not distinct:

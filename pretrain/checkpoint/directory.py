@@ -1,4 +1,4 @@
-"""The places of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
+"""The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
 
 Only names of this form count. Any other name, in the directory or in `latest`, is never followed.
 """
@@ -22,7 +22,7 @@ def step_of(name: str) -> int | None:
 
 
 def all_steps(run: Path) -> list[int]:
-    """The steps of the checkpoints of `run`, ascending, sound or not."""
+    """The steps of the checkpoints of `run`, ascending, valid or not."""
     found = [step_of(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
     return sorted(step for step in found if step is not None)
 

@@ -73,9 +73,7 @@ class Index:
 
     def differences(self, identity: dict[str, Any]) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
-        # a setting that is newer than the checkpoint counts as its default there
-        saved = {**identity, **self.identity, "model": self.model.model_dump()}
-        found = differences(saved, json.loads(json.dumps(identity)))
+        found = differences(self.identity, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
     def as_json(self) -> str:
@@ -83,7 +81,7 @@ class Index:
         return json.dumps({**values, _CHECKSUM: _checksum(values)}, indent=1)
 
 
-_CHECKSUM = "checksum"  # of the index's other keys; checkpoints of earlier versions have none
+_CHECKSUM = "checksum"  # of the index's other keys
 
 
 def _checksum(values: dict[str, Any]) -> str:
@@ -103,7 +101,7 @@ def read(directory: Path) -> Index:
     version = values.get("format_version")
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
-    if values.get(_CHECKSUM) not in (None, _checksum(values)):
+    if values.get(_CHECKSUM) != _checksum(values):
         raise FailedError(f"{path}: damaged: its checksum doesn't match its content")
     return parse_json(content, Index, path)
 
@@ -115,8 +113,7 @@ def _model(identity: dict[str, Any]) -> ModelConfig:
     if model is None or family not in FAMILIES:
         raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     try:
-        # init_from was a model setting in earlier versions
-        config = parse({key: value for key, value in model.items() if key != "init_from"})
+        config = parse(model)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

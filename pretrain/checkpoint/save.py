@@ -2,7 +2,7 @@
 
 Each rank writes what it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor "STATE/NAME" for each
 fragment, where STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg". `rank-00000.json`,
-written after it, has the places of the fragments. Optimizer state in another shape than its parameter, such as row
+written after it, lists the fragments. Optimizer state in another shape than its parameter, such as row
 means, is written whole by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint appears
 under its name when the files of all ranks are on disk.
 
@@ -34,16 +34,16 @@ from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
 from pretrain.checkpoint.index import File
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.table import Table
-from pretrain.checkpoint.write import desk, write_index, write_part
+from pretrain.checkpoint.write import unfinished, write_index, write_part
 from pretrain.config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import from_rank_0
 
-_SECONDS_BETWEEN_LOOKS, _SECONDS_FOR_A_RANK = 0.02, 0.001  # more for many ranks, whose files make a long list
-_SECONDS_OF_A_ROUND = 1.0
-_GIVEN_UP = "another rank failed"
+_POLL_SECONDS, _POLL_SECONDS_PER_RANK = 0.02, 0.001  # the files of many ranks make a long list
+_ROUND_SECONDS = 1.0
+_ABORTED = "another rank failed"
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,17 @@ class Saver:
         `faults.hang_seconds`.
         """
         writing, unfinished, failed = self._writing, 1, 0
-        with watchdog.apart():
+        with watchdog.slow_phase():
             while unfinished:
                 if writing is not None:
-                    writing.join(_SECONDS_OF_A_ROUND)
+                    writing.join(_ROUND_SECONDS)
                 busy = writing is not None and writing.is_alive()
-                unfinished, failed, moved = self._sums(busy, self.failed, writing is not None and writing.moved())
+                unfinished, failed, advanced = self._count(
+                    busy, self.failed, writing is not None and writing.advanced()
+                )
                 if failed and writing is not None:
-                    writing.given_up.set()
-                if moved:
+                    writing.abort.set()
+                if advanced:
                     watchdog.alive()
         error = self._error_of_any_rank() if failed else None
         return self._end(error) if writing is not None else None
@@ -125,7 +127,7 @@ class Saver:
         """The error of the first rank that didn't fail because of another."""
         errors: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, self._writing.error if self._writing else None)
-        return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _GIVEN_UP)
+        return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _ABORTED)
 
     def _end(self, error: str | None) -> Saved:
         writing, self._writing = self._writing, None
@@ -142,7 +144,7 @@ class Saver:
             tuple(writing.warnings),
         )
 
-    def _sums(self, *conditions: bool) -> list[int]:
+    def _count(self, *conditions: bool) -> list[int]:
         """The number of ranks on which each condition holds."""
         counts = torch.tensor([int(condition) for condition in conditions], device=self._engine.device)
         dist.all_reduce(counts)
@@ -168,17 +170,17 @@ class _Writing(threading.Thread):
         self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
         self.error: str | None = None
         self.warnings: list[str] = []
-        self.given_up = threading.Event()
+        self.abort = threading.Event()
         self.write_seconds = self.gigabytes = 0.0
         self.copy, self._buffers = copy, buffers  # which training never changes
         self._name = rank_file(origin.rank)
-        self._desk = desk(temporary, origin.rank)
+        self._unfinished = unfinished(temporary, origin.rank)
         self._phases = 0
         self._seen = (0, 0)
 
-    def moved(self) -> bool:
+    def advanced(self) -> bool:
         """Whether the save has made progress since the last call."""
-        before, self._seen = self._seen, (self._phases, _space(self._desk))
+        before, self._seen = self._seen, (self._phases, _disk_blocks(self._unfinished))
         return self._seen != before
 
     def run(self) -> None:
@@ -188,7 +190,7 @@ class _Writing(threading.Thread):
             write_part(self.temporary, self.origin.rank, self.copy.tensors, self.copy.pieces, self._advance)
             if self.origin.rank == 0:
                 self._complete()
-                self._settle()
+                self._clean_up()
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
@@ -197,7 +199,7 @@ class _Writing(threading.Thread):
         finally:
             self.copy.tensors.clear()
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
-                shutil.rmtree(self._desk, ignore_errors=True)
+                shutil.rmtree(self._unfinished, ignore_errors=True)
                 (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
             self.write_seconds = time.perf_counter() - started
 
@@ -218,8 +220,8 @@ class _Writing(threading.Thread):
                 assert written is not None
                 files[f"{rank_file(awaited.pop(name))}.safetensors"] = written
                 self._advance()
-            if awaited and self.given_up.wait(_SECONDS_BETWEEN_LOOKS + origin.ranks * _SECONDS_FOR_A_RANK):
-                raise FailedError(_GIVEN_UP)
+            if awaited and self.abort.wait(_POLL_SECONDS + origin.ranks * _POLL_SECONDS_PER_RANK):
+                raise FailedError(_ABORTED)
         index = write_index(
             self.temporary,
             files,
@@ -240,7 +242,7 @@ class _Writing(threading.Thread):
         if replaced:
             shutil.rmtree(replaced, ignore_errors=True)
 
-    def _settle(self) -> None:
+    def _clean_up(self) -> None:
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
         run, settings = self.origin.run, self.origin.settings
         try:
@@ -248,7 +250,7 @@ class _Writing(threading.Thread):
         except OSError as error:
             self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
-        for old in _superseded(all_steps(run), self.train_state.step, settings):
+        for old in _outdated(all_steps(run), self.train_state.step, settings):
             try:
                 directory = directory_of(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
@@ -257,7 +259,7 @@ class _Writing(threading.Thread):
                 self.warnings.append(f"{directory_of(run, old)}: can't be removed: {error.strerror}")
 
 
-def _space(directory: Path) -> int:
+def _disk_blocks(directory: Path) -> int:
     """The number of disk blocks that the files in `directory` take; 0 if it doesn't exist."""
     try:
         return sum(file.stat().st_blocks for file in directory.iterdir())
@@ -265,14 +267,14 @@ def _space(directory: Path) -> int:
         return 0
 
 
-def _superseded(steps: list[int], step: int, settings: CheckpointSection) -> list[int]:
+def _outdated(steps: list[int], step: int, settings: CheckpointSection) -> list[int]:
     """The steps whose checkpoints are removed once that of `step` exists.
 
     Checkpoints after `step`, from an attempt before the run was resumed further back, stay: they will be overwritten.
     """
     done = [one for one in steps if one <= step]
-    kept = settings.keep_every_steps
-    return [one for one in done[: -settings.keep_last] if not kept or one % kept]
+    every = settings.keep_every_steps
+    return [one for one in done[: -settings.keep_last] if not every or one % every]
 
 
 def _union(skipped: list[Skipped]) -> list[Skipped]:

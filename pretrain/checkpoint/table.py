@@ -62,12 +62,12 @@ def read_tables(directory: Path, ranks: int) -> dict[str, Table]:
         for name, piece in table.fragments.items():
             pieces.setdefault(name, []).append(piece)
     for name, of_ranks in pieces.items():
-        if problem := _misfit(of_ranks):
+        if problem := _mismatch(of_ranks):
             raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
     return tables
 
 
-def _misfit(pieces: list[Piece]) -> str | None:
+def _mismatch(pieces: list[Piece]) -> str | None:
     """Why the pieces don't make up one parameter; None if they do."""
     first = pieces[0]
     for piece in pieces:

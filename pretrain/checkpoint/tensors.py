@@ -19,38 +19,38 @@ from pretrain.models.model import Model
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
 
 
-Opened = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
+Gather = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
 
 
-def load_weights(model: Model, directory: Path, opened: Opened = lambda _: contextlib.nullcontext(True)) -> None:
+def load_weights(model: Model, directory: Path, gathered: Gather = lambda _: contextlib.nullcontext(True)) -> None:
     """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time, and its buffers.
 
-    `opened` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
+    `gathered` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
     `zero.deepspeed_private.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
     """
     stored = StoredTensors(directory)
     stored.verify()
-    if problems := _misfits(_shapes_of(model.config), stored.shapes):
+    if problems := _mismatches(_shapes_of(model.config), stored.shapes):
         raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
     for name, parameter in model.named_parameters():
-        with torch.no_grad(), opened(parameter) as here:
+        with torch.no_grad(), gathered(parameter) as here:
             if here:
                 parameter.copy_(stored.whole(PARAMETER, name))
     load_buffers(model, directory)
 
 
-def _misfits(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+def _mismatches(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
     """The parameters that are missing, extra or misshapen, one line for each kind."""
-    both = [name for name in wanted if name in found]
+    both = [name for name in expected if name in found]
     kinds = {
-        "missing": [name for name in wanted if name not in found],
-        "extra": [name for name in found if name not in wanted],
-        "misshapen": [f"{name} {found[name]} for {wanted[name]}" for name in both if found[name] != wanted[name]],
+        "missing": [name for name in expected if name not in found],
+        "extra": [name for name in found if name not in expected],
+        "misshapen": [f"{name} {found[name]} for {expected[name]}" for name in both if found[name] != expected[name]],
     }
-    return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    return [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def _shortened(names: list[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -81,7 +81,7 @@ class StoredTensors:
         are read.
         """
         index.verify(self.directory, self.index, share, progress)
-        if problems := _misfits(_shapes_of(self.index.model), self.shapes):
+        if problems := _mismatches(_shapes_of(self.index.model), self.shapes):
             raise FailedError("\n".join(f"{self.directory}: not of the model it names: {line}" for line in problems))
         for file in sorted(self.index.files)[share]:
             if file in self._tables:
@@ -93,7 +93,7 @@ class StoredTensors:
                 for state in (PARAMETER, *piece.states, *piece.whole):
                     progress()
                     elements = None if state in piece.whole else piece.size
-                    if problem := _not_numbers(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
+                    if problem := _damage(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
                         raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
 
     @property
@@ -150,7 +150,7 @@ def _shapes_of(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
 
 
-def _not_numbers(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
+def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
     """What is wrong with a stored tensor. `elements` is None for a state with a shape of its own.
 
     A parameter must be `finite`. A second moment may overflow; its element then no longer changes.

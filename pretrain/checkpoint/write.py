@@ -14,8 +14,8 @@ from pretrain.checkpoint.index import INDEX, File, Index, files_below
 from pretrain.checkpoint.table import Piece, Table
 
 
-def desk(directory: Path, rank: int) -> Path:
-    """Where a rank writes its tensors; their size there shows its progress."""
+def unfinished(directory: Path, rank: int) -> Path:
+    """The temporary directory of a rank's tensors; their size there shows its progress."""
     return directory / f".{rank_file(rank)}{TEMPORARY_SUFFIX}"
 
 
@@ -26,12 +26,12 @@ def write_part(
     pieces: dict[str, Piece],
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, File]:
-    """Writes the tensors of a rank by "STATE/NAME", and after them the table of their places.
+    """Writes the tensors of a rank by "STATE/NAME", and after them the table of its fragments.
 
     Empties `tensors` as soon as they are written. Calls `progress` as the file is read back. Returns the description
     of the tensors' file, by name.
     """
-    path = desk(directory, rank) / f"{rank_file(rank)}.safetensors"
+    path = unfinished(directory, rank) / f"{rank_file(rank)}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     with os_errors():
         save_file(tensors, path)

@@ -1,5 +1,6 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -143,6 +144,26 @@ class BatchSection(Section):
             if step < ramp.until_step:
                 return ramp.global_batch_size
         return self.global_batch_size
+
+    def share(self, ranks: int) -> int:
+        """The most rows of a micro-batch: a rank's rows in any step are a multiple of it."""
+        return math.gcd(self.global_batch_size, *(ramp.global_batch_size for ramp in self.ramp_up)) // ranks
+
+    def micro_batch(self, ranks: int) -> int:
+        """Rows of a micro-batch; the most if they are still to be measured (`auto`)."""
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.share(ranks)
+
+    def problems(self, ranks: int) -> list[str]:
+        """Why `ranks` ranks can't share the batches, one line for each reason."""
+        sizes = {f"batch.ramp_up.{i}.global_batch_size": one.global_batch_size for i, one in enumerate(self.ramp_up)}
+        sizes["batch.global_batch_size"] = self.global_batch_size
+        if uneven := {key: rows for key, rows in sizes.items() if rows % ranks}:
+            return [f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in uneven.items()]
+        micro_batch, share = self.micro_batch(ranks), self.share(ranks)
+        if share % micro_batch == 0:
+            return []
+        ramp = " in each step of the ramp-up" if self.ramp_up else ""
+        return [f"batch.micro_batch_size: {micro_batch} doesn't divide a rank's share of {share} rows{ramp}"]
 
     @model_validator(mode="after")
     def _ramp_goes_up(self) -> "BatchSection":

@@ -76,7 +76,7 @@ class HookRunner:
         collectives = Collectives(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
         evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
         began = time.monotonic()
-        with watchdog.apart(), torch.no_grad():
+        with watchdog.slow_phase(), torch.no_grad():
             outcome = collectives.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
         seconds = time.monotonic() - began
         if outcome.value is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.config import AdafactorConfig
-from pretrain.optimizers.flat import Flat, sum_of_squares
+from pretrain.optimizers.flat_buffers import FlatBuffer, sum_of_squares
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
 from pretrain.optimizers.tiles import Tile, tiles
 
@@ -20,7 +20,7 @@ class Adafactor(Sharded):
         U = g / √V; for a matrix, V is approximated by R Cᵀ / mean(R)
         p ← (1 − rate · decay) p − rate · max(ε₂, RMS(p)) · U / max(1, RMS(U) / clipping_threshold)
 
-    Every rank holds the means of all tensors in its flats: they are small.
+    Every rank holds the means of all tensors in its flat buffers: they are small.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
@@ -28,22 +28,24 @@ class Adafactor(Sharded):
         self.config = config
         self._moments: dict[int, _SecondMoments] = {}
 
-    def update(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
-        config, moments = self.config, self._moments_of(flat)
+    def update(
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+    ) -> None:
+        config, moments = self.config, self._moments_of(buffer)
         if not state:
             state["step"] = torch.zeros((), device=values.device)
         state["step"] += 1
         step = state["step"].double()
-        squares = sums_of_squares(flat, values)
+        squares = sums_of_squares(buffer, values)
         sums = self.summed(torch.cat([squares.float(), moments.sums(gradient)]))
-        parameters = len(flat.fragments)
+        parameters = len(buffer.fragments)
         moments.add(sums[parameters:], step**-config.decay_rate, config.eps[0])
         scales = moments.scales()
         factors = torch.full_like(squares, group["lr"])
         if config.multiply_by_parameter_scale:
-            factors *= root_mean_squares(flat, sums[:parameters].double()).clamp(min=config.eps[1])
+            factors *= root_mean_squares(buffer, sums[:parameters].double()).clamp(min=config.eps[1])
         if config.clipping_threshold is not None:
-            sizes = root_mean_squares(flat, self.summed(moments.squares_of_update(gradient, scales)))
+            sizes = root_mean_squares(buffer, self.summed(moments.squares_of_update(gradient, scales)))
             factors /= (sizes / config.clipping_threshold).clamp(min=1.0)
         if group["weight_decay"]:
             values.mul_(1 - group["lr"] * group["weight_decay"])
@@ -53,33 +55,35 @@ class Adafactor(Sharded):
         return {name: parts for moments in self._moments.values() for name, parts in moments.by_name().items()}
 
     def set_factored_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        for flat in self._flats.values():
-            for name, parts in self._moments_of(flat).by_name().items():
+        for buffer in self._buffers.values():
+            for name, parts in self._moments_of(buffer).by_name().items():
                 found = state.get(name, {})
                 for part, values in parts.items():
                     if part not in found or found[part].shape != values.shape:
                         raise FailedError(f"the checkpoint has no {part} of {name} in the shape {list(values.shape)}")
                     values.copy_(found[part])
 
-    def _moments_of(self, flat: Flat) -> "_SecondMoments":
-        if id(flat.tensor) not in self._moments:
-            self._moments[id(flat.tensor)] = _SecondMoments(flat, self.config.min_dim_size_to_factor)
-        return self._moments[id(flat.tensor)]
+    def _moments_of(self, buffer: FlatBuffer) -> "_SecondMoments":
+        if id(buffer.tensor) not in self._moments:
+            self._moments[id(buffer.tensor)] = _SecondMoments(buffer, self.config.min_dim_size_to_factor)
+        return self._moments[id(buffer.tensor)]
 
 
 class _SecondMoments:
-    """Second moments of a flat's parameters, concatenated in one vector: the means of a matrix's rows and columns, or
-    all elements of another parameter."""
+    """Second moments of a flat buffer's parameters, concatenated in one vector: the means of a matrix's rows and
+    columns, or all elements of another parameter."""
 
-    def __init__(self, flat: Flat, min_dim_size_to_factor: int):
-        self._flat = flat
+    def __init__(self, buffer: FlatBuffer, min_dim_size_to_factor: int):
+        self._buffer = buffer
         self._names: list[list[str]] = []
         sizes: list[int] = []
         counts: list[int] = []  # how many elements each mean is over
         factored: list[int] = []
         self._starts: dict[tuple[int, str], int] = {}  # of a part in the vector, by parameter
-        self._runs: list[tuple[int, int, int, int]] = []  # of elements: parameter, offset in vector and flat, size
-        for number, fragment in enumerate(flat.fragments):
+        self._runs: list[
+            tuple[int, int, int, int]
+        ] = []  # of elements: parameter, offset in vector and flat buffer, size
+        for number, fragment in enumerate(buffer.fragments):
             start = sum(sizes)
             if len(fragment.shape) == 2 and min(fragment.shape) >= min_dim_size_to_factor:
                 rows, columns = fragment.shape
@@ -94,21 +98,21 @@ class _SecondMoments:
                 counts.append(1)
                 if fragment.size:
                     self._runs.append((number, start + fragment.start, fragment.offset, fragment.size))
-        self._sizes, self._device = sizes, flat.tensor.device
+        self._sizes, self._device = sizes, buffer.tensor.device
         self._lengths = torch.tensor(sizes, device=self._device)
         self._of_rows = torch.tensor([part == ROWS for names in self._names for part in names], device=self._device)
         self._counts = torch.tensor(counts, device=self._device).repeat_interleave(self._lengths)
         self._vector = torch.zeros(sum(sizes), device=self._device)
         self._tiles = [
             (tile, self._index(tile, ROWS), self._index(tile, COLUMNS), tile.index(self._device))
-            for tile in tiles(flat, factored)
+            for tile in tiles(buffer, factored)
         ]
 
     def by_name(self) -> dict[str, dict[str, Tensor]]:
         pieces = iter(self._vector.split(self._sizes))
         return {
             fragment.name: dict(zip(names, itertools.islice(pieces, len(names)), strict=True))
-            for fragment, names in zip(self._flat.fragments, self._names, strict=True)
+            for fragment, names in zip(self._buffer.fragments, self._names, strict=True)
         }
 
     def sums(self, gradient: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class _SecondMoments:
 
     def squares_of_update(self, gradient: Tensor, scales: Tensor) -> Tensor:
         """(parameters,) This rank's sums of squares of g / √V, fp64."""
-        sums = torch.zeros(len(self._flat.fragments), dtype=torch.float64, device=self._device)
+        sums = torch.zeros(len(self._buffer.fragments), dtype=torch.float64, device=self._device)
         scaled = scales.square()
         for tile, rows, columns, numbers in self._tiles:
             of_rows = tile.of(gradient).square() @ scaled[columns].unsqueeze(-1)

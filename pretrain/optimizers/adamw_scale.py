@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pretrain.optimizers.config import AdamWScaleConfig
-from pretrain.optimizers.flat import Flat, in_whole
+from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
 
 
@@ -23,20 +23,28 @@ class AdamWScale(Sharded):
         super().__init__(groups, config)
         self.config = config
 
-    def update(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+    def update(
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+    ) -> None:
         if not state:
             state["step"] = torch.zeros((), device=values.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
         state["step"] += 1
-        sizes = root_mean_squares(flat, self.summed(sums_of_squares(flat, values)))
+        sizes = root_mean_squares(buffer, self.summed(sums_of_squares(buffer, values)))
         rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
         step = self._step_whole if in_whole(values.device) else self._step_pieces
-        step(flat, values, gradient, state, rates, group["lr"] * group["weight_decay"])
+        step(buffer, values, gradient, state, rates, group["lr"] * group["weight_decay"])
 
     def _step_whole(
-        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], rates: Tensor, decay: float
+        self,
+        buffer: FlatBuffer,
+        values: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        rates: Tensor,
+        decay: float,
     ) -> None:
-        """The formula on the whole flat."""
+        """The formula on the whole flat buffer."""
         beta1, beta2 = self.config.betas
         step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
         correction = (1 - beta2**step).sqrt() / (1 - beta1**step)
@@ -44,18 +52,24 @@ class AdamWScale(Sharded):
         square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         update = square.sqrt().add_(self.config.eps)
         torch.div(mean, update, out=update)
-        values.addcmul_(update, flat.spread(rates * correction), value=-1)
+        values.addcmul_(update, buffer.spread(rates * correction), value=-1)
         if decay:
             values.mul_(1 - decay)
 
     def _step_pieces(
-        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], rates: Tensor, decay: float
+        self,
+        buffer: FlatBuffer,
+        values: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        rates: Tensor,
+        decay: float,
     ) -> None:
         """The same as one AdamW for each parameter, which reads and writes each element once. AdamW decays before its
         update and divides √v by √(1 − β₂ᵗ) before it adds ε."""
         beta1, beta2 = self.config.betas
         eps = self.config.eps / math.sqrt(1 - beta2 ** int(state["step"]))
-        for fragment, rate in zip(flat.fragments, (rates * (1 - decay)).tolist(), strict=True):
+        for fragment, rate in zip(buffer.fragments, (rates * (1 - decay)).tolist(), strict=True):
             if not fragment.size:
                 continue
             torch._fused_adamw_(

@@ -15,16 +15,18 @@ def keep_average(optimizer: Optimizer, decay: float) -> None:
     """Updates the average after each step: decay · average + (1 − decay) · parameters.
 
     It begins with the parameters after the first step. Each element has its own, so it doesn't matter how ZeRO cuts the
-    parameters, or that it calls the optimizer for one flat at a time.
+    parameters, or that it calls the optimizer for one flat buffer at a time.
     """
 
     @torch.no_grad()
     def update(stepped: Optimizer, *_: Any) -> None:
-        for flat in (flat for group in stepped.param_groups for flat in group["params"] if flat.grad is not None):
-            states = stepped.state[flat]
+        for buffer in (
+            buffer for group in stepped.param_groups for buffer in group["params"] if buffer.grad is not None
+        ):
+            states = stepped.state[buffer]
             if AVERAGE in states:
-                states[AVERAGE].lerp_(flat, 1 - decay)
+                states[AVERAGE].lerp_(buffer, 1 - decay)
             else:
-                states[AVERAGE] = flat.detach().clone()
+                states[AVERAGE] = buffer.detach().clone()
 
     optimizer.register_step_post_hook(update)

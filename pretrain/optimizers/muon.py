@@ -10,7 +10,7 @@ from torch.optim.adamw import adamw
 
 from pretrain.kernels.matmul import addmm, matmul
 from pretrain.optimizers.config import MuonConfig
-from pretrain.optimizers.flat import Flat, in_whole
+from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
 from pretrain.optimizers.sharded import Sharded
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -32,36 +32,38 @@ class Muon(Sharded):
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig):
         super().__init__(groups, config)
         self.config = config
-        self._deals: dict[int, _Deal] = {}
+        self._assignments: dict[int, _Assignment] = {}
 
-    def update(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+    def update(
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+    ) -> None:
         step = self._step_matrices if group["algorithm"] == "muon" else self._step_others
-        step(flat, values, gradient, state, group)
+        step(buffer, values, gradient, state, group)
 
     def _step_matrices(
-        self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
     ) -> None:
         config = self.config
         if not state:
             state["momentum_buffer"] = torch.zeros_like(values)
-        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in flat.fragments]
+        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in buffer.fragments]
         decay = group["lr"] * group["weight_decay"]
-        if not in_whole(values.device) and self._deal(flat).ranks == 1:
-            self._step_one_by_one(flat, values, gradient, state["momentum_buffer"], rates, decay)
+        if not in_whole(values.device) and self._assignment(buffer).ranks == 1:
+            self._step_one_by_one(buffer, values, gradient, state["momentum_buffer"], rates, decay)
             return
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
         direction = gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
-        updates = self._orthogonal(flat, direction)
+        updates = self._orthogonal(buffer, direction)
         values.mul_(1 - decay)
         torch._foreach_mul_(updates, rates)
-        torch._foreach_sub_(flat.pieces(values), updates)
+        torch._foreach_sub_(buffer.pieces(values), updates)
 
     def _step_one_by_one(
-        self, flat: Flat, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
     ) -> None:
         """The same where every matrix is whole: none of them is copied to be sent."""
         config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
-        for fragment, rate in zip(flat.fragments, rates, strict=True):
+        for fragment, rate in zip(buffer.fragments, rates, strict=True):
             new = fragment.of(gradient)
             direction = fragment.of(momentum).lerp_(new, 1 - config.momentum)
             if config.nesterov:
@@ -70,7 +72,9 @@ class Muon(Sharded):
             update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
             fragment.of(values).mul_(1 - decay).sub_(update, alpha=rate)
 
-    def _step_others(self, flat: Flat, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any) -> None:
+    def _step_others(
+        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
+    ) -> None:
         if not state:
             state["step"] = torch.zeros((), device=values.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
@@ -92,21 +96,23 @@ class Muon(Sharded):
             weight_decay=group["weight_decay"],
         )
 
-    def _orthogonal(self, flat: Flat, direction: Tensor) -> list[Tensor]:
+    def _orthogonal(self, buffer: FlatBuffer, direction: Tensor) -> list[Tensor]:
         """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""
-        deal = self._deal(flat)
-        pieces = flat.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
-        sent = torch.cat([pieces[matrix] for matrix in deal.order])
-        received = self._exchange(sent, deal.to_others, deal.from_others)
-        fragments = received.split([deal.sizes[matrix][rank] for rank in range(deal.ranks) for matrix in deal.own])
-        for batch in _batches([flat.fragments[matrix].shape for matrix in deal.own], _most(received.device)):
-            parts = [part for number in batch for part in fragments[number :: len(deal.own)]]
-            shape = flat.fragments[deal.own[batch[0]]].shape
+        assigned = self._assignment(buffer)
+        pieces = buffer.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
+        sent = torch.cat([pieces[matrix] for matrix in assigned.order])
+        received = self._exchange(sent, assigned.to_others, assigned.from_others)
+        fragments = received.split(
+            [assigned.sizes[matrix][rank] for rank in range(assigned.ranks) for matrix in assigned.own]
+        )
+        for batch in _batches([buffer.fragments[matrix].shape for matrix in assigned.own], _most(received.device)):
+            parts = [part for number in batch for part in fragments[number :: len(assigned.own)]]
+            shape = buffer.fragments[assigned.own[batch[0]]].shape
             done = orthogonal(torch.cat(parts).view(len(batch), *shape).squeeze(0), self.config.ns_steps)
             torch._foreach_copy_(parts, done.reshape(-1).split([part.numel() for part in parts]))
-        returned = self._exchange(received, deal.from_others, deal.to_others).to(direction)
-        results = returned.split([pieces[matrix].numel() for matrix in deal.order])
-        return [result for _, result in sorted(zip(deal.order, results, strict=True), key=lambda pair: pair[0])]
+        returned = self._exchange(received, assigned.from_others, assigned.to_others).to(direction)
+        results = returned.split([pieces[matrix].numel() for matrix in assigned.order])
+        return [result for _, result in sorted(zip(assigned.order, results, strict=True), key=lambda pair: pair[0])]
 
     def _exchange(self, sent: Tensor, to_ranks: list[int], from_ranks: list[int]) -> Tensor:
         """Sends `to_ranks[r]` elements to rank r and returns those received: `from_ranks[r]` from rank r, in order."""
@@ -116,14 +122,14 @@ class Muon(Sharded):
         dist.all_to_all_single(received, sent, from_ranks, to_ranks, group=self._process_group)
         return received
 
-    def _deal(self, flat: Flat) -> "_Deal":
-        if id(flat.tensor) not in self._deals:
-            self._deals[id(flat.tensor)] = _Deal(flat, self._sizes(flat), self._rank)
-        return self._deals[id(flat.tensor)]
+    def _assignment(self, buffer: FlatBuffer) -> "_Assignment":
+        if id(buffer.tensor) not in self._assignments:
+            self._assignments[id(buffer.tensor)] = _Assignment(buffer, self._sizes(buffer), self._rank)
+        return self._assignments[id(buffer.tensor)]
 
-    def _sizes(self, flat: Flat) -> list[list[int]]:
+    def _sizes(self, buffer: FlatBuffer) -> list[list[int]]:
         """The number of elements of each parameter on each rank."""
-        own = torch.tensor([fragment.size for fragment in flat.fragments], device=self._device)
+        own = torch.tensor([fragment.size for fragment in buffer.fragments], device=self._device)
         if self._process_group is None:
             return own[:, None].tolist()
         of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self._process_group))]
@@ -135,27 +141,30 @@ class Muon(Sharded):
         return 0 if self._process_group is None else dist.get_rank(self._process_group)
 
 
-class _Deal:
-    """Which rank makes which matrix of a flat orthogonal. `own`: this rank's matrices. `order`: all matrices, by rank.
-    `sizes`: the number of elements of each matrix on each rank."""
+class _Assignment:
+    """Which rank makes which matrix of a flat buffer orthogonal.
 
-    def __init__(self, flat: Flat, sizes: list[list[int]], rank: int):
+    `own`: this rank's matrices. `order`: all matrices, by rank. `sizes`: the number of elements of each matrix on each
+    rank.
+    """
+
+    def __init__(self, buffer: FlatBuffer, sizes: list[list[int]], rank: int):
         self.sizes, self.ranks = sizes, len(sizes[0])
-        owned = dealt([_cost(fragment.shape) for fragment in flat.fragments], self.ranks)
+        owned = balanced([_cost(fragment.shape) for fragment in buffer.fragments], self.ranks)
         self.own = owned[rank]
         self.order = [matrix for matrices in owned for matrix in matrices]
         self.to_others = [sum(sizes[matrix][rank] for matrix in matrices) for matrices in owned]
         self.from_others = [sum(sizes[matrix][other] for matrix in self.own) for other in range(self.ranks)]
 
 
-def dealt(costs: list[float], hands: int) -> list[list[int]]:
-    """Positions in `costs` for each rank (hand): the costliest first, each to the rank with the lowest total so far."""
-    owned: list[list[int]] = [[] for _ in range(hands)]
-    loads = [0.0] * hands
+def balanced(costs: list[float], ranks: int) -> list[list[int]]:
+    """Positions in `costs` for each rank: the costliest first, each to the rank with the lowest total so far."""
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
     for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
-        hand = loads.index(min(loads))
-        owned[hand].append(position)
-        loads[hand] += costs[position]
+        rank = loads.index(min(loads))
+        owned[rank].append(position)
+        loads[rank] += costs[position]
     return owned
 
 
@@ -166,7 +175,7 @@ def _cost(shape: tuple[int, ...]) -> float:
 
 
 def _batches(shapes: list[tuple[int, ...]], most: int) -> list[list[int]]:
-    """Positions in `shapes` of equal shapes, of at most so many elements together, or one alone."""
+    """Positions in `shapes`, grouped by shape: a group has at most `most` elements together, or one matrix."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for position, shape in enumerate(shapes):
         alike.setdefault(shape, []).append(position)

@@ -1,4 +1,4 @@
-"""What PyTorch and CUDA's libraries must know before they touch a GPU: how exact, how repeatable, how memory grows."""
+"""Settings of PyTorch and CUDA's libraries that must precede the first use of a GPU: precision, determinism, memory."""
 
 import os
 
@@ -9,7 +9,7 @@ _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NC
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 
-def settle(compute: ComputeSection) -> None:
+def configure(compute: ComputeSection) -> None:
     """Applies `tf32` and `deterministic` to this process, before it uses a GPU. What the user has set stays."""
     import torch
 

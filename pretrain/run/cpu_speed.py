@@ -1,4 +1,4 @@
-"""How fast this machine's CPU trains, measured in half a second. Doesn't import PyTorch, for `launch` asks too."""
+"""How fast this machine's CPU trains, measured in half a second. `launch` uses it too, so it doesn't import PyTorch."""
 
 import os
 import subprocess

@@ -21,22 +21,22 @@ def device_type() -> str:
 
     The CPU, even beside GPUs, where the environment has DS_ACCELERATOR=cpu. Raises UserError for another value.
     """
-    asked = _asked()
-    if asked == "cpu":
-        return asked
+    requested = _requested()
+    if requested == "cpu":
+        return requested
     import torch  # takes a second, and the launcher needs this module
 
-    if asked == "cuda" and not torch.cuda.is_available():
+    if requested == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{ACCELERATOR}: cuda, but PyTorch {torch.__version__} finds no GPU; set cpu, or leave it out")
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _asked() -> str | None:
+def _requested() -> str | None:
     """What DS_ACCELERATOR says, if anything."""
-    asked = os.environ.get(ACCELERATOR) or None
-    if asked not in (None, "cpu", "cuda"):
-        raise UserError(f"{ACCELERATOR}: {asked!r}; expected cpu or cuda")
-    return asked
+    requested = os.environ.get(ACCELERATOR) or None
+    if requested not in (None, "cpu", "cuda"):
+        raise UserError(f"{ACCELERATOR}: {requested!r}; expected cpu or cuda")
+    return requested
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
@@ -47,7 +47,7 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
     A process sees at most one MIG instance.
     """
-    if _asked() == "cpu":
+    if _requested() == "cpu":
         return 0
     number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*")) or _counted_by_driver()
     chosen = os.environ.get(VISIBLE)

@@ -76,7 +76,7 @@ def sampler(directory: Path) -> Callable[[], Sample]:
             "disk_available_megabytes": disk.free / _MEGABYTE,
             "network_receive_megabytes": (now_received - received) / _MEGABYTE,
             "network_transmit_megabytes": (now_sent - sent) / _MEGABYTE,
-            **_of_gpus(gpus),
+            **_gpu_metrics(gpus),
         }
 
     return sample
@@ -98,7 +98,7 @@ def _gpus() -> list[object]:
         return []
 
 
-def _of_gpus(gpus: Iterable[object]) -> Sample:
+def _gpu_metrics(gpus: Iterable[object]) -> Sample:
     import pynvml
 
     found: Sample = {}

@@ -50,5 +50,5 @@ def add_rewind(run: Path, rewind: Rewind) -> None:
 
 def position_after(run: Path, train_state: TrainState) -> int:
     """The position of the next row: after the rows of the spike if the run went back to exactly this `train_state`."""
-    places = [one.to for one in rewinds(run) if (one.step, one.position) == (train_state.step, train_state.position)]
-    return places[-1] if places else train_state.position
+    rewound = [one.to for one in rewinds(run) if (one.step, one.position) == (train_state.step, train_state.position)]
+    return rewound[-1] if rewound else train_state.position

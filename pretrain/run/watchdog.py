@@ -19,7 +19,7 @@ GRACE = 20.0  # seconds that the Python thread has to report a hang before fault
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_starting, _compiling, _apart = True, False, False
+_starting, _compiling, _in_slow_phase = True, False, False
 _changed = threading.Event()  # set when one of these changes, and with it the limit
 
 
@@ -31,14 +31,14 @@ def alive() -> None:
 
 def starting() -> None:
     """From here to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
-    _now(starting=True, compiling=False)
+    _set_phase(starting=True, compiling=False)
 
 
 def step_done() -> None:
     """Notes that a step has ended, and with it the start."""
     global _last_step
     if _starting:
-        _now(starting=False, compiling=False)
+        _set_phase(starting=False, compiling=False)
     else:
         _steps.append(time.monotonic() - _last_step)
     _last_step = time.monotonic()
@@ -46,26 +46,26 @@ def step_done() -> None:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Within the block, the limit doesn't follow the time of steps, of which the block, such as a save, is no part."""
-    global _apart, _last_step
-    before, _apart = _apart, True
+def slow_phase() -> Iterator[None]:
+    """Within the block, a save or an evaluation, the limit doesn't follow the time of steps."""
+    global _in_slow_phase, _last_step
+    before, _in_slow_phase = _in_slow_phase, True
     alive()
     _changed.set()
     try:
         yield
     finally:
-        _apart, _last_step = before, time.monotonic()
+        _in_slow_phase, _last_step = before, time.monotonic()
         alive()
         _changed.set()
 
 
 def compiling(begins: bool) -> None:
     """Notes that a compilation begins or ends. During one, the limit is `start_seconds`."""
-    _now(_starting, begins)
+    _set_phase(_starting, begins)
 
 
-def _now(starting: bool, compiling: bool) -> None:
+def _set_phase(starting: bool, compiling: bool) -> None:
     global _starting, _compiling
     alive()
     _starting, _compiling = starting, compiling
@@ -107,7 +107,7 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     if not (_starting or _compiling):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if (usual := limit_of_steps(_steps)) is not None and not _apart:
+        if (usual := limit_of_steps(_steps)) is not None and not _in_slow_phase:
             return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
     return "faults.start_seconds", start_seconds
 

@@ -17,7 +17,7 @@ from pretrain.models.model import Model
 from pretrain.models.t5gemma2 import MergedAttention
 
 Shape = tuple[int, int, int]  # rows, inputs and outputs of a layer
-_OF_INPUTS = re.compile(r"encoder\b|.*cross_attention\.[kv]$")
+_INPUT_LAYERS = re.compile(r"encoder\b|.*cross_attention\.[kv]$")
 _HEAD = "lm_head"
 _MOST_ROWS = 8192  # more aren't any faster
 _TIMES = 3
@@ -27,8 +27,8 @@ def products(model: Model, inputs: int, targets: int) -> Counter[Shape]:
     """How often a forward pass over `inputs` and `targets` tokens has a product of each shape."""
 
     def rows(name: str) -> int:
-        own = bool(_OF_INPUTS.match(name)) if model.decoder_reads_targets else name != _HEAD
-        return inputs if own else targets
+        reads_inputs = bool(_INPUT_LAYERS.match(name)) if model.decoder_reads_targets else name != _HEAD
+        return inputs if reads_inputs else targets
 
     modules = dict(model.named_modules())
     matrices = [(rows(name), one) for name, one in modules.items() if isinstance(one, Linear) or name == _HEAD]
@@ -42,28 +42,24 @@ def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.dev
     work, seconds = 0.0, 0.0
     generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
     for (rows, inputs, outputs), count in shapes.items():
-        some = min(rows, _MOST_ROWS)
+        timed = min(rows, _MOST_ROWS)
         x, w, y = (
             torch.rand(*size, device=device, generator=generator).to(dtype)
-            for size in ((some, inputs), (outputs, inputs), (some, outputs))
+            for size in ((timed, inputs), (outputs, inputs), (timed, outputs))
         )
-        each = sum(_seconds(left, right) for left, right in ((x, w.T), (y, w), (y.T, x)))
+        each = sum(seconds_of(left, right) for left, right in ((x, w.T), (y, w), (y.T, x)))
         work += count * 6.0 * rows * inputs * outputs
-        seconds += count * each * rows / some
+        seconds += count * each * rows / timed
     return work / seconds
 
 
-def _seconds(left: Tensor, right: Tensor) -> float:
-    """The shortest of some measured products; the first, which isn't measured, chooses a kernel."""
-    _wait_for(matmul(left, right))
-    taken = []
-    for _ in range(_TIMES):
+def seconds_of(left: Tensor, right: Tensor) -> float:
+    """The shortest time of several products; the first, which isn't timed, chooses a kernel."""
+    times = []
+    for _ in range(1 + _TIMES):
         started = time.perf_counter()
-        _wait_for(matmul(left, right))
-        taken.append(time.perf_counter() - started)
-    return min(taken)
-
-
-def _wait_for(result: Tensor) -> None:
-    if result.is_cuda:
-        torch.cuda.synchronize(result.device)
+        result = matmul(left, right)
+        if result.is_cuda:
+            torch.cuda.synchronize(result.device)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])

@@ -1,17 +1,16 @@
 """`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
 
 Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
-never runs out of memory on purpose. The moments that an optimizer has yet to allocate are reckoned with. Its temporary
-tensors aren't: they exist when those of the rows no longer do. The choice is kept in the run directory: with another
-one, a resumed run's losses would differ in their last bits.
+never runs out of memory on purpose. It leaves room for the moments that the optimizer has yet to allocate, but not for
+the optimizer's temporary tensors: they exist when those of the rows no longer do. The choice is kept in the run
+directory: with another one, a resumed run's losses would differ in their last bits.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from pydantic import PositiveInt
 
@@ -21,9 +20,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from pretrain.models.loss import PARTS
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.deepspeed_private import fragments, optimizer_state, uncounted
+from pretrain.zero.deepspeed_private import fragments, keeping_counters, optimizer_state
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
+from pretrain.zero.ranks import least, on_rank_0
 
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows
@@ -40,59 +40,51 @@ class Choice:
     measured_for: dict[str, Any]
 
 
-def settled(setup: ValidatedRun, engine: Engine) -> ValidatedRun:
-    """Sets the micro-batch of `engine` and of the returned setup if the run file says `auto`.
+def choose(run: ValidatedRun, engine: Engine) -> int:
+    """The rows of a micro-batch, the same on all ranks, which call this together before the first step.
 
-    The micro-batch divides a rank's share of a step, so the global batch stays as it is, and it is the same on all
-    ranks. All ranks must call this together, before the first step.
+    They divide a rank's share of a step, so the global batch stays as it is.
     """
-    if setup.config.batch.micro_batch_size != "auto":
-        return setup
-    share = setup.layout.micro_batch  # until now all rows of a rank in a step, or in the smallest step of a ramp-up
-    conditions = _conditions(setup, engine)
-    kept = torch.tensor(_kept(setup, conditions) if setup.layout.rank == 0 else 0, device=engine.device)
-    dist.broadcast(kept, src=0)
-    rows = int(kept) or _largest(setup, engine, share)
-    if setup.layout.rank == 0:
-        write_json(setup.directory / FILE, asdict(Choice(rows, conditions)))
-    engine.layout = replace(setup.layout, micro_batch=rows, accumulation=setup.layout.accumulation * share // rows)
-    return replace(setup, layout=engine.layout)
+    conditions = _conditions(run, engine)
+    rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _largest(run, engine)
+    if run.rank == 0:
+        write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
+    return rows
 
 
-def _conditions(setup: ValidatedRun, engine: Engine) -> dict[str, Any]:
+def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
     """Everything that decides how much memory rows need and how much there is."""
-    config, cuda = setup.config, engine.device.type == "cuda"
+    config, cuda = run.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return {
-        "rows": setup.layout.micro_batch,
-        "lengths": list(setup.lengths),
-        "ranks": setup.layout.ranks,
+        "rows": config.batch.share(run.ranks),
+        "lengths": list(run.lengths),
+        "ranks": run.ranks,
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
-        "model": fingerprint(setup.model.model_dump()),
+        "model": fingerprint(run.model.model_dump()),
         "settings": fingerprint(settings),
-        **({"distillation": setup.identity["distillation"]} if config.distillation else {}),
+        **({"distillation": run.identity["distillation"]} if config.distillation else {}),
     }
 
 
-def _kept(setup: ValidatedRun, conditions: dict[str, Any]) -> int:
-    """The choice of an earlier start under the same conditions; 0 if there is none."""
-    kept = read_valid_json(setup.directory / FILE, Choice)
-    return kept.micro_batch_size if kept and kept.measured_for == conditions else 0
+def _earlier_choice(run: ValidatedRun, conditions: dict[str, Any]) -> int | None:
+    """The choice of an earlier start under the same conditions."""
+    choice = read_valid_json(run.directory / FILE, Choice)
+    return choice.micro_batch_size if choice and choice.measured_for == conditions else None
 
 
-def _largest(setup: ValidatedRun, engine: Engine, share: int) -> int:
+def _largest(run: ValidatedRun, engine: Engine) -> int:
+    share = run.config.batch.share(run.ranks)
     few, more = (min(rows, share) for rows in PROBES)
-    rows = _full_rows(setup, more)
+    rows = _full_rows(run, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _moments_to_come(engine)
     _pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
-    largest = torch.tensor(max(fitting, default=1), device=engine.device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MIN)
-    return int(largest)
+    return least(max(fitting, default=1), engine.device)
 
 
 def _passes(engine: Engine, batch: Batch) -> None:
@@ -103,7 +95,7 @@ def _passes(engine: Engine, batch: Batch) -> None:
 def _pass(engine: Engine, batch: Batch) -> None:
     """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
     deepspeed = engine.deepspeed
-    with uncounted(deepspeed):
+    with keeping_counters(deepspeed):
         deepspeed.set_gradient_accumulation_boundary(True)
         losses = engine.training_losses(batch)
         loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
@@ -111,11 +103,10 @@ def _pass(engine: Engine, batch: Batch) -> None:
         deepspeed.step()
 
 
-def _full_rows(setup: ValidatedRun, count: int) -> Batch:
+def _full_rows(run: ValidatedRun, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
-    inputs, targets = setup.lengths
-    layout = replace(setup.layout, micro_batch=count, accumulation=1)
-    batch = TrainingBatches(setup.stream, layout)[0].batch
+    inputs, targets = run.lengths
+    batch = TrainingBatches(run.stream, run.layout(count))[0].batch
     ids = batch["encoder_input_ids"]
     batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}

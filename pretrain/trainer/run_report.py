@@ -43,40 +43,40 @@ _LONG = 3600.0  # s
 
 
 class RunReport:
-    """Opens the run directory and the tracker. All ranks create one together.
+    """Keeps a run's directory and tracker. All ranks create one together.
 
     As a context manager it marks the run as failed in the tracker when an exception leaves the block.
     """
 
-    def __init__(self, setup: ValidatedRun):
-        self.setup = setup
+    def __init__(self, run: ValidatedRun):
+        self.run = run
         self._tracker: Tracker | None = None
         hosts = environment.hosts()
         attempt = on_rank_0(lambda: self._open(hosts))
-        self._monitor = _system_monitor(setup, hosts, attempt)
+        self._monitor = _system_monitor(run, hosts, attempt)
         watchdog.alive()
 
     def _open(self, hosts: list[dict[str, Any]]) -> int:
-        with _naming_directory(self.setup.directory):
-            attempt, self._lock = _open_directory(self.setup, hosts)
-            self._tracker = _tracker(self.setup, attempt)
+        with _naming_directory(self.run.directory):
+            attempt, self._lock = _open_directory(self.run, hosts)
+            self._tracker = _tracker(self.run, attempt)
         return attempt
 
     def announce(self, parameters: int, layout: BatchLayout) -> None:
-        config = self.setup.config
+        config = self.run.config
         self._print(
             f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
             f"{counted(layout.ranks, 'rank')} × {layout.accumulation} × {layout.micro_batch} rows, "
-            f"steps {self.setup.train_state.step} to {config.run.max_steps}"
+            f"steps {self.run.train_state.step} to {config.run.max_steps}"
         )
-        if self.setup.initial_weights and not self.setup.resume:
-            self._print(f"starts from the weights in {self.setup.initial_weights}")
+        if self.run.initial_weights and not self.run.resume:
+            self._print(f"starts from the weights in {self.run.initial_weights}")
         if config.distillation:
             self._print(f"learns from the teacher in {checkpoint_of(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
-            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.setup.shares.items())
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
             self._print(f"a mixture, in rows: {shares}")
-        for line in self.setup.warnings:
+        for line in self.run.warnings:
             self.warn(line)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -84,7 +84,7 @@ class RunReport:
         if self._tracker is None:
             return
         self._tracker.log(step, metrics)
-        steps = self.setup.config.run.max_steps
+        steps = self.run.config.run.max_steps
         if "train/loss" in metrics:
             left = (steps - step) / metrics["train/steps_per_second"]
             self._print(
@@ -95,7 +95,7 @@ class RunReport:
 
     def forecast(self, step: int, seconds: float) -> None:
         """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
-        left = (self.setup.config.run.max_steps - step) * seconds
+        left = (self.run.config.run.max_steps - step) * seconds
         if left >= _LONG:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
             self._print(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
@@ -130,17 +130,18 @@ class RunReport:
         """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
         self._end_monitor()
         if self._tracker is not None:
-            with _naming_directory(self.setup.directory):
+            with _naming_directory(self.run.directory):
                 self._end(self._tracker, step, finished)
         dist.barrier()
 
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
         tracker.close("FINISHED" if finished else "KILLED")
-        run, asked = self.setup.directory, status.stop_requested(self.setup.directory)
-        status.clear_stop(run)
-        status.write(run, Status("finished" if finished else "stopped", status.read(run).attempt, step, asked))
+        directory = self.run.directory
+        attempt, stop_file = status.read(directory).attempt, status.stop_requested(directory)
+        status.clear_stop(directory)
+        status.write(directory, Status("finished" if finished else "stopped", attempt, step, stop_file))
         if finished:
-            self._print(f"finished {step} steps. Next: pretrain export {directory_of(run, step)} OUT")
+            self._print(f"finished {step} steps. Next: pretrain export {directory_of(directory, step)} OUT")
         else:
             self._print(f"stopped on request after step {step}; to resume, run the same command again")
 
@@ -149,7 +150,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is not None:
-            rank_logs.note_failure(self.setup.layout.rank)  # now: MLflow may take its time
+            rank_logs.note_failure(self.run.rank)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             self._tracker.close("FAILED")
@@ -159,7 +160,7 @@ class RunReport:
             self._monitor.close()
 
     def _print(self, line: str, stream: TextIO | None = None) -> None:
-        if self.setup.layout.rank == 0:
+        if self.run.rank == 0:
             with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 print(line, file=stream, flush=True)
 
@@ -177,31 +178,31 @@ def _skipped(metrics: dict[str, float]) -> str:
     return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
 
 
-def _open_directory(setup: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
+def _open_directory(run: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
     """Prepares the run directory; returns the number of this attempt and the directory's lock."""
-    run = setup.directory
+    directory = run.directory
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
-    locked = lock.take(run)
-    remove_leftovers(run)
+        raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
+    locked = lock.take(directory)
+    remove_leftovers(directory)
     supervised = rank_logs.supervised()
     if not supervised:  # a supervisor clears it before it accepts requests itself
-        status.clear_stop(run)  # left from an earlier attempt
-    attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(run)
-    config, resolved = run / CONFIG, masked_values(setup.config.model_dump(mode="json"))
+        status.clear_stop(directory)  # left from an earlier attempt
+    attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)
+    config, resolved = directory / CONFIG, masked_values(run.config.model_dump(mode="json"))
     if config.exists() and (before := _settings_in(config)) != resolved:
-        kept = run / f"config.before-attempt-{attempt}.yaml"
+        kept = directory / f"config.before-attempt-{attempt}.yaml"
         if before is None:
             print(f"warning: {config}: not a valid run file; kept as {kept.name}", flush=True)
         for change in changes(before, resolved) if before else []:
             print(f"changed since the last start: {masked(change)}", flush=True)
         config.rename(kept)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
-    write_json(run / "environment.json", environment.describe(hosts))
-    write_bytes(run / environment.DIFF, environment.git_diff().encode())
-    status.write(run, Status("running", attempt))
+    write_json(directory / "environment.json", environment.describe(hosts))
+    write_bytes(directory / environment.DIFF, environment.git_diff().encode())
+    status.write(directory, Status("running", attempt))
     return attempt, locked
 
 
@@ -214,13 +215,13 @@ def _settings_in(config: Path) -> dict[str, Any] | None:
     return cast(dict[str, Any], settings) if isinstance(settings, dict) else None
 
 
-def _tracker(setup: ValidatedRun, attempt: int) -> Tracker:
-    config, run = setup.config, setup.directory
-    mlflow, parameters = config.tracking.mlflow, models.outline(setup.model).num_parameters()
-    uses = [("train", corpus.name, corpus) for corpus in setup.training]
-    uses += [("validation", name, corpus) for name, corpus in setup.validation.items()]
+def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
+    config = run.config
+    mlflow, parameters = config.tracking.mlflow, models.outline(run.model).num_parameters()
+    uses = [("train", corpus.name, corpus) for corpus in run.training]
+    uses += [("validation", name, corpus) for name, corpus in run.validation.items()]
     return Tracker(
-        run,
+        run.directory,
         attempt=attempt,
         run_name=config.run.name,
         uri=mlflow.uri if mlflow else None,
@@ -228,10 +229,10 @@ def _tracker(setup: ValidatedRun, attempt: int) -> Tracker:
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
-            "ranks": setup.layout.ranks,
+            "ranks": run.ranks,
             "zero_stage": config.zero_stage,
             "precision": config.precision,
-            NOTE: _description(setup, parameters),
+            NOTE: _description(run, parameters),
         },
         datasets=[
             DatasetInfo(
@@ -243,29 +244,29 @@ def _tracker(setup: ValidatedRun, attempt: int) -> Tracker:
             )
             for split, name, corpus in uses
         ],
-        artifacts=[run / CONFIG, run / "environment.json", run / environment.DIFF],
+        artifacts=[run.directory / name for name in (CONFIG, "environment.json", environment.DIFF)],
         parent=mlflow.parent if mlflow else None,
     )
 
 
-def _description(setup: ValidatedRun, parameters: int) -> str:
+def _description(run: ValidatedRun, parameters: int) -> str:
     """The run in a few words of Markdown, for MLflow's page of it."""
-    config = setup.config
-    corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in setup.training)
-    objective = (config.data.objective or setup.training[0].objective).name
+    config = run.config
+    corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in run.training)
+    objective = (config.data.objective or run.training[0].objective).name
     steps = f"{config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows"
     return (
-        f"A `{setup.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
+        f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
         f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
         "Curves and pictures: tab *Model metrics*. What the model writes: tab *Artifacts*, `evaluation/samples.json`."
     )
 
 
-def _system_monitor(setup: ValidatedRun, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
+def _system_monitor(run: ValidatedRun, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
     """The monitor of this machine, on its first rank."""
-    seconds = setup.config.tracking.system_metrics_seconds
-    host = next((one["host"] for one in hosts if one["ranks"][0] == setup.layout.rank), None)
+    seconds = run.config.tracking.system_metrics_seconds
+    host = next((one["host"] for one in hosts if one["ranks"][0] == run.rank), None)
     if seconds is None or host is None:
         return None
-    with _naming_directory(setup.directory):
-        return SystemMonitor(setup.directory, attempt, host, len(hosts) == 1, seconds)
+    with _naming_directory(run.directory):
+        return SystemMonitor(run.directory, attempt, host, len(hosts) == 1, seconds)

@@ -1,4 +1,4 @@
-"""The teacher at work: a frozen decoder alone, whole on each rank's device, of which DeepSpeed knows nothing."""
+"""The teacher of a run: a frozen decoder-only model, whole on each rank's device and outside of DeepSpeed."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +17,7 @@ from pretrain.trainer.teacher_checks import checkpoint_of
 
 @dataclass(frozen=True)
 class Teacher:
-    """Tells a student about the targets of micro-batches of prefix LM, in evaluation mode and without gradients.
+    """Computes a student's teacher targets for micro-batches of prefix LM, in evaluation mode, without gradients.
 
     `vocabulary`: the ids of its tokenizer, all of which the student has. Its model may have more rows.
     """
@@ -38,11 +38,11 @@ class Teacher:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """The arguments of the student's `forward`: those of `batch`, without its `TEXTS`, and `teacher_targets`."""
         texts = batch if TEXTS[0] in batch else with_texts(batch)
-        ids, places, in_text = (texts[name].to(self.model.embedding.weight.device) for name in TEXTS)
+        ids, indices, in_text = (texts[name].to(self.model.embedding.weight.device) for name in TEXTS)
         states = self.model.decoder(self.model.embedding(ids)).flatten(0, 1)
         teacher_targets = TeacherTargets(
             self.model.lm_head,
-            states.index_select(0, places),
+            states.index_select(0, indices),
             self.vocabulary,
             self.settings.weight * in_text.float(),
             self.settings.temperature,

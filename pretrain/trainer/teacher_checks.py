@@ -32,8 +32,8 @@ def config_of(settings: DistillationSection) -> DecoderOnlyConfig:
 
 
 def identity(settings: DistillationSection | None) -> dict[str, Any] | None:
-    """What may not change over the life of a run: all settings, and the teacher by the sha256 of its index, which has
-    those of its files, rather than by its place."""
+    """What may not change over the life of a run: all settings but the teacher's path, and the sha256 of its index,
+    which has those of its files."""
     if settings is None:
         return None
     index = checkpoint_of(settings) / checkpoint_index.INDEX
@@ -45,7 +45,7 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
     settings = config.distillation
     if settings is None:
         return []
-    found = [*_of_student(model), *_of_rows(config.data.objective, training)]
+    found = [*_student_problems(model), *_row_problems(config.data.objective, training)]
     try:
         teacher = config_of(settings)
         tokenizer = load_tokenizer(checkpoint_of(settings)).describe()
@@ -53,8 +53,8 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
         return [*found, f"distillation.teacher: {error}"]
     if not found:
         texts = [longest_text(config.data.objective or corpus.objective) for corpus in training]
-        found += _too_long(settings, teacher, max(texts))
-    return found + _of_tokenizer(settings, tokenizer, training[0])
+        found += _length_problems(settings, teacher, max(texts))
+    return found + _tokenizer_problems(settings, tokenizer, training[0])
 
 
 def longest_text(objective: Objective) -> int:
@@ -63,23 +63,23 @@ def longest_text(objective: Objective) -> int:
     return (objective.raw_length // 2 if objective.packed else objective.raw_length) - 1
 
 
-def _of_student(model: ModelConfig) -> list[str]:
+def _student_problems(model: ModelConfig) -> list[str]:
     able = [name for name, family in models.FAMILIES.items() if "prefix_lm" in family.objectives]
     if model.family in able:
         return []
     return [f"distillation: needs an encoder-decoder ({', '.join(able)}), but model.family is {model.family}"]
 
 
-def _of_rows(objective: Objective | None, training: list[Corpus]) -> list[str]:
+def _row_problems(objective: Objective | None, training: list[Corpus]) -> list[str]:
     """The teacher reads inputs and targets as one text, which they are in prefix LM alone."""
     return [
-        f"distillation: needs rows that are a text cut in two (prefix_lm), but {corpus.directory} has {own.name}"
+        f"distillation: needs rows that are a text cut in two (prefix_lm), but {corpus.directory} has {actual.name}"
         for corpus in training
-        if not isinstance(own := objective or corpus.objective, PrefixLM)
+        if not isinstance(actual := objective or corpus.objective, PrefixLM)
     ]
 
 
-def _too_long(settings: DistillationSection, teacher: DecoderOnlyConfig, longest: int) -> list[str]:
+def _length_problems(settings: DistillationSection, teacher: DecoderOnlyConfig, longest: int) -> list[str]:
     most = teacher.longest_sequence
     if most is None or longest <= most:
         return []
@@ -88,7 +88,7 @@ def _too_long(settings: DistillationSection, teacher: DecoderOnlyConfig, longest
     ]
 
 
-def _of_tokenizer(settings: DistillationSection, tokenizer: dict[str, Any], corpus: Corpus) -> list[str]:
+def _tokenizer_problems(settings: DistillationSection, tokenizer: dict[str, Any], corpus: Corpus) -> list[str]:
     """Ids must mean the same to both. Sentinels come after all others, and text has none: the teacher may lack them."""
     here = vars(corpus.manifest.tokenizer)
     keys = _IDS if tokenizer["sentinels"] == 0 else (*_IDS, "sentinels")

@@ -16,14 +16,12 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.kernels.matmul import matmul
 from pretrain.models.model import Model, Sizes
 from pretrain.run.gpus import Arithmetic, gpu_of_device
-from pretrain.trainer.matmul_speed import products, products_flops
+from pretrain.trainer.matmul_speed import products, products_flops, seconds_of
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy
-_AT_ONCE, _TIMES = 4, 3
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
@@ -63,19 +61,11 @@ def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
     generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
     for width in _WIDTHS:
         matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
-        seconds = min(_seconds(matrix) for _ in range(_TIMES)) / _AT_ONCE
+        seconds = seconds_of(matrix, matrix)
         best = max(best, 2 * width**3 / seconds)
         if seconds > _LONG:
             break
     return best
-
-
-def _seconds(matrix: Tensor) -> float:
-    started = time.perf_counter()
-    for _ in range(_AT_ONCE):
-        found = matmul(matrix, matrix)
-    float(found[0, 0])  # waits for the device
-    return time.perf_counter() - started
 
 
 def sizes(batch: Batch) -> Tensor:
@@ -84,9 +74,9 @@ def sizes(batch: Batch) -> Tensor:
     inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
     targets = (labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", 1)
     most = max(ids.size(1), labels.size(1))
-    of_inputs, of_targets = _lengths(inputs, most), _lengths(targets, most)
-    pairs = (of_inputs * of_inputs, of_targets * of_targets, of_inputs * of_targets)
-    return torch.stack([counts.sum() for counts in (of_inputs > 0, of_inputs, of_targets, *pairs)])
+    input_lengths, target_lengths = _lengths(inputs, most), _lengths(targets, most)
+    pairs = (input_lengths**2, target_lengths**2, input_lengths * target_lengths)
+    return torch.stack([counts.sum() for counts in (input_lengths > 0, input_lengths, target_lengths, *pairs)])
 
 
 def _lengths(segments: Tensor, most: int) -> Tensor:
@@ -99,7 +89,7 @@ class ThroughputMeter:
     """Times the steps between two logs.
 
     `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
-    `besides`: FLOPs that examples need besides the model's, a teacher's.
+    `other_flops`: FLOPs that examples need besides the model's: a teacher's.
     """
 
     def __init__(
@@ -107,9 +97,9 @@ class ThroughputMeter:
         model: Model,
         peak: float,
         products: float | None = None,
-        besides: Callable[[Sizes], float] | None = None,
+        other_flops: Callable[[Sizes], float] | None = None,
     ):
-        self._model, self._peak, self._products, self._besides = model, peak, products, besides
+        self._model, self._peak, self._products, self._other_flops = model, peak, products, other_flops
         self.restart()
 
     def restart(self) -> None:
@@ -132,7 +122,7 @@ class ThroughputMeter:
         examples = Sizes(*total.tolist())
         seconds = time.perf_counter() - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        flops = (self._model.flops(examples) + (self._besides(examples) if self._besides else 0.0)) / seconds
+        flops = (self._model.flops(examples) + (self._other_flops(examples) if self._other_flops else 0.0)) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,

@@ -1,6 +1,5 @@
 """Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,8 @@ class ValidatedRun:
     training: list[Corpus]
     validation: dict[str, Corpus]
     model: ModelConfig
-    layout: BatchLayout
+    rank: int
+    ranks: int
     resume: Path | None
 
     @property
@@ -76,7 +76,7 @@ class ValidatedRun:
 
     @property
     def nothing_left(self) -> str:
-        """What a user sees who starts a finished run again."""
+        """The message for a user who starts a finished run again."""
         done = f"{self.train_state.step} of {self.config.run.max_steps} steps"
         return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
 
@@ -85,8 +85,8 @@ class ValidatedRun:
         """What every checkpoint of this run records about it."""
         return Origin(
             run=self.directory,
-            rank=self.layout.rank,
-            ranks=self.layout.ranks,
+            rank=self.rank,
+            ranks=self.ranks,
             zero_stage=self.config.zero_stage,
             identity=self.identity,
             config_fingerprint=fingerprint(self.config.model_dump()),
@@ -107,9 +107,11 @@ class ValidatedRun:
         splits = [corpus.manifest.splits["train"] for corpus in self.training]
         return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
 
-    def accumulation(self, step: int) -> int:
-        """Micro-batches of each rank in step `step`."""
-        return self.config.batch.rows(step) // self.layout.rows(1)
+    def layout(self, micro_batch: int) -> BatchLayout:
+        """This rank's part of a global batch, in micro-batches of `micro_batch` rows."""
+        return BatchLayout(
+            self.rank, self.ranks, micro_batch, self.config.batch.global_batch_size // self.ranks // micro_batch
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -161,24 +163,26 @@ def validate(
     """
     training = [_opened(entry.corpus, config.data.cache) for entry in config.data.train]
     validation = [_opened(entry.corpus, config.data.cache) for entry in config.data.validation]
-    layout, problems = batch_layout(config, rank, ranks)
+    problems = config.batch.problems(ranks)
     problems += device_problems(config) if ranks_are_here else []
-    problems += _given_twice("train", training) + _given_twice("validation", validation)
-    names, alike = _names(config, validation)
-    problems += alike + _disagreements(training, validation) + _objective_problems(config, training)
-    problems += _empty("train", training) + _empty("validation", validation)
-    model, unlike = with_ids_of(config.model, training[0])
-    problems += unlike + _misfits(config, model, [*training, *validation]) + _empty_groups(config, model)
+    problems += _duplicates("train", training) + _duplicates("validation", validation)
+    names, name_problems = _names(config, validation)
+    problems += name_problems + _tokenizer_differences(training, validation) + _objective_problems(config, training)
+    problems += _without_rows("train", training) + _without_rows("validation", validation)
+    model, id_problems = with_tokenizer_ids(config.model, training[0])
+    problems += (
+        id_problems + _row_problems(config, model, [*training, *validation]) + _optimizer_problems(config, model)
+    )
     problems += _hook_problems(config, names, validation)
-    problems += (of_teacher := distillation.problems(config, model, training))
-    if resume is not None and not of_teacher:
-        problems += _other_than_resumed(checkpoint_index.read(resume), config, model, training)
+    teacher_problems = distillation.problems(config, model, training)
+    problems += teacher_problems
+    if resume is not None and not teacher_problems:
+        problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
     elif resume is None and config.checkpoint.init_from is not None:
-        problems += _other_than_init(model, Path(config.checkpoint.init_from), training[0])
+        problems += _differences_from_init(model, Path(config.checkpoint.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
-    assert layout is not None
-    return ValidatedRun(config, training, dict(zip(names, validation, strict=True)), model, layout, resume)
+    return ValidatedRun(config, training, dict(zip(names, validation, strict=True)), model, rank, ranks, resume)
 
 
 def _opened(location: str, cache: CacheSection) -> Corpus:
@@ -199,7 +203,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> d
     }
 
 
-def _other_than_resumed(
+def _differences_from_resumed(
     saved: checkpoint_index.Index, config: RunConfig, model: ModelConfig, training: list[Corpus]
 ) -> list[str]:
     """How this run differs from the run that saved the checkpoint, one line for each key."""
@@ -213,7 +217,7 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
     data = config.data
     return Stream(
         training,
-        _weights_of(config, training),
+        _weights_in_rows(config, training),
         config.run.seed,
         data.lanes,
         data.objective,
@@ -222,20 +226,20 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
     )
 
 
-def _weights_of(config: RunConfig, training: list[Corpus]) -> list[float]:
+def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
     """The part of the rows that each corpus has, relative to the others."""
     data = config.data
     weights = [entry.weight for entry in data.train]
     rows, tokens = (
         [max(1, getattr(corpus.manifest.splits["train"], unit)) for corpus in training] for unit in ("rows", "tokens")
     )
-    of_tokens = data.weights_of == "tokens"
+    in_tokens = data.weights_of == "tokens"
     if data.mixing is not None:
-        weights = rates(tokens if of_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
-    return rates_of_rows(weights, rows, tokens) if of_tokens else weights
+        weights = rates(tokens if in_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
+    return rates_of_rows(weights, rows, tokens) if in_tokens else weights
 
 
-def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
+def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
         return []
     from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
@@ -243,25 +247,7 @@ def _empty_groups(config: RunConfig, model: ModelConfig) -> list[str]:
     return groups.problems(models.outline(model), config.optimizer)
 
 
-def batch_layout(config: RunConfig, rank: int, ranks: int) -> tuple[BatchLayout | None, list[str]]:
-    """How `ranks` share the batches, and a line for each reason why they can't."""
-    batch = config.batch
-    sizes = {f"batch.ramp_up.{i}.global_batch_size": ramp.global_batch_size for i, ramp in enumerate(batch.ramp_up)}
-    sizes["batch.global_batch_size"] = batch.global_batch_size
-    problems = [
-        f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in sizes.items() if rows % ranks
-    ]
-    if problems:
-        return None, problems
-    share = math.gcd(*sizes.values()) // ranks  # a rank's rows in any step are a multiple of it
-    micro = batch.micro_batch_size if isinstance(batch.micro_batch_size, int) else share
-    if share % micro:
-        of_ramp = " in each step of the ramp-up" if batch.ramp_up else ""
-        return None, [f"batch.micro_batch_size: {micro} doesn't divide a rank's share of {share} rows{of_ramp}"]
-    return BatchLayout(rank, ranks, micro, batch.global_batch_size // ranks // micro), []
-
-
-def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
+def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
     described = corpus.tokenizer.describe()
     ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
@@ -275,7 +261,7 @@ def with_ids_of(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[s
     return model.model_copy(update=ids), problems
 
 
-def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
+def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
     """How the model and its tokenizer differ from those in `path`, one line for each key."""
     try:
         checkpoint = checkpoint_in(path)
@@ -285,7 +271,7 @@ def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str
         return [f"checkpoint.init_from: {error}"]
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
-    found = differences(_weights(saved), _weights(model))
+    found = differences(_weight_settings(saved), _weight_settings(model))
     ids = vars(corpus.manifest.tokenizer)
     found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
     return [f"checkpoint.init_from: {path}: {line}" for line in found]
@@ -294,7 +280,7 @@ def _other_than_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str
 _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
-def _weights(model: ModelConfig) -> dict[str, Any]:
+def _weight_settings(model: ModelConfig) -> dict[str, Any]:
     """`architecture` with the number of embedding rows instead of the multiple these are padded to, since several
     multiples give the same number."""
     settings = model.architecture()
@@ -302,7 +288,7 @@ def _weights(model: ModelConfig) -> dict[str, Any]:
     return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 
 
-def _given_twice(split: str, corpora: list[Corpus]) -> list[str]:
+def _duplicates(split: str, corpora: list[Corpus]) -> list[str]:
     """Corpora listed twice: in training, both copies would give the same rows at the same time."""
     first: dict[str, int] = {}
     return [
@@ -325,21 +311,21 @@ def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list
     return names, problems
 
 
-def _empty(split: str, corpora: list[Corpus]) -> list[str]:
+def _without_rows(split: str, corpora: list[Corpus]) -> list[str]:
     return [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
 
 
-def _disagreements(training: list[Corpus], validation: list[Corpus]) -> list[str]:
+def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> list[str]:
     first = training[0]
     return [
         f"{corpus.directory}: built with another tokenizer than {first.directory} "
-        f"({_ids_in_words(corpus)}, expected {_ids_in_words(first)})"
+        f"({_token_ids(corpus)}, expected {_token_ids(first)})"
         for corpus in [*training[1:], *validation]
-        if _ids_in_words(corpus) != _ids_in_words(first)
+        if _token_ids(corpus) != _token_ids(first)
     ]
 
 
-def _ids_in_words(corpus: Corpus) -> str:
+def _token_ids(corpus: Corpus) -> str:
     """A description of what the token ids of a corpus mean."""
     described = corpus.tokenizer.describe()
     words = [f"sha256 {described['sha256'][:12]}", *described["special_tokens"]]
@@ -378,7 +364,7 @@ def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]
     ]
 
 
-def _misfits(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
+def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
     """Corpora whose rows the model can't take because of their kind or length."""
     problems = []
     for corpus in corpora:

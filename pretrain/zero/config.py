@@ -4,20 +4,20 @@ import logging
 import warnings
 from typing import Any
 
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import zero_defaults
 
 
-def deepspeed_config(config: RunConfig, layout: BatchLayout) -> dict[str, Any]:
-    """The config for `deepspeed.initialize`.
+def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
+    """The config for `deepspeed.initialize` on `ranks` ranks.
 
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
+    rows = config.batch.micro_batch(ranks)
     decided: dict[str, Any] = {
-        "train_batch_size": layout.ranks * layout.micro_batch,
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "train_batch_size": ranks * rows,
+        "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.gradient_clipping,
         "zero_allow_untested_optimizer": True,
@@ -38,7 +38,7 @@ def deepspeed_config(config: RunConfig, layout: BatchLayout) -> dict[str, Any]:
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
     zero = {**zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
-    if layout.ranks == 1 and not (zero.get("offload_param") or zero.get("offload_optimizer")):
+    if ranks == 1 and not (zero.get("offload_param") or zero.get("offload_optimizer")):
         zero.setdefault("memory_efficient_linear", False)  # slower, for weights that are released between their uses
     given["zero_optimization"] = zero
     return {**given, **decided}

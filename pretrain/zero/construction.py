@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import ModelConfig
@@ -17,23 +16,23 @@ from pretrain.zero.layers import prepare_layers
 from pretrain.zero.memory import freed_at_once
 
 
-def construct(config: RunConfig, model_config: ModelConfig, layout: BatchLayout) -> Model:
+def construct(config: RunConfig, model_config: ModelConfig) -> Model:
     """Builds the model with new weights; a checkpoint is loaded later.
 
     At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    with _sharded(config, layout) if config.zero_stage == 3 else contextlib.nullcontext():
+    with _sharded(config) if config.zero_stage == 3 else contextlib.nullcontext():
         model = models.build(model_config)
     prepare_layers(model, config)
     return model
 
 
 @contextlib.contextmanager
-def _sharded(config: RunConfig, layout: BatchLayout) -> Iterator[None]:
+def _sharded(config: RunConfig) -> Iterator[None]:
     from pretrain.zero.deepspeed_private import deepspeed
 
-    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, layout)):
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, dist.get_world_size())):
         yield
 
 

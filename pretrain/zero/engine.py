@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
@@ -56,16 +56,15 @@ class Engine:
         self,
         model: nn.Module,
         config: RunConfig,
-        layout: BatchLayout,
         teach: Callable[[Batch], dict[str, Any]] | None = None,
     ):
-        self.config, self.layout = config, layout
-        self._teach = teach
+        self.config, self._teach = config, teach
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizers.build(model, config.optimizer),
-                config=deepspeed_config(config, layout),
+                config=deepspeed_config(config, self._ranks),
             )
         broadcast_buffers(self.deepspeed.module)
         deepspeed_private.spare_passes(self.deepspeed)
@@ -91,7 +90,9 @@ class Engine:
         deepspeed_private.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.deepspeed.module.begin_step(self.config.run.seed, step)
-        for number, (first, batch) in enumerate(zip(self.layout.firsts(position, len(batches)), batches, strict=True)):
+        rows = self.config.batch.rows(step) // self._ranks // len(batches)  # of a micro-batch
+        for number, batch in enumerate(batches):
+            first = position + (self._rank * len(batches) + number) * rows
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
             for name, total in self._accumulate(batch, counted).items():
@@ -114,7 +115,7 @@ class Engine:
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
-        self.deepspeed.backward(share * self.layout.ranks, scale_wrt_gas=False)
+        self.deepspeed.backward(share * self._ranks, scale_wrt_gas=False)
         return {name: total.detach().double() for name, total in losses.items()}
 
     def training_losses(self, batch: Batch) -> Losses:

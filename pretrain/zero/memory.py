@@ -26,7 +26,7 @@ class DeviceMemory:
 
     def __init__(self, device: torch.device):
         self._cuda = device if device.type == "cuda" else None
-        self._held = self.held()
+        self._before = self.allocated()
 
     def free(self) -> int:
         """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
@@ -35,28 +35,28 @@ class DeviceMemory:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._cuda)[0]
 
-    def held(self) -> int:
+    def allocated(self) -> int:
         if self._cuda is None:
             return resident()
         torch.cuda.empty_cache()  # what is cached may be used again for anything
         return torch.cuda.memory_reserved(self._cuda)
 
     def peak(self, work: Callable[[], object]) -> int:
-        """How much memory `work` takes at its peak, beyond what was held when this object was made."""
+        """How much memory `work` takes at its peak, beyond what was allocated when this object was made."""
         if self._cuda is None:
-            return peak_resident(work) - self._held
+            return peak_resident(work) - self._before
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._cuda)
         work()
-        return torch.cuda.max_memory_reserved(self._cuda) - self._held
+        return torch.cuda.max_memory_reserved(self._cuda) - self._before
 
 
-def most_held(device: torch.device) -> int:
-    """The most memory that a rank has held so far, in bytes, of the rank with the most. All ranks call it."""
+def peak_memory(device: torch.device) -> int:
+    """The peak memory of a rank so far, in bytes, of the rank with the highest. All ranks call it."""
     cuda = device.type == "cuda"
-    held = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
-    dist.all_reduce(held, dist.ReduceOp.MAX)
-    return int(held)
+    peak = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return int(peak)
 
 
 def resident() -> int:

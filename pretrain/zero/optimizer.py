@@ -7,19 +7,19 @@ from torch.optim import Optimizer
 
 from pretrain.config import RunConfig
 from pretrain.optimizers.sharded import Sharded
-from pretrain.zero.deepspeed_private import DeepSpeedEngine, flats, process_group, wrapped
+from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
 
 
 def attach(engine: DeepSpeedEngine) -> None:
     """Gives ZeRO's layout of the parameters to the engine's optimizer. All ranks call this before the first step."""
     optimizer = wrapped(engine)
     if isinstance(optimizer, Sharded):
-        optimizer.attach(flats(engine), process_group(engine), engine.device)
+        optimizer.attach(flat_buffers(engine), engine.optimizer.dp_process_group, engine.device)
 
 
 def before_updates(engine: DeepSpeedEngine, call: Callable[[], None]) -> None:
     """Calls `call` before each change of the optimizer's state and of the fp32 parameters."""
-    engine.optimizer.optimizer.register_step_pre_hook(lambda *_: call())
+    wrapped(engine).register_step_pre_hook(lambda *_: call())
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:

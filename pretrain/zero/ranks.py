@@ -1,4 +1,4 @@
-"""Joining the ranks of a run: a single process, or all processes that a launcher started."""
+"""The process group of a run: a single process, or all processes that a launcher started."""
 
 import contextlib
 import multiprocessing
@@ -70,21 +70,21 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     elif isinstance(error, Exception):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         end = SystemExit(1)
-    if _waits_for_others():
+    if _exit_may_block():
         if isinstance(end, UserError):
             print_error(end)
-        _end_at_once(error.exit_code if isinstance(error, UserError) else 1)
+        _exit_now(error.exit_code if isinstance(error, UserError) else 1)
     dist.destroy_process_group()
     return end
 
 
-def _waits_for_others() -> bool:
+def _exit_may_block() -> bool:
     """Whether leaving the process group may wait for ranks that wait for this one: NCCL's communicators do."""
     return dist.get_backend() == "nccl"
 
 
-def _end_at_once(code: int) -> NoReturn:
-    """Ends this process without the work that Python and libraries do at an exit, which would wait for other ranks."""
+def _exit_now(code: int) -> NoReturn:
+    """Exits without the cleanup of Python and libraries, which would wait for other ranks."""
     for child in multiprocessing.active_children():  # the loader's
         child.kill()
     for stream in (sys.stdout, sys.stderr):
@@ -102,17 +102,17 @@ def from_rank_0(value: T) -> T:
 
 def on_rank_0(work: Callable[[], T]) -> T:
     """Runs `work` on rank 0 only and returns its result on all ranks. A UserError is raised on all ranks."""
-    done: T | None = None
+    result: T | None = None
     refused: UserError | None = None
     if dist.get_rank() == 0:
         try:
-            done = work()
+            result = work()
         except UserError as error:
             refused = error
-    done, refused = from_rank_0((done, refused))
+    result, refused = from_rank_0((result, refused))
     if refused is not None:
         raise refused
-    return cast(T, done)
+    return cast(T, result)
 
 
 def first_value(value: T | None) -> T | None:
@@ -120,6 +120,13 @@ def first_value(value: T | None) -> T | None:
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return next((value for value in values if value is not None), None)
+
+
+def least(value: int, device: torch.device) -> int:
+    """The least value of all ranks, which call this together."""
+    found = torch.tensor(value, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    return int(found)
 
 
 def communication_device() -> torch.device:
@@ -141,5 +148,5 @@ def _environment_of_one_process() -> None:
     if "RANK" in os.environ:
         return
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {**alone, "MASTER_PORT": str(free_port())}
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {**single, "MASTER_PORT": str(free_port())}

@@ -1,7 +1,7 @@
 """Norms of a training step, measured while it runs: of gradients, weights, updates and activations.
 
-They come from what passes anyway: the optimizer's flats before and after their update, and the outputs of layers. The
-step computes the same as without.
+They are taken from what a step computes anyway: the optimizer's flat buffers before and after their update, and the
+outputs of layers. The step's result doesn't change.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.model import Model
-from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.flat_buffers import FlatBuffer
 from pretrain.optimizers.sharded import sums_of_squares
-from pretrain.zero.deepspeed_private import DeepSpeedEngine, flats, wrapped
+from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
 from pretrain.zero.layers import layers_by_name
 
 GRADIENT, WEIGHT, UPDATE = range(3)
@@ -29,7 +29,7 @@ class StepNorms:
     of their change, in the order of `names`. `activations` (layers, 2): of each layer's output at real tokens, and the
     number of elements there, in the order of `layers`. `error`: what went wrong; the step itself isn't affected.
 
-    Until the optimizer has updated a flat, a second copy of this flat exists.
+    Until the optimizer has updated a flat buffer, a second copy of this flat buffer exists.
     """
 
     def __init__(self, engine: DeepSpeedEngine):
@@ -39,7 +39,7 @@ class StepNorms:
         self.parameters = torch.zeros(len(self.names), 3, dtype=torch.float64, device=engine.device)
         self.activations = torch.zeros(len(self.layers), 2, dtype=torch.float64, device=engine.device)
         self.error: Exception | None = None
-        self._flats = {id(flat.tensor): flat for flat in flats(engine)}
+        self._buffers = {id(buffer.tensor): buffer for buffer in flat_buffers(engine)}
         self._before: dict[int, Tensor] = {}
         self._real: dict[str, Tensor | None] = {}
 
@@ -78,21 +78,21 @@ class StepNorms:
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         for tensor in _updated(optimizer):
-            flat = self._flats[id(tensor)]
+            buffer = self._buffers[id(tensor)]
             if tensor.grad is not None:
-                self._add(flat, GRADIENT, tensor.grad.view(-1))
-            self._add(flat, WEIGHT, tensor.data.view(-1))
+                self._add(buffer, GRADIENT, tensor.grad.view(-1))
+            self._add(buffer, WEIGHT, tensor.data.view(-1))
             self._before[id(tensor)] = tensor.data.view(-1).clone()
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         for tensor in _updated(optimizer):
             change = self._before.pop(id(tensor)).sub_(tensor.data.view(-1))
-            self._add(self._flats[id(tensor)], UPDATE, change)
+            self._add(self._buffers[id(tensor)], UPDATE, change)
 
-    def _add(self, flat: Flat, kind: int, values: Tensor) -> None:
-        places = {name: place for place, name in enumerate(self.names)}
-        rows = torch.tensor([places[fragment.name] for fragment in flat.fragments], device=self.parameters.device)
-        self.parameters[:, kind].index_add_(0, rows, sums_of_squares(flat, values).to(self.parameters))
+    def _add(self, buffer: FlatBuffer, kind: int, values: Tensor) -> None:
+        numbers = {name: number for number, name in enumerate(self.names)}
+        rows = torch.tensor([numbers[fragment.name] for fragment in buffer.fragments], device=self.parameters.device)
+        self.parameters[:, kind].index_add_(0, rows, sums_of_squares(buffer, values).to(self.parameters))
 
     def _note_padding(self, model: nn.Module, _: Any, batch: Mapping[str, Tensor]) -> None:
         """Notes which tokens of a micro-batch are real: (batch, length), or None for all."""
@@ -113,6 +113,6 @@ class StepNorms:
 
 
 def _updated(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The flats that a call of `step` updates."""
+    """The flat buffers that a call of `step` updates."""
     for group in optimizer.param_groups:
         yield from group["params"]

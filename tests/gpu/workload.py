@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import yaml
 
-from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.models.model import Sizes
@@ -73,8 +72,7 @@ class Workload:
         from pretrain.zero.construction import construct
         from pretrain.zero.engine import Engine
 
-        layout = BatchLayout(0, 1, micro_batch, self.rows // micro_batch)
-        engine = Engine(construct(config, config.model, layout), config, layout)
+        engine = Engine(construct(config, config.model), config)
         batches, taken = self.batches(micro_batch), 0
 
         def step() -> None:

@@ -134,7 +134,7 @@ def train(engine: Any, steps: range) -> list[float]:
     """Trains with the engine; returns each step's loss. All ranks call this together."""
     losses = []
     for step in steps:
-        own = own_rows(engine.layout, global_batch(engine.config, step))
+        own = own_rows(own_cut(), global_batch(engine.config, step))
         losses.append(engine.step(step, step * ROWS, own).loss)
     return losses
 
@@ -191,7 +191,7 @@ def difference(case: Case, steps: int) -> float:
 
     zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
     settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
-    engine = Engine(build(settings), settings, own_cut())
+    engine = Engine(build(settings), settings)
     losses = train(engine, range(steps))
     parameters = whole_parameters(engine)
     engine.close()

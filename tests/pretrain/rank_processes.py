@@ -23,10 +23,7 @@ PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
     "pretrain.trainer.train",
-    "pretrain.trainer.micro_batch",
-    "pretrain.checkpoint.restore",
-    "pretrain.checkpoint.save",
-    "pretrain.evaluation.hook_runner",
+    "pretrain.trainer.training",
     "pretrain.models.t5",
     "pretrain.optimizers.adamw",
     "pyarrow.dataset",

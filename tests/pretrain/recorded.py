@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
@@ -29,7 +30,7 @@ def record_steps(engine: type) -> None:
         rows = [digest for batch in batches for digest in digests(batch)]
         with path.open("a") as file:
             file.write(
-                json.dumps({"step": step, "rank": self.layout.rank, "ranks": self.layout.ranks, "rows": rows}) + "\n"
+                json.dumps({"step": step, "rank": dist.get_rank(), "ranks": dist.get_world_size(), "rows": rows}) + "\n"
             )
         return take_step(self, step, position, batches, *arguments)
 

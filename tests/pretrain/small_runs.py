@@ -1,6 +1,5 @@
 """Small models under the engine without a corpus, for tests that run on ranks."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.trainer.validate import ValidatedRun
 
 T5 = {
     "family": "t5",
@@ -45,10 +43,9 @@ def run_config(
     return RunConfig.model_validate(values)
 
 
-def setup(config: RunConfig, micro_batch: int = 2, resume: Path | None = None) -> ValidatedRun:
-    """The setup of the ranks that have joined: two micro-batches per step."""
-    layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
-    return ValidatedRun(config, [], {}, config.model, layout, resume)
+def own_layout(micro_batch: int = 2) -> BatchLayout:
+    """Two micro-batches per step on each rank of the process group."""
+    return BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 2)
 
 
 def micro_batches(

@@ -56,11 +56,11 @@ def micro_batches(layout: BatchLayout, step: int) -> list[dict[str, torch.Tensor
     return own_rows(layout, global_batch(step))
 
 
-def engine_of(settings: RunConfig, layout: BatchLayout, dropout_rate: float = 0.0):
+def engine_of(settings: RunConfig, dropout_rate: float = 0.0):
     from pretrain.zero.engine import Engine
 
     torch.manual_seed(0)
-    return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings, layout)
+    return Engine(models.build(MODEL.model_copy(update={"dropout_rate": dropout_rate})), settings)
 
 
 CASES = [(stage, accumulation, 0.0) for stage in (1, 2, 3) for accumulation in (1, 2)]
@@ -79,7 +79,7 @@ def train_cuts() -> dict[Any, list[dict[str, Any]]]:
 def train_cut(layout: BatchLayout, stage: int, accumulation: int, dropout_rate: float) -> list[dict[str, Any]]:
     from deepspeed.utils import safe_get_full_grad
 
-    engine = engine_of(config(stage), layout, dropout_rate)
+    engine = engine_of(config(stage), dropout_rate)
     gradients: dict[str, torch.Tensor] = {}
     take_step = engine.deepspeed.step
 

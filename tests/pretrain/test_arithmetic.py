@@ -5,7 +5,7 @@ import os
 import torch
 
 from pretrain.config import ComputeSection
-from pretrain.run.arithmetic import settle
+from pretrain.run.arithmetic import configure
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.test_uncompiled import trained
 
@@ -17,7 +17,7 @@ def settled(compute: ComputeSection, environment: dict[str, str]) -> tuple[dict[
     for name in NAMES:
         os.environ.pop(name, None)
     os.environ.update(environment)
-    settle(compute)
+    configure(compute)
     found = {name: os.environ[name] for name in NAMES if name in os.environ}
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return found, tf32, torch.are_deterministic_algorithms_enabled(), trained(2)

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
 CASES: list[tuple[int, str, dict[str, Any] | None]] = [
     *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
@@ -43,15 +42,15 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     from pretrain.zero.engine import Engine
 
     config = run_config(stage, zero=zero, precision=precision)
-    prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout)
+    layout = own_layout()
+    engine = Engine(construct(config, config.model), config)
     for step in range(2):
-        engine.step(step, 8 * step, micro_batches(prepared.layout, step))
+        engine.step(step, 8 * step, micro_batches(layout, step))
     deepspeed_private.check(engine.deepspeed)
     parameter = next(engine.deepspeed.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
     buffers = deepspeed_private.fragments(engine.deepspeed)
-    addresses = {fragment.flat.untyped_storage().data_ptr() for fragment in buffers}
+    addresses = {fragment.buffer.untyped_storage().data_ptr() for fragment in buffers}
     differing = None
     if live.untyped_storage().data_ptr() not in addresses:
         live += 1.0
@@ -79,17 +78,14 @@ def names_lacking() -> list[list[str]]:
     from pretrain.zero.engine import Engine
 
     config = run_config(2)
-    prepared = setup(config)
-    engine = Engine(construct(config, config.model, prepared.layout), config, prepared.layout).deepspeed
+    engine = Engine(construct(config, config.model), config).deepspeed
     found = [deepspeed_private.missing(engine)]
     del type(engine.optimizer).update_lp_params
     return [*found, deepspeed_private.missing(engine)]
 
 
 def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
-    assert (
-        deepspeed_config(run_config(precision="bf16"), BatchLayout(0, 1, 2, 2))["bf16"]["check_grad_overflow"] is True
-    )
+    assert deepspeed_config(run_config(precision="bf16"), 1)["bf16"]["check_grad_overflow"] is True
 
 
 def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):

@@ -15,7 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.models.model import Model
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
 STAGE_3 = {"stage": 3}
 
@@ -186,9 +186,8 @@ def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Te
     from pretrain.zero.engine import Engine
 
     config = run_config(stage, None, zero, optimizer={"learning_rate": 1e-2, "gradient_clipping": 0})
-    prepared = setup(config)
     torch.manual_seed(0)
-    engine = Engine(SometimesUsed(), config, prepared.layout)
+    engine = Engine(SometimesUsed(), config)
     for step in range(6):
         engine.step(step, 0, [rows_of_step(step, dist.get_rank(), dist.get_world_size())])
     found = whole_parameters(engine.deepspeed.module)
@@ -225,7 +224,7 @@ def buffer_after_initialize(stage: int) -> list[float]:
     config = run_config(stage, precision="bf16")
     model = SometimesUsed()
     model.offset += dist.get_rank() + 1 / 3
-    engine = Engine(model, config, setup(config).layout)
+    engine = Engine(model, config)
     found = engine.deepspeed.module.offset
     engine.close()
     return [found.dtype == torch.float32, *found.tolist()]
@@ -249,11 +248,11 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
 
     engine_module.deepspeed_config = told if own else without  # in a process of this test's own
     config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
-    prepared = setup(config)
-    engine = engine_module.Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
+    layout = own_layout()
+    engine = engine_module.Engine(construct(config, config.model), config)
     norms = []
     for step in range(3):
-        engine.step(step, 0, micro_batches(prepared.layout, step))
+        engine.step(step, 0, micro_batches(layout, step))
         norms.append(engine.take_metrics()["train/gradient_norm"])
     engine.close()
     return norms
@@ -272,10 +271,10 @@ def told_on_stdout(stage: int) -> str:
     from pretrain.zero.engine import Engine
 
     config = run_config(stage, precision="bf16")
-    prepared = setup(config)
+    layout = own_layout()
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
-        engine.step(0, 0, micro_batches(prepared.layout, 0))
+        engine = Engine(construct(config, config.model), config)
+        engine.step(0, 0, micro_batches(layout, 0))
     engine.close()
     return told.getvalue()
 

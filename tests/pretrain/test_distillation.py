@@ -10,7 +10,7 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
@@ -115,7 +115,7 @@ def one_step() -> tuple[float, dict[str, float], float]:
     config = step_config()
     teacher = Teacher(random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.distillation)
     torch.manual_seed(0)
-    engine = Engine(models.build(config.model), config, BatchLayout(0, 1, 4, 2), teacher)
+    engine = Engine(models.build(config.model), config, teacher)
     batches = micro_batches()
     plain = torch.cat([engine.losses(batch)["labels"].flatten() for batch in batches])
     outcome = engine.step(0, 0, batches)

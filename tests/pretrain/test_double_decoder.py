@@ -137,7 +137,7 @@ def losses_of_steps(stage, micro_batch):
 
     config = run_config(stage, {"family": "double_decoder", **SIZES, "vocab_size": 100})
     layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
-    engine = Engine(construct(config, config.model, layout), config, layout)
+    engine = Engine(construct(config, config.model), config)
     return [engine.step(step, 0, micro_batches(layout, step, 16, 16)).loss for step in range(4)]
 
 

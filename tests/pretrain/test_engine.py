@@ -70,7 +70,7 @@ def _through(
 ) -> tuple[list, dict[str, torch.Tensor]]:
     from deepspeed.utils import safe_get_full_fp32_param
 
-    engine = engine_of(config(stage, precision), layout)
+    engine = engine_of(config(stage, precision))
     trouble = ""
 
     def spoil(module: torch.nn.Module, _: Any, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

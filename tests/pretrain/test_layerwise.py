@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 from tests.pretrain.test_families import FAMILIES
 
 STEPS = 4
@@ -34,11 +34,11 @@ def trained(
     layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
     # a small rate: at 1e-2 rounding grows tenfold a step in a model whose embeddings are all one matrix
     config = run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute)
-    prepared = setup(config)
-    engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
+    layout = own_layout()
+    engine = Engine(construct(config, config.model), config)
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(steps):
-        batches = micro_batches(prepared.layout, step, 16 + grow * step, targets + grow * step)
+        batches = micro_batches(layout, step, 16 + grow * step, targets + grow * step)
         engine.step(step, 0, batches)
         metrics = engine.take_metrics()
         result["losses"].append(metrics["train/loss"])
@@ -129,8 +129,8 @@ def held_for_backward(compute: dict) -> int:
     from pretrain.zero.construction import construct
 
     config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)
-    prepared = setup(config)
-    model = construct(prepared.config, prepared.model, prepared.layout)
+    layout = own_layout()
+    model = construct(config, config.model)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, int] = {}
 
@@ -141,7 +141,7 @@ def held_for_backward(compute: dict) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        losses = model(**micro_batches(prepared.layout, 0, 64, 32)[0])
+        losses = model(**micro_batches(layout, 0, 64, 32)[0])
     assert losses["labels"].requires_grad
     return sum(storages.values())
 

@@ -51,11 +51,11 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     from pretrain.zero.engine import Engine
 
     overrides = [f"run.directory={path.parent}/{free}"]
-    setup = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
-    engine = Engine(construct(setup.config, setup.model, setup.layout), setup.config, setup.layout)
+    run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
+    engine = Engine(construct(run.config, run.model), run.config)
     sizes: list[int] = []
 
-    class Told:
+    class Memory:
         def __init__(self, device: object):
             pass
 
@@ -73,13 +73,11 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         own_pass(engine, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DeviceMemory", Told), ("_pass", noted), ("_MOMENTS", 0)):
+        for name, value in (("DeviceMemory", Memory), ("_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
-        settled = micro_batch.settled(setup, engine)
-    assert settled.layout == engine.layout
-    assert settled.layout.micro_batch * settled.layout.accumulation == 12
+        rows = micro_batch.choose(run, engine)
     engine.close()
-    return settled.layout.micro_batch, max(sizes)
+    return rows, max(sizes)
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):

@@ -35,7 +35,7 @@ def _measured(stage: int, precision: str) -> list[Any]:
     """The norms by layer after the first and the third of three steps, and the losses; the second isn't measured."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     layout = BatchLayout(rank, ranks, ROWS // ranks // 2, 2)
-    engine = engine_of(config(stage, precision), layout)
+    engine = engine_of(config(stage, precision))
     found: list[Any] = []
     outcomes = []
     for step in range(3):
@@ -48,7 +48,7 @@ def _measured(stage: int, precision: str) -> list[Any]:
         for sums in (norms.parameters, norms.activations):
             dist.all_reduce(sums)
         found.append(by_layer(norms.names, norms.parameters, norms.layers, norms.activations, engine.gradient_norm))
-    plain = engine_of(config(stage, precision), layout)
+    plain = engine_of(config(stage, precision))
     again = [plain.step(step, step * ROWS, micro_batches(layout, step)) for step in range(3)]
     assert [one.loss for one in outcomes] == [one.loss for one in again]
     engine.close()

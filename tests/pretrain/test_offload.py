@@ -8,7 +8,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_each
-from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}
@@ -24,15 +24,15 @@ def trained(
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": clipping}
     config = run_config(stage, {"tie_embeddings": True}, zero, precision=precision, optimizer=optimizer)
-    prepared = setup(config)
-    engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
+    layout = own_layout()
+    engine = Engine(construct(config, config.model), config)
     losses, norms = [], []
     for step in range(steps):
-        engine.step(step, 0, micro_batches(prepared.layout, step))
+        engine.step(step, 0, micro_batches(layout, step))
         metrics = engine.take_metrics()
         losses.append(metrics["train/loss"])
         norms.append(metrics["train/gradient_norm"])
-    held = {one.name: one.of(one.flat.data).to("cpu", copy=True) for one in fragments(engine.deepspeed)}
+    held = {one.name: one.of(one.buffer.data).to("cpu", copy=True) for one in fragments(engine.deepspeed)}
     engine.close()
     return losses, norms, held
 

@@ -12,9 +12,9 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
-from pretrain.optimizers.flat import Flat
+from pretrain.optimizers.flat_buffers import FlatBuffer
 from pretrain.optimizers.groups import kinds, parameter_groups, problems
-from pretrain.optimizers.muon import dealt, orthogonal
+from pretrain.optimizers.muon import balanced, orthogonal
 from pretrain.optimizers.tiles import tiles
 from pretrain.zero.deepspeed_private import Fragment
 from pretrain.zero.optimizer import set_rates
@@ -26,7 +26,6 @@ from tests.pretrain.exactness import (
     config,
     largest_difference,
     measure,
-    own_cut,
     train,
     unsharded,
     whole_parameters,
@@ -200,19 +199,19 @@ def test_a_fragment_of_a_matrix_is_made_of_rectangles():
     whole = torch.arange(35.0).view(7, 5)
     for start in range(35):
         for size in range(36 - start):
-            flat = torch.cat([torch.zeros(3), whole.flatten()[start : start + size]])
+            buffer = torch.cat([torch.zeros(3), whole.flatten()[start : start + size]])
             seen = torch.zeros_like(whole)
-            found = tiles(Flat(flat, [Fragment("a", (7, 5), start, size, flat, 3)]), [0])
+            found = tiles(FlatBuffer(buffer, [Fragment("a", (7, 5), start, size, buffer, 3)]), [0])
             for tile in found:
-                assert torch.equal(tile.of(flat), whole[tile.rows, tile.columns])
+                assert torch.equal(tile.of(buffer), whole[tile.rows, tile.columns])
                 seen[tile.rows, tile.columns] += 1
             assert torch.equal(seen.flatten().nonzero().flatten(), torch.arange(start, start + size))
             assert len(found) <= 3
 
 
-def test_matrices_are_dealt_out_by_cost():
-    assert dealt([5, 1, 4, 3, 2], 2) == [[0, 4, 1], [2, 3]]
-    assert dealt([1.0], 3) == [[0], [], []]
+def test_matrices_are_shared_out_by_cost():
+    assert balanced([5, 1, 4, 3, 2], 2) == [[0, 4, 1], [2, 3]]
+    assert balanced([1.0], 3) == [[0], [], []]
 
 
 def test_kinds_of_parameters():
@@ -310,16 +309,17 @@ def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
 
 def _train_partitioned() -> tuple[list[list[str]], dict[str, torch.Tensor]]:
     import deepspeed
+    import torch.distributed as dist
 
     from pretrain.zero.config import deepspeed_config
     from pretrain.zero.engine import Engine
 
     run = config("bart", "muon", 4, 3)
-    with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(run, own_cut())):
+    with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(run, dist.get_world_size())):
         model = build(run)
     assert {tuple(parameter.shape) for parameter in model.parameters()} == {(0,)}
     groups = [[name for name, _ in group["params"]] for group in parameter_groups(model, run.optimizer)]
-    engine = Engine(model, run, own_cut())
+    engine = Engine(model, run)
     train(engine, range(4))
     parameters = whole_parameters(engine)
     engine.close()

@@ -31,7 +31,7 @@ from pretrain.tools.plan.step_time import Arithmetic, Cluster, Traffic, step, tr
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import run_config, setup
+from tests.pretrain.small_runs import own_layout, run_config
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
 BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
@@ -193,17 +193,17 @@ _TIMES = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scat
 def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, the most that existed during a step, and the bytes
     that the rank sends in a step."""
-    from pretrain.optimizers import flat
+    from pretrain.optimizers import flat_buffers
     from pretrain.zero.construction import construct
     from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
 
-    flat.IN_PARTS = frozenset()  # as on a GPU
+    flat_buffers.IN_PARTS = frozenset()  # as on a GPU
     config = config_of(*case)
-    prepared = setup(config, micro_batch=ROWS)
+    layout = own_layout(ROWS)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
     with LiveMemory("cpu") as memory:
-        engine = Engine(construct(prepared.config, prepared.model, prepared.layout), config, prepared.layout)
+        engine = Engine(construct(config, config.model), config)
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated
@@ -213,10 +213,10 @@ def allocated(*case: Any) -> dict[str, float]:
     shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]  # at stage 3
     kinds = {
         "weights": [*parameters, *shards],
-        "master weights": [one.flat for one in fragments(engine.deepspeed)],
+        "master weights": [one.buffer for one in fragments(engine.deepspeed)],
         "moments": [value for slots in optimizer.state.values() for value in slots.values() if value.dim()],
     }
-    with Sent(prepared.layout.ranks) as counted:
+    with Sent(layout.ranks) as counted:
         engine.step(2, 0, [batch, batch])
     found = {"peak": memory.peak, "sent": counted.bytes}
     counted_before: set[int] = set()

@@ -12,7 +12,7 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.models.model import Model, Sizes
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import micro_batches, run_config, setup
+from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
@@ -40,7 +40,7 @@ def constructed(precision: str, changes: dict) -> tuple:
     from pretrain.zero.construction import construct
 
     config = run_config(3, changes, precision=precision)
-    model = construct(config, config.model, setup(config).layout)
+    model = construct(config, config.model)
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
     outline = models.outline(config.model)
@@ -81,7 +81,7 @@ def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
     from pretrain.zero.deepspeed_private import gathered
 
     config = run_config(3)
-    model = construct(config, config.model, setup(config).layout)
+    model = construct(config, config.model)
     load_weights(model, checkpoint, gathered)
     return whole(model)
 
@@ -103,12 +103,12 @@ def trained(stage: int, changes: dict, precision: str, zero: dict | None = None)
 
     optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
     config = run_config(stage, changes, zero, precision=precision, optimizer=optimizer)
-    prepared = setup(config)
-    model = construct(prepared.config, prepared.model, prepared.layout)
-    engine = Engine(model, config, prepared.layout)
+    layout = own_layout()
+    model = construct(config, config.model)
+    engine = Engine(model, config)
     losses = []
     for step in range(3):
-        engine.step(step, 0, micro_batches(prepared.layout, step))
+        engine.step(step, 0, micro_batches(layout, step))
         losses.append(engine.take_metrics()["train/loss"])
     tied = model.lm_head.weight is model.embedding.weight
     buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]
@@ -152,10 +152,10 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
     from pretrain.zero.construction import construct
     from pretrain.zero.memory import peak_resident, resident
 
-    prepared = setup(run_config(3 if sharded else 2, changes, precision="bf16"))
+    config = run_config(3 if sharded else 2, changes, precision="bf16")
     before, made = resident(), []
-    peak = peak_resident(lambda: made.append(construct(prepared.config, prepared.model, prepared.layout)))
-    return (peak - before) / models.outline(prepared.model).num_parameters()
+    peak = peak_resident(lambda: made.append(construct(config, config.model)))
+    return (peak - before) / models.outline(config.model).num_parameters()
 
 
 def test_no_rank_ever_holds_a_whole_copy():

@@ -44,7 +44,7 @@ def test_without_a_limit_of_its_own_a_hang_is_as_long_as_the_steps_before_it():
         "with watchdog.watching(0, None, start_seconds=3600):\n"
         "    for _ in range(20): watchdog.step_done()\n"
         "    time.sleep(1); print('too few steps are known', flush=True)\n"
-        "    with watchdog.apart():\n"
+        "    with watchdog.slow_phase():\n"
         "        for _ in range(20): watchdog.step_done()\n"
         "        time.sleep(1); print('saved', flush=True)\n"
         "    time.sleep(3600)"

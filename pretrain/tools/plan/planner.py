@@ -17,7 +17,6 @@ from pretrain.tools.plan.step_time import Arithmetic, Cluster, Step, Traffic, st
 from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, States, settings, states
 from pretrain.trainer.teacher import forward_flops
 from pretrain.trainer.teacher_checks import config_of
-from pretrain.trainer.validate import batch_layout
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
@@ -180,10 +179,9 @@ class Planner:
 
     def _share(self, gpus: int) -> int:
         """Rows of a GPU in the smallest step."""
-        layout, problems = batch_layout(self.config, 0, gpus)
-        if layout is None:
+        if problems := self.config.batch.problems(gpus):
             raise UserError("\n".join(f"--gpus: {problem}; choose {self._near(gpus)}" for problem in problems))
-        return layout.micro_batch
+        return self.config.batch.micro_batch(gpus)
 
     def _near(self, gpus: int) -> str:
         """The nearest numbers of GPUs that can share the batches."""
@@ -192,7 +190,7 @@ class Planner:
         return " or ".join(map(str, below + [one for one in sharing if one > gpus][:1]))
 
     def _can_share(self, gpus: int) -> bool:
-        return not batch_layout(self.config, 0, gpus)[1]
+        return not self.config.batch.problems(gpus)
 
 
 def _without_offload(options: list[Option]) -> list[Option]:

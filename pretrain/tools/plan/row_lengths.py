@@ -10,7 +10,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.tools.plan.activations import Rows
-from pretrain.trainer.validate import with_ids_of
+from pretrain.trainer.validate import with_tokenizer_ids
 
 _MASKED = 0.15  # the share of tokens that BERT predicts
 
@@ -27,7 +27,7 @@ def described(config: RunConfig, path: Path, inputs: int | None, targets: int | 
     problems: list[str] = []
     model = config.model
     if corpus is not None:
-        model, problems = with_ids_of(model, corpus)
+        model, problems = with_tokenizer_ids(model, corpus)
     elif model.vocab_size is None:
         problems.append(f"model.vocab_size: not set, and {directory} isn't there to take it from; set it")
     longest = objective.shape if objective else (None, None)

@@ -82,11 +82,11 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
 
     setup = validate(config, 0, 1)
     _begin(config)
-    engine = Engine(construct(config, setup.model, setup.layout), config, setup.layout)
+    engine = Engine(construct(config, setup.model), config)
     if source:
         restore(engine, source)
     else:
-        loader = TrainingBatches(setup.stream, setup.layout).loader(STEPS, 0)
+        loader = TrainingBatches(setup.stream, setup.layout(config.batch.micro_batch(1))).loader(STEPS, 0)
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)
@@ -136,7 +136,7 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})
     setup = validate(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
     _begin(setup.config)
-    engine = Engine(construct(config, config.model, setup.layout), config, setup.layout)
+    engine = Engine(construct(config, config.model), config)
     for step in range(2):
         engine.step(step, step * 8, work.batches(8)[:1])
     saver = Saver(engine, setup.origin)
@@ -149,9 +149,9 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
         figures["stall_seconds"].append(saved.stall_seconds)
         figures["write_seconds"].append(saved.write_seconds)
         figures["gigabytes"] = saved.gigabytes
-    flats = {id(one.flat): one.flat for one in fragments(engine.deepspeed)}
+    flat_buffers = {id(one.buffer): one.buffer for one in fragments(engine.deepspeed)}
     states = optimizer_state(engine.deepspeed)
-    held = {number: [flat.data, *states[flat].values()] for number, flat in enumerate(flats.values())}
+    held = {number: [buffer.data, *states[buffer].values()] for number, buffer in enumerate(flat_buffers.values())}
     started = time.perf_counter()
     torch.save(held, io.BytesIO() if small else folder / "plain.pt")
     figures["torch_save_seconds"] = time.perf_counter() - started

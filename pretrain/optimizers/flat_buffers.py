@@ -11,18 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements `start` … `start` + `size` − 1 of the flattened parameter `name`, at `offset` in the tensor `flat`."""
+    """Elements `start` … `start` + `size` − 1 of the flattened parameter `name`, at `offset` in the tensor `buffer`."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     size: int
-    flat: Tensor
+    buffer: Tensor
     offset: int
 
-    def of(self, flat: Tensor) -> Tensor:
-        """This fragment (size,) of a tensor laid out like `flat`: the fp32 parameters or an optimizer state."""
-        return flat.narrow(0, self.offset, self.size)
+    def of(self, buffer: Tensor) -> Tensor:
+        """This fragment (size,) of a tensor laid out like `buffer`: the fp32 parameters or an optimizer state."""
+        return buffer.narrow(0, self.offset, self.size)
 
     @property
     def whole(self) -> bool:
@@ -45,7 +45,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatBuffer:
     """A tensor that an optimizer updates, and the fragments of parameters in it.
 
     There is one fragment for each parameter of the group, in the same order on every rank. Its size is 0 on a rank that
@@ -77,15 +77,15 @@ class Flat:
         return numbers, lengths
 
     def spread(self, factors: Tensor) -> Tensor:
-        """The factor (parameters,) of each element's parameter, laid out like the flat; 0 for padding."""
+        """The factor (parameters,) of each element's parameter, laid out like the flat buffer; 0 for padding."""
         numbers, lengths = self._runs
         padded = F.pad(factors.to(self.tensor.dtype), (0, 1))  # −1 is the last
         return padded[numbers].repeat_interleave(lengths, output_size=self.tensor.numel())
 
 
 def in_whole(device: torch.device) -> bool:
-    """Whether optimizers take flats in few operations on the whole: on a GPU each operation costs a launch. On a CPU,
-    many operations on parts that stay in the cache are faster."""
+    """Whether optimizers update a whole flat buffer in few operations: on a GPU each operation costs a launch. On a
+    CPU, many operations on parts that stay in the cache are faster."""
     return device.type not in IN_PARTS
 
 
@@ -94,7 +94,7 @@ _ELEMENTS_OF_A_PART = 1 << 17  # what stays in the cache
 
 
 def sum_of_squares(values: Tensor) -> Tensor:
-    """() Over a flat of any size, fp64: in fp32, a norm of 25 million elements is off by 0.1%."""
+    """() Over a flat buffer of any size, fp64: in fp32, a norm of 25 million elements is off by 0.1%."""
     if in_whole(values.device):
         return torch.linalg.vector_norm(values, dtype=torch.float64).square()
     norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in values.split(_ELEMENTS_OF_A_PART)]
