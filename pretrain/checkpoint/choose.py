@@ -43,7 +43,7 @@ def is_valid(directory: Path) -> bool:
 
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
     """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
-    import torch  # here, because the launcher looks for checkpoints too and must start fast
+    import torch  # takes a second, and the launcher looks for checkpoints too
     import torch.distributed as dist
 
     from pretrain.checkpoint.tensors import StoredTensors

@@ -111,7 +111,7 @@ class HostCopies:
                     whole=list(whole),
                 )
                 for name, values in copied.items():
-                    copy.tensors[f"{name}/{fragment.name}"] = fragment.of(values)
+                    copy.tensors[f"{name}/{fragment.name}"] = fragment.view(values)
                 for name, value in whole.items():
                     on_host = copy.tensors[f"{name}/{fragment.name}"] = self._host_tensor(fragment.name, name, value)
                     copy.add(on_host, value, at_once=False)
@@ -134,5 +134,5 @@ def _set_scalars(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> 
         return
     read = dict(zip(distinct, torch.stack([value.float() for value in distinct.values()]).tolist(), strict=True))
     for name, values in scalars.items():
-        of_piece = pieces[name].scalars
-        of_piece.update(zip(of_piece, (read[id(value)] for value in values), strict=True))
+        scalars_of_piece = pieces[name].scalars
+        scalars_of_piece.update(zip(scalars_of_piece, (read[id(value)] for value in values), strict=True))

@@ -279,7 +279,7 @@ def _outdated(steps: list[int], step: int, settings: CheckpointSection) -> list[
 
 def _union(skipped: list[Skipped]) -> list[Skipped]:
     """The blocks that any rank has skipped. Each rank meets only the damage in its own share of the rows."""
-    of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, skipped)
-    by_place = {(one.corpus, one.shard, one.offset): one for rank in of_ranks for one in rank}
-    return [by_place[place] for place in sorted(by_place)]
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, skipped)
+    by_offset = {(one.corpus, one.shard, one.offset): one for blocks in by_rank for one in blocks}
+    return [by_offset[key] for key in sorted(by_offset)]

@@ -61,8 +61,8 @@ def read_tables(directory: Path, ranks: int) -> dict[str, Table]:
     for table in tables.values():
         for name, piece in table.fragments.items():
             pieces.setdefault(name, []).append(piece)
-    for name, of_ranks in pieces.items():
-        if problem := _mismatch(of_ranks):
+    for name, parts in pieces.items():
+        if problem := _mismatch(parts):
             raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
     return tables
 

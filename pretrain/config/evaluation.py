@@ -91,7 +91,7 @@ class AttentionSettings(HookSettings):
 
 
 class PositionsSettings(HookSettings):
-    """Pictures of what the model knows of positions: similarities of learned vectors, and curves of relative biases."""
+    """Pictures of how the model represents positions: similarities of learned vectors, curves of relative biases."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.positions.PositionPictures"
     needs_corpus: ClassVar[bool] = False

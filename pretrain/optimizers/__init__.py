@@ -25,12 +25,12 @@ _OPTIMIZERS = {
 
 def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Builds the optimizer for `deepspeed.initialize`. Raises UserError for groups that match no parameter."""
-    from pretrain.optimizers.groups import parameter_groups
+    from pretrain.optimizers.groups import parameter_groups  # imports torch
 
     module, name = _OPTIMIZERS[config.name].rsplit(".", 1)
     optimizer = getattr(import_module(module), name)(parameter_groups(model, config), config)
     if config.ema_decay is not None:
-        from pretrain.optimizers.ema import keep_average
+        from pretrain.optimizers.ema import keep_average  # imports torch
 
         keep_average(optimizer, config.ema_decay)
     return optimizer

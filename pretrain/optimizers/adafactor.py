@@ -100,7 +100,7 @@ class _SecondMoments:
                     self._runs.append((number, start + fragment.start, fragment.offset, fragment.size))
         self._sizes, self._device = sizes, buffer.tensor.device
         self._lengths = torch.tensor(sizes, device=self._device)
-        self._of_rows = torch.tensor([part == ROWS for names in self._names for part in names], device=self._device)
+        self._is_row = torch.tensor([part == ROWS for names in self._names for part in names], device=self._device)
         self._counts = torch.tensor(counts, device=self._device).repeat_interleave(self._lengths)
         self._vector = torch.zeros(sum(sizes), device=self._device)
         self._tiles = [
@@ -119,7 +119,7 @@ class _SecondMoments:
         """This rank's sums of squares, laid out like the vector."""
         sums = torch.zeros_like(self._vector, dtype=torch.float64)
         for tile, rows, columns, _ in self._tiles:
-            squares = tile.of(gradient).square()
+            squares = tile.view(gradient).square()
             sums[rows] += squares.sum(dim=-1)
             sums[columns] += squares.sum(dim=-2)
         for _, start, offset, size in self._runs:
@@ -134,7 +134,7 @@ class _SecondMoments:
         """What elements of the gradient are multiplied by for g / √V, laid out like the vector: those of a matrix by
         their row's and by their column's."""
         means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths)
-        roots = torch.where(self._of_rows, means.sqrt(), 1.0).float()
+        roots = torch.where(self._is_row, means.sqrt(), 1.0).float()
         return self._vector.rsqrt().mul_(roots.repeat_interleave(self._lengths, output_size=len(self._vector)))
 
     def squares_of_update(self, gradient: Tensor, scales: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ class _SecondMoments:
         sums = torch.zeros(len(self._buffer.fragments), dtype=torch.float64, device=self._device)
         scaled = scales.square()
         for tile, rows, columns, numbers in self._tiles:
-            of_rows = tile.of(gradient).square() @ scaled[columns].unsqueeze(-1)
-            sums[numbers] += (of_rows.squeeze(-1) * scaled[rows]).sum(dim=-1, dtype=torch.float64)
+            row_sums = tile.view(gradient).square() @ scaled[columns].unsqueeze(-1)
+            sums[numbers] += (row_sums.squeeze(-1) * scaled[rows]).sum(dim=-1, dtype=torch.float64)
         for number, start, offset, size in self._runs:
             update = gradient.narrow(0, offset, size) * scales.narrow(0, start, size)
             sums[number] += sum_of_squares(update)
@@ -153,21 +153,21 @@ class _SecondMoments:
         """Subtracts g / √V from `values`, each parameter's multiplied by its factor (parameters,)."""
         factors = factors.to(values.dtype)
         for tile, rows, columns, numbers in self._tiles:
-            update = tile.of(gradient) * scales[columns].unsqueeze(-2)
-            of_rows = scales[rows] * factors[numbers].unsqueeze(-1)
-            tile.of(values).addcmul_(update, of_rows.unsqueeze(-1), value=-1)
+            update = tile.view(gradient) * scales[columns].unsqueeze(-2)
+            row_scales = scales[rows] * factors[numbers].unsqueeze(-1)
+            tile.view(values).addcmul_(update, row_scales.unsqueeze(-1), value=-1)
         for number, start, offset, size in self._runs:
             update = gradient.narrow(0, offset, size) * factors[number]
             values.narrow(0, offset, size).addcmul_(update, scales.narrow(0, start, size), value=-1)
 
     def _index(self, tile: Tile, part: str) -> Any:
-        """The places in the vector of a tile's rows or columns."""
+        """The indices in the vector of a tile's rows or columns."""
         lines = tile.rows if part == ROWS else tile.columns
         starts = [self._starts[number, part] for number in tile.numbers]
         if len(starts) == 1:
             return slice(starts[0] + lines.start, starts[0] + lines.stop)
-        places = torch.tensor(starts, device=self._device).view(*tile.lead, 1)
-        return places + torch.arange(lines.start, lines.stop, device=self._device)
+        indices = torch.tensor(starts, device=self._device).view(*tile.lead, 1)
+        return indices + torch.arange(lines.start, lines.stop, device=self._device)
 
 
 ROWS, COLUMNS, ELEMENTS = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"

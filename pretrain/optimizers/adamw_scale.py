@@ -73,10 +73,10 @@ class AdamWScale(Sharded):
             if not fragment.size:
                 continue
             torch._fused_adamw_(
-                [fragment.of(values)],
-                [fragment.of(gradient)],
-                [fragment.of(state["exp_avg"])],
-                [fragment.of(state["exp_avg_sq"])],
+                [fragment.view(values)],
+                [fragment.view(gradient)],
+                [fragment.view(state["exp_avg"])],
+                [fragment.view(state["exp_avg_sq"])],
                 [],
                 [state["step"]],
                 lr=rate,

@@ -180,7 +180,7 @@ class Schedule(Section):
     name: str
     """The shape of the schedule."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stands there with
+    """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stays there with
     `warmup: constant`."""
 
     def problems(self, max_steps: int) -> list[str]:

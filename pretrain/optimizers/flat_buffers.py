@@ -20,7 +20,7 @@ class Fragment:
     buffer: Tensor
     offset: int
 
-    def of(self, buffer: Tensor) -> Tensor:
+    def view(self, buffer: Tensor) -> Tensor:
         """This fragment (size,) of a tensor laid out like `buffer`: the fp32 parameters or an optimizer state."""
         return buffer.narrow(0, self.offset, self.size)
 
@@ -63,7 +63,7 @@ class FlatBuffer:
 
     def pieces(self, values: Tensor) -> list[Tensor]:
         """Splits `values`, laid out like the tensor, into one piece (size,) per parameter."""
-        return [fragment.of(values) for fragment in self.fragments]
+        return [fragment.view(values) for fragment in self.fragments]
 
     @cached_property
     def _runs(self) -> tuple[Tensor, Tensor]:

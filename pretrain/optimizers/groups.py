@@ -24,12 +24,12 @@ _TABLES = (nn.Embedding, RelativePositionBias)
 def kinds(model: nn.Module) -> dict[str, Kind]:
     """The kind of each parameter, by name; a tied matrix is an embedding."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    of_modules = {
+    kind_by_id = {
         id(parameter): _kind(path, module, own)
         for path, module in reversed(list(model.named_modules()))  # if two share a parameter, the first decides
         for own, parameter in module.named_parameters(recurse=False)
     }
-    return {name: of_modules[parameter] for parameter, name in names.items()}
+    return {name: kind_by_id[parameter] for parameter, name in names.items()}
 
 
 def _kind(path: str, module: nn.Module, own: str) -> Kind:
@@ -55,8 +55,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     if found := problems(model, config):
         raise UserError("\n".join(found))
     parameters = dict(model.named_parameters())
-    of_model = getattr(model, "config", None)
-    widening = of_model.widening if isinstance(of_model, ModelConfig) else 1.0
+    model_config = getattr(model, "config", None)
+    widening = model_config.widening if isinstance(model_config, ModelConfig) else 1.0
     merged: dict[tuple[str, float, float, int], list[tuple[str, Parameter]]] = {}
     for name, kind, rule in _assigned(model, config):
         rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)

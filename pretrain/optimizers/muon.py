@@ -64,13 +64,13 @@ class Muon(Sharded):
         """The same where every matrix is whole: none of them is copied to be sent."""
         config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
         for fragment, rate in zip(buffer.fragments, rates, strict=True):
-            new = fragment.of(gradient)
-            direction = fragment.of(momentum).lerp_(new, 1 - config.momentum)
+            new = fragment.view(gradient)
+            direction = fragment.view(momentum).lerp_(new, 1 - config.momentum)
             if config.nesterov:
                 direction = new.lerp(direction, config.momentum)
             matrix = direction.to(device=self._device, dtype=dtype).view(fragment.shape)
             update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
-            fragment.of(values).mul_(1 - decay).sub_(update, alpha=rate)
+            fragment.view(values).mul_(1 - decay).sub_(update, alpha=rate)
 
     def _step_others(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
@@ -132,9 +132,9 @@ class Muon(Sharded):
         own = torch.tensor([fragment.size for fragment in buffer.fragments], device=self._device)
         if self._process_group is None:
             return own[:, None].tolist()
-        of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self._process_group))]
-        dist.all_gather(of_ranks, own, group=self._process_group)
-        return torch.stack(of_ranks, dim=1).tolist()
+        by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size(self._process_group))]
+        dist.all_gather(by_rank, own, group=self._process_group)
+        return torch.stack(by_rank, dim=1).tolist()
 
     @property
     def _rank(self) -> int:

@@ -27,7 +27,7 @@ class Tile:
     run: int = 1
     period: int = 0
 
-    def of(self, buffer: Tensor) -> Tensor:
+    def view(self, buffer: Tensor) -> Tensor:
         """(rows, columns) of one matrix, or (repeats, run, rows, columns): a view of `buffer`."""
         height, width = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
         size, repeats = height * width, len(self.numbers) // self.run
@@ -38,7 +38,7 @@ class Tile:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """The leading dimensions of `of`."""
+        """The leading dimensions of `view`."""
         return () if len(self.numbers) == 1 else (len(self.numbers) // self.run, self.run)
 
     def index(self, device: torch.device) -> Any:

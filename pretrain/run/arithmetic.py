@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 from pretrain.config import ComputeSection
 
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
@@ -11,8 +13,6 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is 
 
 def configure(compute: ComputeSection) -> None:
     """Applies `tf32` and `deterministic` to this process, before it uses a GPU. What the user has set stays."""
-    import torch
-
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32

@@ -23,8 +23,8 @@ _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 
 def next_attempt(run: Path) -> int:
     """The number of the next start, from 1. Starts that failed before they trained count too."""
-    of_logs = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
-    return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *of_logs)
+    logged = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
+    return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *logged)
 
 
 def new_directory(run: Path) -> Path:

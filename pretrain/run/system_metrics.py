@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
+import pynvml
 
 from pretrain.run.metrics_file import MetricLog, last_row
 
@@ -89,8 +90,6 @@ def _network() -> tuple[int, int]:
 
 def _gpus() -> list[object]:
     """NVML's handles of the machine's GPUs, whether or not the run uses them; none without NVIDIA's driver."""
-    import pynvml
-
     try:
         pynvml.nvmlInit()
         return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
@@ -99,8 +98,6 @@ def _gpus() -> list[object]:
 
 
 def _gpu_metrics(gpus: Iterable[object]) -> Sample:
-    import pynvml
-
     found: Sample = {}
     for number, gpu in enumerate(gpus):
         with contextlib.suppress(pynvml.NVMLError):  # a MIG instance has no utilization

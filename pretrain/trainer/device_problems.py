@@ -53,13 +53,13 @@ def _compiles_for_gpus() -> bool:
 
 def _was_built(extension: str) -> bool:
     """Whether DeepSpeed was installed with this extension."""
-    from pretrain.zero.deepspeed_private import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
 
     return bool(deepspeed.git_version_info.installed_ops.get(extension))
 
 
 def _reads_asynchronously() -> bool:
     """Whether DeepSpeed's async_io extension is built or can be built."""
-    from pretrain.zero.deepspeed_private import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
 
     return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -193,12 +193,12 @@ def _open_directory(run: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)
     config, resolved = directory / CONFIG, masked_values(run.config.model_dump(mode="json"))
     if config.exists() and (before := _settings_in(config)) != resolved:
-        kept = directory / f"config.before-attempt-{attempt}.yaml"
+        renamed = directory / f"config.before-attempt-{attempt}.yaml"
         if before is None:
-            print(f"warning: {config}: not a valid run file; kept as {kept.name}", flush=True)
+            print(f"warning: {config}: not a valid run file; kept as {renamed.name}", flush=True)
         for change in changes(before, resolved) if before else []:
             print(f"changed since the last start: {masked(change)}", flush=True)
-        config.rename(kept)
+        config.rename(renamed)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
     write_json(directory / "environment.json", environment.describe(hosts))
     write_bytes(directory / environment.DIFF, environment.git_diff().encode())

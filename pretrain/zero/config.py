@@ -6,6 +6,7 @@ from typing import Any
 
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import zero_defaults
+from pretrain.zero.deepspeed_private import deepspeed
 
 
 def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
@@ -37,23 +38,17 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
         }
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
-    zero = {**zero_defaults(config.zero_stage, _device()), **given["zero_optimization"]}
+    zero = {
+        **zero_defaults(config.zero_stage, deepspeed.accelerator.get_accelerator().device_name()),
+        **given["zero_optimization"],
+    }
     if ranks == 1 and not (zero.get("offload_param") or zero.get("offload_optimizer")):
         zero.setdefault("memory_efficient_linear", False)  # slower, for weights that are released between their uses
     given["zero_optimization"] = zero
     return {**given, **decided}
 
 
-def _device() -> str:
-    """The type of the device that DeepSpeed computes on."""
-    from pretrain.zero.deepspeed_private import deepspeed
-
-    return deepspeed.accelerator.get_accelerator().device_name()
-
-
 def quiet_deepspeed() -> None:
     """Silences DeepSpeed except for warnings and errors."""
-    from pretrain.zero.deepspeed_private import deepspeed
-
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

@@ -12,6 +12,7 @@ from pretrain.config import RunConfig
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
 from pretrain.zero.config import deepspeed_config
+from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.layers import prepare_layers
 from pretrain.zero.memory import freed_at_once
 
@@ -30,8 +31,6 @@ def construct(config: RunConfig, model_config: ModelConfig) -> Model:
 
 @contextlib.contextmanager
 def _sharded(config: RunConfig) -> Iterator[None]:
-    from pretrain.zero.deepspeed_private import deepspeed
-
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, dist.get_world_size())):
         yield
 

@@ -124,7 +124,7 @@ def _equals_model_weights(fragment: Fragment, parameter: Tensor) -> bool:
         live = sharded.data.narrow(0, 0, fragment.size)
     else:
         return True  # it is on NVMe
-    master_weights = fragment.of(fragment.buffer.data)
+    master_weights = fragment.view(fragment.buffer.data)
     ends = (slice(None, _ENDS), slice(-_ENDS, None))
     return all(torch.equal(master_weights[end].to(live.device, live.dtype), live[end]) for end in ends)
 
@@ -406,17 +406,17 @@ class _Partitions(_Gradients):
     def __init__(self, optimizer: Any):
         super().__init__()
         self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
-        self._kept: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
+        self._reused: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
 
     def opened(self, group: int) -> GradPartitionBufferGroup:
         """The partition of a parameter group at the beginning of a step."""
-        if group not in self._kept:
+        if group not in self._reused:
             made = self._build(group)
             if made.flat_partition.device.type != "cpu":
                 return made
-            self._kept[group] = list(made), made.flat_partition
+            self._reused[group] = list(made), made.flat_partition
             return made
-        pieces, buffer = self._kept[group]
+        pieces, buffer = self._reused[group]
         self.forget(pieces)
         return GradPartitionBufferGroup(pieces, buffer)
 
@@ -432,8 +432,8 @@ class _Partitions(_Gradients):
     def norm(self) -> Tensor:
         """The norm of the whole gradient, at the end of a step."""
         self.finish()
-        of_groups = self._optimizer.averaged_gradients
-        return _norm([gradients.flat_partition for gradients in of_groups.values()], self._optimizer.dp_process_group)
+        groups = self._optimizer.averaged_gradients
+        return _norm([gradients.flat_partition for gradients in groups.values()], self._optimizer.dp_process_group)
 
 
 def _norm(buffers: list[Tensor], group: dist.ProcessGroup) -> Tensor:

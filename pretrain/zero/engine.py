@@ -100,12 +100,12 @@ class Engine:
             self.deepspeed.step()
         reduced = torch.stack(list(sums.values()))
         dist.all_reduce(reduced)
-        of_step = dict(zip(sums, reduced.tolist(), strict=True))
+        step_sums = dict(zip(sums, reduced.tolist(), strict=True))
         applied = self.applied = self.deepspeed.was_step_applied()
         if applied:
-            self._sums.update(of_step)
-            self._counts.update({name: _count(counted, name) for name in of_step})
-        loss = sum(total / max(_count(counted, name), 1) for name, total in of_step.items() if name not in PARTS)
+            self._sums.update(step_sums)
+            self._counts.update({name: _count(counted, name) for name in step_sums})
+        loss = sum(total / max(_count(counted, name), 1) for name, total in step_sums.items() if name not in PARTS)
         return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
 
     def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:

@@ -82,6 +82,6 @@ def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward
 
 
 def _gather_as_one(layer: nn.Module) -> None:
-    from pretrain.zero.deepspeed_private import deepspeed
+    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds: `compiles` is needed before
 
     deepspeed.utils.set_z3_leaf_module(layer, True)

@@ -38,6 +38,7 @@ def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
+    # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
     from pretrain.zero.uncompiled import keep_compiler_away

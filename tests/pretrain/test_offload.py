@@ -32,7 +32,7 @@ def trained(
         metrics = engine.take_metrics()
         losses.append(metrics["train/loss"])
         norms.append(metrics["train/gradient_norm"])
-    held = {one.name: one.of(one.buffer.data).to("cpu", copy=True) for one in fragments(engine.deepspeed)}
+    held = {one.name: one.view(one.buffer.data).to("cpu", copy=True) for one in fragments(engine.deepspeed)}
     engine.close()
     return losses, norms, held
 

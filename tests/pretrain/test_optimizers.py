@@ -203,7 +203,7 @@ def test_a_fragment_of_a_matrix_is_made_of_rectangles():
             seen = torch.zeros_like(whole)
             found = tiles(FlatBuffer(buffer, [Fragment("a", (7, 5), start, size, buffer, 3)]), [0])
             for tile in found:
-                assert torch.equal(tile.of(buffer), whole[tile.rows, tile.columns])
+                assert torch.equal(tile.view(buffer), whole[tile.rows, tile.columns])
                 seen[tile.rows, tile.columns] += 1
             assert torch.equal(seen.flatten().nonzero().flatten(), torch.arange(start, start + size))
             assert len(found) <= 3

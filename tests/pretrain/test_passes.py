@@ -116,7 +116,7 @@ def test_few_tiles_cover_the_matrices_of_repeated_layers(monkeypatch):
     assert len(found) == 4
     seen = torch.zeros(len(buffer.tensor))
     for tile in found:
-        tile.of(seen).add_(1)
+        tile.view(seen).add_(1)
     assert torch.equal(seen, torch.ones_like(seen))
 
 
