@@ -6,7 +6,7 @@ from typing import Any
 
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.config import CheckpointSection
+from pretrain.config.run_config import CheckpointSection
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pretrain.checkpoint.index import File
 from pretrain.checkpoint.origin import Origin
 from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import unfinished, write_index, write_part
-from pretrain.config import CheckpointSection
+from pretrain.config.run_config import CheckpointSection
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine

@@ -1,21 +1,5 @@
 """What a run's file says: `RunConfig` with its sections, those of evaluations, and the keys that DeepSpeed gets."""
 
-from pretrain.config.run_config import (
-    CacheSection,
-    CheckpointSection,
-    ComputeSection,
-    DistillationSection,
-    MlflowSection,
-    RunConfig,
-    SpikeSection,
-)
+from pretrain.config.run_config import RunConfig
 
-__all__ = [
-    "CacheSection",
-    "CheckpointSection",
-    "ComputeSection",
-    "DistillationSection",
-    "MlflowSection",
-    "RunConfig",
-    "SpikeSection",
-]
+__all__ = ["RunConfig"]

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from pretrain.config import ComputeSection
+from pretrain.config.run_config import ComputeSection
 
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}

@@ -4,7 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
-from pretrain.config import SpikeSection
+from pretrain.config.run_config import SpikeSection
 
 _LEAST_DEVIATION = 0.005  # relative to the mean; on a plateau the losses of large batches hardly differ
 

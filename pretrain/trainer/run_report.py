@@ -25,7 +25,7 @@ from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import directory_of
-from pretrain.config import MlflowSection
+from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
 from pretrain.run import environment, lock, rank_logs, status, watchdog
 from pretrain.run.status import Status

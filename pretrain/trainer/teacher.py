@@ -8,7 +8,7 @@ import torch
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.texts import TEXTS, with_texts
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.config import DistillationSection
+from pretrain.config.run_config import DistillationSection
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.model import Sizes

@@ -12,7 +12,7 @@ from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
-from pretrain.config import DistillationSection, RunConfig
+from pretrain.config.run_config import DistillationSection, RunConfig
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 
 _IDS = ("kind", "sha256", "special_tokens")

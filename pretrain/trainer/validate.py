@@ -15,7 +15,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.origin import Origin
-from pretrain.config import CacheSection, RunConfig
+from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.config.t5gemma import Gemma

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.config import ComputeSection, RunConfig
+from pretrain.config.run_config import ComputeSection, RunConfig
 from pretrain.models.layers import fuse_linears
 from pretrain.run import watchdog
 

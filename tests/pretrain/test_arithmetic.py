@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from pretrain.config import ComputeSection
+from pretrain.config.run_config import ComputeSection
 from pretrain.run.arithmetic import configure
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.test_uncompiled import trained

@@ -19,7 +19,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
-from pretrain.config import DistillationSection, RunConfig
+from pretrain.config.run_config import DistillationSection, RunConfig
 from pretrain.models import chunked_cross_entropy, parse
 from pretrain.models.model import Model, Sizes
 from pretrain.run.gpus import GPUS

@@ -106,7 +106,7 @@ def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(devic
 
 
 def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
-    from pretrain.config import SpikeSection
+    from pretrain.config.run_config import SpikeSection
 
     settings = SpikeSection(threshold=4.0, window=8)
     health = Health()

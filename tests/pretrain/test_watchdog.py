@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from pretrain.config import ComputeSection
+from pretrain.config.run_config import ComputeSection
 from pretrain.run import watchdog
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pretrain import models
-from pretrain.config import DistillationSection
+from pretrain.config.run_config import DistillationSection
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.distilled_loss import TeacherTargets
