@@ -117,7 +117,7 @@ def build(config: ModelConfig) -> "Model":
 
 def outline(config: ModelConfig) -> "Model":
     """Builds the model on the meta device: all names and whole shapes, no weights."""
-    import torch
+    import torch  # takes seconds: a run file is checked without it
 
     with torch.device("meta"):
         return build(config)

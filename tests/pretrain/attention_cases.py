@@ -25,13 +25,13 @@ BATCH, HEADS = 2, 2
 
 
 class Case(NamedTuple):
-    """`sight`: "all", "padding", "packed" or "nothing", where the second row sees no key and the first all."""
+    """`masking`: "all", "padding", "packed" or "nothing", where the second row sees no key and the first all."""
 
     queries: int
     keys: int
     d_kv: int = 16
     bias: bool = True
-    sight: str = "all"
+    masking: str = "all"
     causal: bool = False
     dtype: torch.dtype = torch.float32
 
@@ -85,7 +85,7 @@ def drawn(case: Case, device: str) -> tuple[list[Tensor | None], Pattern, Tensor
     # as the projections of a layer give them: (batch, length, heads, d_kv) in memory
     inputs: list[Tensor | None] = [draw(BATCH, n, HEADS, case.d_kv).transpose(1, 2).requires_grad_() for n in lengths]
     inputs.append(draw(HEADS, case.queries + case.keys - 1).requires_grad_() if case.bias else None)
-    seen = labels(case.queries, *(None if one is None else one.to(device) for one in sight(case)))
+    seen = labels(case.queries, *(None if one is None else one.to(device) for one in masks_of(case)))
     pattern = Pattern(None, seen, case.causal)
     along = draw(BATCH, HEADS, case.queries, case.d_kv)
     mask = pattern.matrix(case.queries, case.keys, torch.float32, along.device)
@@ -94,11 +94,11 @@ def drawn(case: Case, device: str) -> tuple[list[Tensor | None], Pattern, Tensor
     return inputs, pattern, along
 
 
-def sight(case: Case) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The mask of keys and the segments of queries and keys."""
-    if case.sight == "all":
+    if case.masking == "all":
         return None, None, None
-    if case.sight == "packed":  # three examples of a row, of other lengths in each row, and padding after them
+    if case.masking == "packed":  # three examples of a row, of other lengths in each row, and padding after them
         ends = torch.tensor([[0.3, 0.45, 0.9], [0.1, 0.6, 1.0]])
         number = [
             (torch.arange(n)[None, :, None] >= (ends * n).long()[:, None]).sum(dim=-1)
@@ -106,7 +106,7 @@ def sight(case: Case) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         ]
         queries, keys = ((1 + one) * (one < 3) for one in number)
         return keys > 0, queries, keys
-    real = torch.tensor([case.keys, 0] if case.sight == "nothing" else [case.keys // 2 + 1, case.keys])
+    real = torch.tensor([case.keys, 0] if case.masking == "nothing" else [case.keys // 2 + 1, case.keys])
     return torch.arange(case.keys) < real[:, None], None, None
 
 
@@ -129,7 +129,7 @@ def by_definition(queries: Tensor, keys: Tensor, values: Tensor, pattern: Patter
 
 def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:
     """The greatest output of such queries, and whether all gradients are finite though they get one from above."""
-    case = Case(40, 70, sight="nothing")
+    case = Case(40, 70, masking="nothing")
     inputs, pattern, along = drawn(case, device)
     output = flash(*inputs[:3], pattern._replace(diagonals=inputs[3]), 1.0, 0.0)
     gradients = torch.autograd.grad(output, inputs, torch.ones_like(along))
@@ -164,7 +164,7 @@ def dropped(device: str) -> dict[str, Any]:
 def repeats(device: str) -> bool:
     """Whether the gradients of a large case are the same bits twice: atomic additions would differ on a GPU."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    case = Case(512, 512, 64, dtype=dtype, sight="packed") if device == "cuda" else Case(70, 70)
+    case = Case(512, 512, 64, dtype=dtype, masking="packed") if device == "cuda" else Case(70, 70)
     inputs, pattern, along = drawn(case, device)
     first, second = (results(flash, inputs, pattern, along, case) for _ in range(2))
     return all(torch.equal(first[name], second[name]) for name in first)
@@ -172,7 +172,7 @@ def repeats(device: str) -> bool:
 
 def compiled_alike(device: str) -> dict[str, bool]:
     """Whether torch.compile, in one graph, gives the same bits, with and without dropout. On a CPU no code is made."""
-    case = Case(70, 70, sight="packed", causal=True)
+    case = Case(70, 70, masking="packed", causal=True)
     inputs, pattern, along = drawn(case, device)
     pattern = pattern._replace(diagonals=inputs[3])
     compiled = torch.compile(flash, backend="inductor" if device == "cuda" else "aot_eager", fullgraph=True)

@@ -20,10 +20,10 @@ def kernels(report: Report) -> None:
     from tests.pretrain import attention_cases as cases
 
     report.expect("the same bits twice", cases.repeats("cuda"))
-    for dtype, lengths, causal, sight in itertools.product(
+    for dtype, lengths, causal, masking in itertools.product(
         LIMITS, LENGTHS, (False, True), ("all", "padding", "packed", "nothing")
     ):
-        case = cases.Case(*lengths, d_kv=64, sight=sight, causal=causal, dtype=dtype)
+        case = cases.Case(*lengths, d_kv=64, masking=masking, causal=causal, dtype=dtype)
         with report.part(str(case)):
             errors = cases.errors(case, "cuda")
             report.row("errors", case=str(case), **errors)
