@@ -267,7 +267,8 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     """Removes passes over all gradients that DeepSpeed makes in every step without need, where nothing is offloaded.
     Call this before the first step.
 
-    Measured at 12 million parameters and 8 rows on a CPU, a step takes 5 to 30 % less processor time (docs/explanation/engine.md).
+    Measured at 12 million parameters and 8 rows on a CPU, a step takes 5 to 30 % less processor time
+    (docs/results/engine.md).
 
     - An invalid gradient is recognised by its norm alone. The norm is taken over a flat buffer; a pass clips only if it
       must.
