@@ -5,6 +5,8 @@ matrix for embedding and output; version 1.1 has gated GELU layers and an output
 positions are options that T5 didn't have.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask, cross_attention_mask
@@ -62,10 +64,11 @@ def _embedding_std(config: T5Config) -> float:
 class Stack(nn.Module):
     """Dropout, the layers, a final norm, dropout; positions as in `config`.
 
-    The stack owns the relative positions: their bias is computed once and added in each layer.
+    The stack owns the relative positions: their bias is computed once and added in each layer. `layers` are drawn after
+    the positions, so they come one by one.
     """
 
-    def __init__(self, config: T5Config, block: Block, layers: list[nn.Module], bidirectional: bool):
+    def __init__(self, config: T5Config, block: Block, layers: Iterator[nn.Module], bidirectional: bool):
         super().__init__()
         self.positions, self.d_kv = config.positions, config.d_kv
         if config.positions == "relative":
@@ -98,7 +101,7 @@ class Stack(nn.Module):
 class Encoder(Stack):
     def __init__(self, config: T5Config):
         block = _block(config)
-        layers: list[nn.Module] = [EncoderLayer(block) for _ in range(config.num_encoder_layers)]
+        layers = (EncoderLayer(block) for _ in range(config.num_encoder_layers))
         super().__init__(config, block, layers, bidirectional=True)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -125,7 +128,7 @@ class Decoder(Stack):
 
     def __init__(self, config: T5Config):
         block = _block(config)
-        layers: list[nn.Module] = [DecoderLayer(block, config.d_model) for _ in range(config.num_decoder_layers)]
+        layers = (DecoderLayer(block, config.d_model) for _ in range(config.num_decoder_layers))
         super().__init__(config, block, layers, bidirectional=False)
 
     def forward(
