@@ -145,7 +145,7 @@ def test_an_adapted_model_trains_on_a_corpus_of_the_same_directory(saved, tmp_pa
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("tokenizer.json", "{", "tokenizer.json: damaged: not valid JSON"),
+        ("tokenizer.json", "{", "tokenizer.json: damaged: Invalid JSON"),
         ("tokenizer.json", json.dumps({"model": {"type": "BPE", "vocab": 3}}), "tokenizer.json: damaged: "),
         ("tokenizer.json", None, "no supported tokenizer: neither spiece.model, nor"),
     ],
