@@ -160,7 +160,7 @@ def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, 
     fp32."""
     ours, theirs = (copy.deepcopy(model).bfloat16() for model in trained_pair)
     if not native:
-        monkeypatch.setattr(incremental, "multiplies", lambda dtype: dtype != torch.bfloat16)
+        monkeypatch.setattr(incremental, "can_pack", lambda dtype: dtype != torch.bfloat16)
     ids = torch.arange(3, 32)[:, None].expand(-1, 5)
     found = generate(ours, ids, None, settings(max_new_tokens=16, num_beams=beams)).tolist()
     options = {"max_new_tokens": 16, "num_beams": beams, "do_sample": False}
@@ -171,7 +171,7 @@ def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, 
 
 def test_in_bf16_tokens_differ_from_exact_ones_only_at_ties(monkeypatch):
     """Random weights: at the first token that differs, the two logits are no further apart than rounding moves some."""
-    monkeypatch.setattr(incremental, "multiplies", lambda dtype: True)
+    monkeypatch.setattr(incremental, "can_pack", lambda dtype: True)
     rounded = of_random_weights(
         build(T5Config(**TINY, num_encoder_layers=2, num_decoder_layers=2)), std=0.15
     ).bfloat16()
