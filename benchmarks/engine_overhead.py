@@ -4,7 +4,8 @@
 
 A T5 of 12 million parameters (on a GPU, T5-v1.1-base) takes steps of AdamW on rows of 128 inputs and 32 targets, under
 the engine, with DeepSpeed at each ZeRO stage and one rank, and in a plain loop: forward, backward, clipping, PyTorch's
-fused AdamW. In bf16 the plain loop keeps fp32 masters as the engine does: it copies gradients to them and weights back.
+fused AdamW. In bf16 the plain loop keeps fp32 master weights as the engine does: it copies gradients to them, and
+weights back.
 """
 
 import argparse
@@ -63,27 +64,27 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
 
 def plain(config: RunConfig, batch: dict[str, Tensor], device: str) -> Side:
     model = models.build(config.model).to(device).train()
-    masters = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
+    master_weights = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
     if config.precision == "bf16":
         model.to(torch.bfloat16)
     else:
-        masters = list(model.parameters())
-    optimizer = torch.optim.AdamW(masters, lr=1e-4, weight_decay=0.0, fused=True)
+        master_weights = list(model.parameters())
+    optimizer = torch.optim.AdamW(master_weights, lr=1e-4, weight_decay=0.0, fused=True)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
 
     def step() -> float:
         loss = model(**batch)["labels"].mean()
         loss.backward()
         if config.precision == "bf16":
-            for weight, master in zip(model.parameters(), masters, strict=True):
+            for weight, master in zip(model.parameters(), master_weights, strict=True):
                 assert weight.grad is not None
                 master.grad, weight.grad = weight.grad.float(), None
-        nn.utils.clip_grad_norm_(masters, 1.0)
+        nn.utils.clip_grad_norm_(master_weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if config.precision == "bf16":
             with torch.no_grad():
-                for weight, master in zip(model.parameters(), masters, strict=True):
+                for weight, master in zip(model.parameters(), master_weights, strict=True):
                     weight.copy_(master)
         return loss.item()
 

@@ -51,11 +51,11 @@ class Recorder(TorchDispatchMode):
     def _attention(self, backward: bool, tensors: list[Tensor]) -> None:
         queries, keys = tensors[1:3] if backward else tensors[:2]
         rows, width = queries.size(0) * queries.size(1), queries.size(3)
-        of_logits = (queries.size(2), width, keys.size(2))
-        of_context = (queries.size(2), keys.size(2), width)
-        of_keys = (keys.size(2), queries.size(2), width)
+        logits_shape = (queries.size(2), width, keys.size(2))
+        context_shape = (queries.size(2), keys.size(2), width)
+        keys_shape = (keys.size(2), queries.size(2), width)
         # backward: the logits again, the gradients of weights and queries, and of keys and values
-        for m, k, n in (of_logits, of_context, *(backward * (of_logits, of_keys, of_keys))):
+        for m, k, n in (logits_shape, context_shape, *(backward * (logits_shape, keys_shape, keys_shape))):
             shapes = (torch.Size([rows, m, k]), torch.Size([rows, k, n]))
             outlines = tuple((shape, _contiguous(shape), queries.dtype) for shape in shapes)
             self.products.append((torch.bmm, outlines))

@@ -83,7 +83,7 @@ def _of_pieces(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]
 
 
 def llama3(directory: Path) -> None:
-    """Special tokens above the merges; a begin mark before each text; no padding. Words are looked up whole first."""
+    """Special tokens above the merges; BOS before each text; no padding. Words are looked up whole first."""
     tokenizer = _of_bytes(_LLAMA3, ignore_merges=True)
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|eot_id|>"]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
@@ -114,7 +114,7 @@ def llama3(directory: Path) -> None:
 
 
 def qwen3(directory: Path) -> None:
-    """NFC first; added tokens above the merges, of which <think> and its like aren't special; no begin mark."""
+    """NFC first; added tokens above the merges, of which <think> and its like aren't special; no BOS."""
     tokenizer = _of_bytes(_QWEN, normalizers.NFC())
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])

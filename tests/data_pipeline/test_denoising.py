@@ -382,7 +382,7 @@ def test_what_it_takes():
     masking = {"span_length": "subword", "permute_sentence_ratio": 0}
     assert Denoising().problems(VOCABULARY) == []
     assert len(Denoising().problems(bare)) == 4
-    assert len(Denoising(**masking).problems(bare)) == 2  # no begin mark, no mask
+    assert len(Denoising(**masking).problems(bare)) == 2  # no BOS, no mask
     assert len(Denoising(replace_length=0, **masking).problems(bare)) == 1
 
     objective = Denoising(length=512)

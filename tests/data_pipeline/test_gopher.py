@@ -1,4 +1,4 @@
-"""Gopher's rules: each rule at its threshold, and repetition beside its definition written out."""
+"""Gopher's rules: each rule at its threshold, and repetition beside its definition."""
 
 import pytest
 from hypothesis import given, settings

@@ -414,7 +414,7 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
 
 def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     pages = [
-        "A good line of English text stands here. It has a friend. And one more sentence.\nNo end mark\nToo short.",
+        "A good line of English text stands here. It has a friend. And one more sentence.\nNo full stop\nToo short.",
         "Only one sentence on this page of text.",
         "This page has a brace { in it somewhere. It has three sentences. All of them are long enough.",
         "Dies ist eine Seite in deutscher Sprache. Sie hat genug Sätze. Aber sie ist nicht auf Englisch geschrieben.",

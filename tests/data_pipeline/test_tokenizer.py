@@ -205,7 +205,7 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
 
 
 def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte_level_bpe, tmp_path):
-    """Hugging Face's names for GPT-2's files, and BART's ids written out, describe the same tokenizers."""
+    """Hugging Face's names for GPT-2's files, and BART's ids in full, describe the same tokenizers."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
     assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256

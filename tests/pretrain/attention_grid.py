@@ -1,4 +1,4 @@
-"""Attention over a grid of lengths and masks, forward and backward, against softmax written out in fp64."""
+"""Attention over a grid of lengths and masks, forward and backward, against an eager softmax in fp64."""
 
 from collections.abc import Iterator
 

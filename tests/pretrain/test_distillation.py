@@ -262,9 +262,9 @@ def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(put, monkeypatc
     )
     read = outline.flops(Sizes.of_example(49, 0)) / 3
     assert with_teacher.flops == {**without.flops, "teacher": read}
-    for plain, taught in zip(without.options(2), with_teacher.options(2), strict=True):
-        assert taught.states.weights - plain.states.weights == 4 * outline.num_parameters()
-        assert taught.step.seconds - plain.step.seconds == pytest.approx(8 * read / 2 / 0.5 / 19.5e12, rel=1e-6)
+    for plain, student in zip(without.options(2), with_teacher.options(2), strict=True):
+        assert student.states.weights - plain.states.weights == 4 * outline.num_parameters()
+        assert student.step.seconds - plain.step.seconds == pytest.approx(8 * read / 2 / 0.5 / 19.5e12, rel=1e-6)
     assert with_teacher.activations(16, False).logits <= 5 * 4 * 8 * 2000
     with pytest.raises(UserError, match=r"^distillation\.teacher: none: not a checkpoint"):
         Planner(replace(without.question, config=run_config(distillation={"teacher": "none"})))

@@ -92,7 +92,7 @@ def weights(settings: dict) -> dict[str, torch.Tensor]:
 
 
 def logits(settings: dict, held: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The author's forward pass for ids (batch, length), written out from its definition."""
+    """The author's forward pass for ids (batch, length), from its definition."""
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, held[f"{name}.weight"], held.get(f"{name}.bias"))

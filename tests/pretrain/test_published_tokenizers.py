@@ -82,7 +82,7 @@ def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(saved,
     for text in TEXTS:
         ids = ids_of(tokenizer, text)
         assert ours.tokenizer.encode([text]) == [ids] == [ids_of(theirs, text)]
-        assert theirs(text).input_ids == tokenizer(text).input_ids  # with the begin mark, where there is one
+        assert theirs(text).input_ids == tokenizer(text).input_ids  # with BOS, where there is one
         inputs = torch.tensor([ids[:200]])
         expected = model(inputs).logits
         assert expected.std() > 0.1

@@ -68,9 +68,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x, *sight):
-        seen = self.self_attention_norm(x)
-        x = x + self.dropout(self.self_attention(seen, seen, *sight))
+    def forward(self, x, *attention_inputs):
+        normed = self.self_attention_norm(x)
+        x = x + self.dropout(self.self_attention(normed, normed, *attention_inputs))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -84,17 +84,17 @@ class DecoderLayer(EncoderLayer):
         self.cross_attention = Attention(config, heads, bias, index + 1)
         self.cross_attention_first = config.order == "alternate"
 
-    def forward(self, x, encoder_out, *sight):
+    def forward(self, x, encoder_out, *attention_inputs):
         if self.cross_attention_first:
-            x = self.attend_across(x, encoder_out, *sight)
-        seen = self.self_attention_norm(x)
-        x = x + self.dropout(self.self_attention(seen, seen, *sight))
+            x = self.attend_across(x, encoder_out, *attention_inputs)
+        normed = self.self_attention_norm(x)
+        x = x + self.dropout(self.self_attention(normed, normed, *attention_inputs))
         if not self.cross_attention_first:
-            x = self.attend_across(x, encoder_out, *sight)
+            x = self.attend_across(x, encoder_out, *attention_inputs)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
-    def attend_across(self, x, encoder_out, *sight):
-        attended = self.cross_attention(self.cross_attention_norm(x), self.encoder_norm(encoder_out), *sight)
+    def attend_across(self, x, encoder_out, *attention_inputs):
+        attended = self.cross_attention(self.cross_attention_norm(x), self.encoder_norm(encoder_out), *attention_inputs)
         return x + self.dropout(attended)
 
 
@@ -154,7 +154,8 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """`input_ids` (batch, length) follow the tokens of `past_key_values`; `attention_mask` (batch, held + length).
+        """`input_ids` (batch, length) follow the tokens of `past_key_values`; `attention_mask` has those too: (batch,
+        past_length + length).
 
         `labels` are `input_ids` or -100; they are shifted here. Positions count from the first real token.
         """
@@ -164,28 +165,29 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
             cache = DynamicCache(config=self.config)
         if cache is not None and cache.is_compileable:
             raise ValueError("a static cache is not supported; use the dynamic one, which is the default")
-        held, length = cache.get_seq_length() if cache is not None else 0, input_ids.size(1)
+        past_length, length = cache.get_seq_length() if cache is not None else 0, input_ids.size(1)
         if attention_mask is None:
-            attention_mask = input_ids.new_ones(len(input_ids), held + length)
+            attention_mask = input_ids.new_ones(len(input_ids), past_length + length)
         if position_ids is None:
-            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, held:]
+            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, past_length:]
         # padding sees itself, so that no softmax is empty
-        here = torch.ones(length, held + length, dtype=torch.bool, device=input_ids.device)
-        mask = (attention_mask.bool()[:, None] & here.tril(held) | here.tril(held) & here.triu(held))[:, None]
-        sight = mask, position_ids, cache
+        here = torch.ones(length, past_length + length, dtype=torch.bool, device=input_ids.device)
+        causal, itself = here.tril(past_length), here.tril(past_length) & here.triu(past_length)
+        mask = (attention_mask.bool()[:, None] & causal | itself)[:, None]
+        attention_inputs = mask, position_ids, cache
 
         x = self.embedding(input_ids)
         if self.config.positions == "learned":
             x = x + self.position_embedding(position_ids)
         x = self.dropout(x)
         for layer in self.encoder:
-            x = layer(x, *sight)
+            x = layer(x, *attention_inputs)
         encoder_out = x
         x = self.bridge(encoder_out)
         if self.config.add_positions:
             x = x + self.position_embedding(position_ids + 1)
         for layer in self.decoder:
-            x = layer(x, encoder_out, *sight)
+            x = layer(x, encoder_out, *attention_inputs)
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             x = self.subtracted_norm(x - self.position_embedding(position_ids + 1))
