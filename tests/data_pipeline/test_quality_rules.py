@@ -18,6 +18,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
 from tests.in_process import run_here
@@ -118,7 +119,7 @@ def built(request, tmp_path_factory) -> tuple[Path, Path]:
     for name, cleaning in (("a", {**CLEANING, "classifier": model}), ("b", {**CLEANING, "gopher": False, "pii": []})):
         with without_ray():
             config = load(settings(folder, name, cleaning, dedup=dedup), [], CorpusConfig)
-            made.append(build(config, until="documents"))
+            made.append(build(config, until="documents", render=render))
     return made[0], made[1]
 
 

@@ -1,5 +1,6 @@
 """Tables in Markdown and in HTML. The HTML page has no script, reads nothing from the network, and is light or dark."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -7,6 +8,7 @@ from html import escape
 from data_pipeline.foundation.tables import markdown
 
 _BAR = 40  # characters of the longest bar in Markdown
+_MARKUP = re.compile(r"[\\`*\[\]<>|#]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word marks nothing
 _STYLE = """
 :root { color-scheme: light dark; --soft: #60646c; --line: #e0e1e6; --page: #fff; --bar: #5b8def; }
 @media (prefers-color-scheme: dark) { :root { --soft: #a6adb8; --line: #363a3f; --page: #121315; --bar: #6f9cf5; } }
@@ -86,9 +88,7 @@ def _markdown(cell: Cell) -> str:
 
 
 def _escaped(text: str) -> str:
-    for character in "\\`*_[]<>|#":
-        text = text.replace(character, "\\" + character)
-    return text
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def _html(cell: Cell) -> str:
